@@ -62,7 +62,7 @@ def product(
     stored = size * outputs * bits // 8 + halves * size * outputs // 16
     wide = pl.cdiv(outputs, blocks.outputs)
     grid = wide * pl.cdiv(tokens, blocks.rows) * blocks.parts
-    dequantized = wide * blocks.parts if blocks.parts == 1 else grid
+    dequantized = wide * blocks.parts
     chunks = blocks.inputs // matmul.CHUNK
     loop = (dequantized * chunks,) if chunks > 1 else ()
     return Launch(
@@ -99,9 +99,10 @@ def attended(
     size = min(paged_attention.TILE, each)
     share = heads // kv_heads
     keys = paged_attention.chunk_pages(size * share, PAGE, table) * PAGE
-    wide = pl.cdiv(size * share, paged_attention.ROWS)
+    few_too = size > attention_scores.FEW_TOKENS
     together = attention_tile.heads_together(kv_heads)
     unrolled = size * share <= attention_scores.FEW_ROWS
+    wide = paged_attention.parts_of(size, share)
     parts = 0 if unrolled else kv_heads // together * wide
     starts = [context - each + i for i in range(0, each, size)]
     inner = [max(i + size - (window or context) + keys - 1, 0) // keys for i in starts]
@@ -109,7 +110,10 @@ def attended(
     stop = [(min(i + size, context) - 1) // keys + 1 for i in starts]
     first = [max(i + 1 - (window or context), 0) // keys for i in starts]
     bounds = [first, *([inner] if window else []), outer, stop]
-    inner_loops = (lambda n: [0, n * parts]) if parts else lambda _: []
+
+    def inner_loops(times: int) -> list[int]:
+        return [*([0] if few_too else []), times * parts] if parts else []
+
     tiles = count * len(starts)
     loops = [tiles, *inner_loops(tiles)]
     for low, high in itertools.pairwise(bounds):

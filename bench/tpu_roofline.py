@@ -16,7 +16,8 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -66,6 +67,19 @@ class Row(NamedTuple):
 
 def compiled(topology: str, launches: dict[str, Launch], folder: Path) -> Iterator[Row]:
     """Compile each launch for one chip of a topology; the compiler writes to folder."""
+    tpu_bundles.dump_to(folder)
+    chip = CHIPS[topology.partition(":")[0]]
+    with one_chip(topology) as spec:
+        for name, launch in launches.items():
+            arguments = jax.tree.map(
+                lambda leaf: spec(*leaf), launch.shapes, is_leaf=is_spec
+            )
+            yield row(name, launch, arguments, chip, folder)
+
+
+@contextmanager
+def one_chip(topology: str) -> Iterator[Callable[..., Any]]:
+    """Yield a function that makes specs on one chip of a topology."""
     # libtpu reads these when it is first used.
     os.environ.update(
         JAX_PLATFORMS="cpu",
@@ -75,19 +89,15 @@ def compiled(topology: str, launches: dict[str, Launch], folder: Path) -> Iterat
         # Without a TPU, processes need not take turns.
         ALLOW_MULTIPLE_LIBTPU_LOAD="1",
     )
-    tpu_bundles.dump_to(folder)
     devices = topologies.get_topology_desc(platform="tpu", topology_name=topology)
     mesh = Mesh(np.array(devices.devices[:1]), ("chip",))
     place = NamedSharding(mesh, PartitionSpec())
 
-    def spec(leaf: Any) -> Any:
-        return jax.ShapeDtypeStruct(*leaf, sharding=place)
+    def spec(shape: tuple[int, ...], dtype: str) -> Any:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
 
-    chip = CHIPS[topology.partition(":")[0]]
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        for name, launch in launches.items():
-            arguments = jax.tree.map(spec, launch.shapes, is_leaf=is_spec)
-            yield row(name, launch, arguments, chip, folder)
+        yield spec
 
 
 def is_spec(leaf: Any) -> bool:

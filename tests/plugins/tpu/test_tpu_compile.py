@@ -101,6 +101,7 @@ SHARES = [
     ("8B decode write", "bytes", 0.4),
     ("8B prefill attention", "flops", 0.35),
     ("8B prefill up int8", "flops", 0.7),
+    ("8B prefill down int8", "flops", 0.7),
     ("8x7B decode experts", "bytes", 0.8),
 ]
 """Name, limit and the least share of it on a v6e, by counts of bundles."""

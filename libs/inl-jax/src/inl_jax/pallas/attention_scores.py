@@ -23,8 +23,12 @@ QUERIES = 16
 """Rows of the query matrices are a multiple of this: the sublanes of bfloat16."""
 
 FEW_ROWS = 64
-"""Rows that a tile with a few queries computes. With as few at most, the loop over
-heads is unrolled."""
+"""Most rows of a key head for which queries run along sublanes, and the loop over heads
+is unrolled."""
+
+FEW_TOKENS = 32
+"""Tokens that are computed of a tile with a few, such as a decoding row in a step with
+prompts."""
 
 AHEAD = 3
 """Blocks of scores that are computed before the softmax of one."""
@@ -47,9 +51,11 @@ class Shape(NamedTuple):
     table: int
     """Pages of a row's table, a multiple of ``pages``."""
     rows: int
-    """Rows of a head's queries that are computed at a time."""
+    """Rows of a key head's queries that are computed at a time."""
     parts: int
-    """Most times that they are."""
+    """Times that they are."""
+    tokens: int
+    """Tokens of a tile."""
     scale: float
     window: int | None
     cap: float | None
@@ -62,7 +68,7 @@ class Shape(NamedTuple):
     @property
     def turned(self) -> bool:
         """Whether keys run along sublanes and queries along lanes."""
-        return self.rows > FEW_ROWS
+        return self.tokens * self.share > FEW_ROWS
 
     @property
     def split(self) -> bool:
@@ -87,8 +93,9 @@ class Block(NamedTuple):
     cells: Any
     """[keys, 2 * dim]"""
     scales: Scales | None
-    row: Any
-    """Row of the first query."""
+    tokens: int
+    """Tokens of the queries: those of one query head follow each other if ``turned``,
+    else those of one token."""
     sums: Sequence[Any]
     """Maximum, sum and weighted values so far; without the sum if ``turned``."""
 
@@ -97,7 +104,7 @@ class Bounds(NamedTuple):
     """Positions of a tile and a chunk."""
 
     first: Any
-    """First query."""
+    """First query of the tile."""
     last: Any
     """Last query."""
     offset: Any
@@ -116,8 +123,8 @@ def accumulate(shape: Shape, block: Block, masked: bool, bounds: Bounds) -> None
         scores = scores * block.scales.keys
     scores = scaled(shape, scores)
     if masked:
-        queries = jax.lax.broadcasted_iota(jnp.int32, scores.shape, 0)
-        scores = hidden(shape, scores, block.row + queries, 1, bounds)
+        row = jax.lax.broadcasted_iota(jnp.int32, scores.shape, 0)
+        scores = hidden(shape, scores, row // shape.share, 1, bounds)
     before = highest[...]
     now = jnp.maximum(before, jnp.max(scores, axis=1, keepdims=True))
     # The mass of a row that sees no key of the chunk is multiplied by zero later.
@@ -149,7 +156,7 @@ def accumulate_turned(
         return stage.at[index % (AHEAD + 1), :, pl.ds(0, len(blocks[index].q))]
 
     def start(index: int) -> None:
-        q, _, scales, row, _ = blocks[index]
+        q, _, scales, tokens, _ = blocks[index]
         # A score of a cell that is not finite is hidden.
         keys, _ = parted(shape, blocks[index], masked=False, bounds=bounds)
         scores = product(keys, q, 1)
@@ -157,8 +164,8 @@ def accumulate_turned(
             scores = scores * scales.keys.T
         scores = scaled(shape, scores)
         if masked:
-            queries = jax.lax.broadcasted_iota(jnp.int32, (1, scores.shape[1]), 1)
-            scores = hidden(shape, scores, row + queries, 0, bounds)
+            row = jax.lax.broadcasted_iota(jnp.int32, (1, scores.shape[1]), 1)
+            scores = hidden(shape, scores, row % tokens, 0, bounds)
         tops.append(jnp.max(scores, axis=0, keepdims=True))
         place(index)[...] = scores
 
@@ -210,9 +217,9 @@ def scaled(shape: Shape, scores: Any) -> Any:
     return jnp.tanh(scores * (shape.scale / shape.cap)) * (shape.cap * LOG2_E)
 
 
-def hidden(shape: Shape, scores: Any, rows: Any, axis: int, bounds: Bounds) -> Any:
-    """Mask keys, which run along ``axis``, that the queries of ``rows`` do not see."""
-    query = bounds.first - bounds.offset + rows // shape.share
+def hidden(shape: Shape, scores: Any, tokens: Any, axis: int, bounds: Bounds) -> Any:
+    """Mask keys along ``axis`` that the queries of ``tokens`` of a tile do not see."""
+    query = bounds.first - bounds.offset + tokens
     key = jax.lax.broadcasted_iota(jnp.int32, scores.shape, axis)
     seen = key <= query
     if shape.window is not None:

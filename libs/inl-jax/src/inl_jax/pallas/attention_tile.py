@@ -19,8 +19,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from inl_jax.pallas.attention_scores import (
-    FEW_ROWS,
-    LANES,
+    FEW_TOKENS,
     Block,
     Bounds,
     Scales,
@@ -41,7 +40,8 @@ class Ranges(NamedTuple):
     """Positions and chunks of each tile, [N] int32."""
 
     first: Any
-    """Position of the first query."""
+    """Position of the first query; negative if it is of the row before, and without a
+    meaning."""
     last: Any
     """Position of the last query; -1 for padding."""
     start: Any
@@ -54,7 +54,7 @@ class Ranges(NamedTuple):
     """End of the chunks."""
 
 
-def body(shape: Shape, arrays: int, rows: Any, *refs: Any) -> None:
+def body(shape: Shape, arrays: int, _begin: Any, rows: Any, *refs: Any) -> None:
     """One tile. ``half`` keeps the half of the buffers that is computed next.
 
     arrays: 2 if the cache has scales, else 1.
@@ -90,20 +90,27 @@ def body(shape: Shape, arrays: int, rows: Any, *refs: Any) -> None:
 
     start, stop = ranges.start[tile], ranges.stop[tile]
     queries = ranges.last[tile] - ranges.first[tile] + 1
-    over = partial(over_parts, shape, queries * shape.share)
+    over = partial(over_parts, shape, queries)
     after = jnp.minimum(tile + 1, tiles - 1)
     follows = (tile + 1 < tiles) & (ranges.stop[after] > ranges.start[after])
 
     def sums_of(head: Any, part: Any, column: int, width: int) -> list[Any]:
         if shape.turned:
-            place = part.start // shape.rows
-            return [each.at[head, place, :, pl.ds(column, width)] for each in sums]
-        return [each.at[head, part] for each in sums]
+            return [each.at[head, part, :, pl.ds(column, width)] for each in sums]
+        return [each.at[head] for each in sums]
+
+    def queries_of(head: Any, part: Any, tokens: int, column: int, width: int) -> Any:
+        if not shape.turned:
+            return q[0, head]
+        first = head * shape.share + part * (shape.rows // shape.tokens)
+        count = width // tokens
+        found = q[pl.ds(first + column // tokens, count), :tokens]
+        return found.reshape(width, found.shape[-1])
 
     @over
-    def _(heads: Any, part: Any) -> None:
+    def _(heads: Any, part: Any, tokens: int) -> None:
         for head in heads:
-            highest, *others = sums_of(head, part, 0, part.size)
+            highest, *others = sums_of(head, part, 0, rows_of(shape, tokens))
             highest[...] = jnp.full_like(highest, MASKED)
             for each in others:
                 each[...] = jnp.zeros_like(each)
@@ -124,19 +131,19 @@ def body(shape: Shape, arrays: int, rows: Any, *refs: Any) -> None:
             arrange_scales(shape, buffers[1].at[place], side_by_side, masked, bounds)
 
         @over
-        def _(heads: Any, part: Any) -> None:
+        def _(heads: Any, part: Any, tokens: int) -> None:
             blocks = [
                 Block(
-                    q[0, head, pl.ds(part.start + column, width)],
+                    queries_of(head, part, tokens, column, width),
                     buffers[0][place, :, head].reshape(shape.keys, 2 * shape.dim),
                     Scales(*(scales[0][i, pl.ds(head, 1)] for i in range(2)))
                     if scales
                     else None,
-                    part.start + column,
+                    tokens,
                     sums_of(head, part, column, width),
                 )
                 for head in heads
-                for column, width in columns(shape, part.size)
+                for column, width in columns(shape, rows_of(shape, tokens))
             ]
             if shape.turned:
                 accumulate_turned(shape, blocks, masked, bounds, stage)
@@ -154,16 +161,31 @@ def body(shape: Shape, arrays: int, rows: Any, *refs: Any) -> None:
         jax.lax.fori_loop(low, high, partial(compute, masked), None)
 
     @over
-    def _(heads: Any, part: Any) -> None:
+    def _(heads: Any, part: Any, tokens: int) -> None:
+        wide = rows_of(shape, tokens)
         for head in heads:
-            _, *others = (ref[...] for ref in sums_of(head, part, 0, part.size))
+            _, *others = (ref[...] for ref in sums_of(head, part, 0, wide))
             if shape.turned:
                 (values,) = others
                 result = (values[: shape.dim] / values[shape.dim : shape.dim + 1]).T
+                result = result.reshape(wide // tokens, tokens, shape.dim)
+                store(shape, out, head * shape.share + part * len(result), result)
             else:
                 total, values = others
                 result = values / jnp.sum(total, axis=1, keepdims=True)
-            out[0, head, part] = result.astype(out.dtype)
+                out[0, head] = result.astype(out.dtype)
+
+
+def store(shape: Shape, out: Any, head: Any, rows: Any) -> None:
+    """Store rows [heads, tokens, dim] of query heads from ``head`` on."""
+    count, tokens, dim = rows.shape
+    rows = rows.astype(out.dtype)
+    if not shape.split:
+        out[0, pl.ds(head, count), :tokens] = rows
+        return
+    for index in range(count):
+        lane = pl.multiple_of((head + index) * dim, dim)
+        out[0, :tokens, pl.ds(lane, dim)] = rows[index]
 
 
 def arrange_scales(
@@ -195,23 +217,32 @@ def heads_together(heads: int) -> int:
     return max(count for count in range(1, HEADS + 1) if heads % count == 0)
 
 
+def rows_of(shape: Shape, tokens: int) -> int:
+    """Return the rows of a part of which ``tokens`` of a tile are computed."""
+    return shape.rows // shape.tokens * tokens if shape.turned else shape.rows
+
+
 def over_parts(shape: Shape, used: Any, step: Any) -> None:
-    """Call ``step(head, rows)`` for the parts of each head with ``used`` rows."""
-    if shape.rows <= FEW_ROWS:
+    """Call ``step(heads, part, tokens)`` for the parts of each head.
+
+    used: tokens of the tile, from its first one to the last of its row.
+    """
+    if not shape.turned:
         for head in range(shape.heads):
-            step([head], pl.ds(0, shape.rows))
+            step([head], 0, shape.tokens)
         return
-    # A decoding row in a step with prompts.
-    few = used <= LANES
-    parts = jnp.minimum(pl.cdiv(used, shape.rows), shape.parts)
     together = heads_together(shape.heads)
 
-    def loop(rows: int, parts: Any) -> None:
-        @pl.loop(0, shape.heads // together * parts)
+    def loop(tokens: int, times: Any) -> None:
+        @pl.loop(0, shape.heads // together * shape.parts * times)
         def _(index: Any) -> None:
-            group = index // jnp.maximum(parts, 1)
-            start = pl.multiple_of((index - group * parts) * rows, rows)
-            step([group * together + i for i in range(together)], pl.ds(start, rows))
+            group = index // shape.parts
+            heads = [group * together + i for i in range(together)]
+            step(heads, index - group * shape.parts, tokens)
 
-    loop(LANES, jnp.where(few, 1, 0))
-    loop(shape.rows, jnp.where(few, 0, parts))
+    if shape.tokens <= FEW_TOKENS:
+        loop(shape.tokens, 1)
+        return
+    few = used <= FEW_TOKENS
+    loop(FEW_TOKENS, jnp.where(few, 1, 0))
+    loop(shape.tokens, jnp.where(few, 0, 1))

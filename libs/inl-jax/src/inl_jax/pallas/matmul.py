@@ -1,8 +1,8 @@
 """Product with packed or plain weights, which are streamed through VMEM.
 
-The grid runs over blocks of outputs, rows and inputs. A block of codes is converted to
+The grid runs over blocks of outputs, inputs and rows. A block of codes is converted to
 the compute dtype in VMEM, some inputs at a time: for few rows on its way to the matrix
-unit; for many rows to a buffer, once for all rows where the inputs are one block.
+unit; for many rows to a buffer, once for all rows.
 """
 
 from __future__ import annotations
@@ -28,6 +28,12 @@ SUBLANES = 16
 FEW_ROWS = 64
 """Most rows for which codes are converted on their way to the matrix unit."""
 
+WIDE = 1024
+"""Outputs of a block for many rows, where they divide those of the matrix."""
+
+SUMS_BYTES = 16 << 20
+"""Most bytes of the sums of all rows, kept between blocks of inputs."""
+
 VMEM_BYTES = 48 << 20
 """Memory that the compiler may use; the smallest of the chips has 64 MiB."""
 
@@ -51,9 +57,14 @@ def blocks_of(rows: int, inputs: int, outputs: int) -> Blocks:
     parts = 1
     while inputs > parts * WHOLE or inputs % (parts * LANES):
         parts += 1
+    # Rows are read again for each block of outputs: bench/tpu_tune.py.
+    most = 512 if few or outputs % WIDE else WIDE
+    block = min(rows + -rows % SUBLANES, 512)
+    while parts > 1 and 4 * (rows + -rows % block) * most > SUMS_BYTES and most > LANES:
+        most //= 2
     return Blocks(
-        rows=min(rows + -rows % SUBLANES, 512),
-        outputs=min(outputs, 512),
+        rows=block,
+        outputs=min(outputs, most),
         inputs=inputs // parts,
         parts=parts,
         buffered=not few,
@@ -71,10 +82,10 @@ def matmul(
     size = blocks_of(tokens, inputs, outputs)
     x = jnp.pad(x, ((0, -tokens % size.rows), (0, inputs - x.shape[1])))
     wide = (size.inputs, size.outputs)
-    scale = pl.BlockSpec((size.inputs // GROUP, size.outputs), lambda n, _, k: (k, n))
+    scale = pl.BlockSpec((size.inputs // GROUP, size.outputs), lambda n, k, _: (k, n))
     operands: list[tuple[Any, Any]] = [
-        (x, pl.BlockSpec((size.rows, size.inputs), lambda _, m, k: (m, k))),
-        (w.codes, pl.BlockSpec(wide, lambda n, _, k: (k, n))),
+        (x, pl.BlockSpec((size.rows, size.inputs), lambda _, k, m: (m, k))),
+        (w.codes, pl.BlockSpec(wide, lambda n, k, _: (k, n))),
         (w.scales, scale),
         (w.offsets, scale),
         (
@@ -84,7 +95,8 @@ def matmul(
     ]
     given = [operand is not None for operand, _ in operands]
     present = [pair for pair in operands if pair[0] is not None]
-    scratch = [pltpu.VMEM((size.rows, size.outputs), jnp.float32)]
+    summed = len(x) if size.parts > 1 else size.rows
+    scratch = [pltpu.VMEM((summed, size.outputs), jnp.float32)]
     if size.buffered:
         scratch.append(pltpu.VMEM(wide, x.dtype))
     pairs = w.codes.dtype == jnp.int4 and x.dtype == jnp.bfloat16
@@ -94,9 +106,13 @@ def matmul(
         scratch += [pltpu.VMEM(groups, jnp.int32) for _ in given_scales]
     out = pl.pallas_call(
         partial(body, size, tuple(given)),
-        grid=(pl.cdiv(outputs, size.outputs), len(x) // size.rows, size.parts),
+        grid=(pl.cdiv(outputs, size.outputs), size.parts, len(x) // size.rows),
         in_specs=[spec for _, spec in present],
-        out_specs=pl.BlockSpec((size.rows, size.outputs), lambda n, m, _: (m, n)),
+        out_specs=pl.BlockSpec(
+            (size.rows, size.outputs),
+            # A block is copied to HBM when another follows: after the last inputs.
+            lambda n, k, m: (jnp.where(k == size.parts - 1, m, 0), n),
+        ),
         out_shape=jax.ShapeDtypeStruct((len(x), outputs), x.dtype),
         scratch_shapes=scratch,
         compiler_params=pltpu.CompilerParams(
@@ -119,13 +135,15 @@ def reads_float8() -> bool:
 
 
 def body(size: Blocks, given: tuple[bool, ...], *refs: Any) -> None:
-    """One block of outputs, rows and inputs."""
+    """One block of outputs, inputs and rows."""
     source = iter(refs)
     operands: list[Any] = [next(source) if each else None for each in given]
     x, codes, scales, offsets, bias = operands
     out, sums, *scratch = source
     buffer, pairs = scratch[: size.buffered], scratch[size.buffered :]
-    row, part = pl.program_id(1), pl.program_id(2)
+    part, row = pl.program_id(1), pl.program_id(2)
+    if size.parts > 1:
+        sums = sums.at[pl.ds(pl.multiple_of(row * size.rows, size.rows), size.rows)]
 
     @pl.when(part == 0)
     def _() -> None:
@@ -144,7 +162,7 @@ def body(size: Blocks, given: tuple[bool, ...], *refs: Any) -> None:
     if not buffer:
         over_chunks(size.inputs, chunk)
     else:
-        pl.when((row == 0) | (size.parts > 1))(lambda: over_chunks(size.inputs, chunk))
+        pl.when(row == 0)(lambda: over_chunks(size.inputs, chunk))
         sums[...] += product(x[...], buffer[0][...])
 
     @pl.when(part == size.parts - 1)

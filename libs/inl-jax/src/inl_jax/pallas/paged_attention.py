@@ -7,7 +7,7 @@ The grid runs over tiles, each of up to ``Q`` consecutive tokens of one row.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -36,8 +36,14 @@ PROMPT_KEYS = 256
 TILE = 256
 """Most tokens of a tile."""
 
+TILES: Final[dict[str, Any]] = {"most": TILE, "unit": QUERIES}
+"""Tiles of several tokens begin where a block of registers does."""
+
+MOST_BEFORE = -(1 << 20)
+"""Before the positions of all queries."""
+
 ROWS = 1024
-"""Rows of a head that are computed at a time."""
+"""Rows of a key head that are computed at a time."""
 
 VMEM_BYTES = 64 << 20
 """Memory that the compiler may use for buffers of this kernel."""
@@ -56,70 +62,98 @@ def attention(
 ) -> Array:
     tokens, heads, dim = q.shape
     _, kv_heads, page, _ = cache.kv.shape
-    tiles = plan_of(step, LABEL, page, most=TILE)
-    queries = tile_queries(q, tiles, kv_heads, dim % LANES == 0)
-    wide = queries.shape[2]
-    pages = chunk_pages(wide, page, step.blocks.shape[-1])
+    tiles = plan_of(step, LABEL, page, **TILES)
+    size, share = tiles.tokens.shape[1], heads // kv_heads
+    turned = size * share > FEW_ROWS
+    lanes = 0 if dim % LANES == 0 else dim
+    # Where a key and its value share a register, the lanes of the value are zero.
+    padded = max(tokens + -tokens % QUERIES, size) - tokens if turned else 0
+    q = jnp.pad(q, ((0, padded), (0, 0), (0, lanes)))
+    queries = q.swapaxes(0, 1) if turned else tile_queries(q, tiles, kv_heads)
+    pages = chunk_pages(size * share, page, step.blocks.shape[-1])
     table = step.blocks[group]
     table = jnp.pad(table, ((0, 0), (0, -table.shape[1] % pages)))
     shape = Shape(
         kv_heads,
-        heads // kv_heads,
+        share,
         dim,
         pages,
         page,
         table.shape[1],
-        min(wide, ROWS),
-        pl.cdiv(wide, ROWS),
+        size * (share // parts_of(size, share)) if turned else queries.shape[2],
+        parts_of(size, share) if turned else 1,
+        size,
         scale,
         window,
         cap,
     )
     out = launch(shape, queries, cache, table, tiles, interpret)
-    size = tiles.tokens.shape[1]
-    rows = out[:, :, : size * shape.share]
-    rows = rows[..., -dim:].reshape(len(out), kv_heads, size, shape.share, dim)
-    rows = rows.swapaxes(1, 2).reshape(len(out), size, heads, dim)
-    result = jnp.where(tiles.used[:, None, None], rows[tiles.tile, tiles.offset], 0)
+    if not turned:
+        out = out[:, :, : size * share, -dim:]
+        out = out.reshape(len(out), kv_heads, size, heads * dim // kv_heads)
+    if not (turned and shape.split):
+        out = out.swapaxes(1, 2)
+    rows = out.reshape(len(out) * size, heads * dim)
+    result = rows[tiles.tile * size + tiles.offset]
+    result = jnp.where(tiles.used[:, None], result, 0)
     return result.reshape(tokens, heads, dim)
 
 
-def tile_queries(q: Array, tiles: Plan, heads: int, split: bool) -> Array:
+def parts_of(size: int, share: int) -> int:
+    """Return the parts of a key head's queries in tiles of ``size`` tokens."""
+    divisors = (each for each in range(1, share) if share % each == 0)
+    return next((each for each in divisors if share // each * size <= ROWS), share)
+
+
+def tile_queries(q: Array, tiles: Plan, heads: int) -> Array:
     """Gather queries by tile and key head: [N, kv_heads, rows, lanes].
 
-    Row ``i * share + g`` is query head g of the tile's token i. Where a key and its
-    value share a register (not ``split``), the lanes of the value are zero.
+    Row ``i * share + g`` is query head g of the tile's token i.
     """
     count, size = tiles.tokens.shape
-    share, dim = q.shape[1] // heads, q.shape[2]
-    x = q[tiles.tokens].reshape(count, size, heads, share, dim)
-    x = x.swapaxes(1, 2).reshape(count, heads, size * share, dim)
-    unit = QUERIES if size * share <= FEW_ROWS else min(ROWS, LANES)
-    unit = ROWS if size * share > ROWS else unit
-    lanes = 0 if split else dim
-    return jnp.pad(x, ((0, 0), (0, 0), (0, -x.shape[2] % unit), (0, lanes)))
+    share, lanes = q.shape[1] // heads, q.shape[2]
+    x = q[tiles.tokens].reshape(count, size, heads, share, lanes)
+    x = x.swapaxes(1, 2).reshape(count, heads, size * share, lanes)
+    return jnp.pad(x, ((0, 0), (0, 0), (0, -x.shape[2] % QUERIES), (0, 0)))
 
 
 def launch(
     shape: Shape, q: Array, cache: Pages, table: Array, tiles: Plan, interpret: Any
 ) -> Array:
-    """Run the kernel over the tiles; returns [N, kv_heads, rows, lanes]."""
-    count, heads, rows, lanes = q.shape
-    width = shape.dim if shape.turned else lanes
-    block, result = (1, heads, rows, lanes), (1, heads, rows, width)
+    """Run the kernel over the tiles; returns [N, kv_heads, rows, lanes].
+
+    For ``turned`` shapes, takes queries [heads, T, lanes] and returns [N, heads,
+    tokens, dim], or [N, tokens, heads * dim] if they are ``split``.
+    """
+    count, heads, lanes = len(tiles.rows), shape.heads, q.shape[-1]
+    queries = heads * shape.share
+    result: tuple[int, ...]
+    if shape.turned:
+        result = (1, queries, shape.tokens, shape.dim)
+        if shape.split:
+            result = (1, shape.tokens, queries * shape.dim)
+        block = pl.BlockSpec(
+            (pl.Element(queries), pl.Element(shape.tokens), pl.Element(lanes)),
+            lambda i, begin, *_: (0, pl.multiple_of(begin[i], QUERIES), 0),
+        )
+    else:
+        result = (1, heads, shape.rows, lanes)
+        block = pl.BlockSpec(result, lambda i, *_: (i, 0, 0, 0))
+    begin = tiles.tokens[:, 0] // QUERIES * QUERIES
     ranges = chunk_ranges(shape, tiles)
     pages = in_hbm(cache, interpret)
-    read = count * shape.table * sum(each[0].nbytes for each in pages)
+    read = count * shape.table * sum(each.nbytes // len(each) for each in pages)
+    pairs = count * shape.tokens * queries * shape.table * shape.page
     return pl.pallas_call(
         partial(body, shape, len(pages)),
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=2 + len(ranges),
+            num_scalar_prefetch=3 + len(ranges),
             grid=(count,),
             in_specs=[
-                pl.BlockSpec(block, lambda i, *_: (i, 0, 0, 0)),
+                block,
                 *(pl.BlockSpec(memory_space=pltpu.HBM) for _ in pages),
             ],
-            out_specs=pl.BlockSpec(result, lambda i, *_: (i, 0, 0, 0)),
+            out_specs=pl.BlockSpec(result, lambda i, *_: (i, *[0] * (len(result) - 1))),
             scratch_shapes=[
                 *(
                     pltpu.VMEM((2, shape.pages, *each.shape[1:]), each.dtype)
@@ -136,13 +170,13 @@ def launch(
             dimension_semantics=("arbitrary",), vmem_limit_bytes=VMEM_BYTES
         ),
         cost_estimate=pl.CostEstimate(
-            flops=4 * q.size * shape.table * shape.page,
+            flops=4 * pairs * shape.dim,
             bytes_accessed=read,
-            transcendentals=count * heads * rows * shape.table * shape.page,
+            transcendentals=pairs,
         ),
         interpret=interpret,
         name="ragged_paged_attention",
-    )(tiles.rows, *ranges, table.reshape(-1), q, *pages)
+    )(begin, tiles.rows, *ranges, table.reshape(-1), q, *pages)
 
 
 def chunk_pages(rows: int, page: int, table: int) -> int:
@@ -164,7 +198,11 @@ def buffers(shape: Shape, lanes: int) -> list[tuple[int, ...]]:
 
 def chunk_ranges(shape: Shape, tiles: Plan) -> Ranges:
     """Return the chunks of each tile. Padding has none."""
-    first, last = tiles.positions[:, 0], tiles.positions.max(1)
+    positions, last = tiles.positions, tiles.positions.max(1)
+    used = (last >= 0)[:, None]
+    first = jnp.where(used & (positions < 0), last[:, None], positions).min(1)
+    own = jnp.where(positions < 0, MOST_BEFORE, positions)
+    before = jnp.where(used, own - jnp.arange(own.shape[1]), 0).max(1)
     start = inner = jnp.zeros_like(first)
     if shape.window is not None:
         start = jnp.maximum(first - shape.window + 1, 0) // shape.keys
@@ -172,7 +210,7 @@ def chunk_ranges(shape: Shape, tiles: Plan) -> Ranges:
     stop = jnp.where(last < 0, start, last // shape.keys + 1)
     inner = jnp.clip(inner, start, stop)
     outer = jnp.clip((first + 1) // shape.keys, inner, stop)
-    return Ranges(first, last, start, inner, outer, stop)
+    return Ranges(before, last, start, inner, outer, stop)
 
 
 def refuse(q: Any, cache: Any, step: Any, **_: Any) -> str | None:  # noqa: ARG001
@@ -198,6 +236,6 @@ def kernel(interpret: Any = False) -> Kernel:
         "pallas",
         run,
         refuse,
-        plan=inlined(partial(plan, most=TILE)),
+        plan=inlined(partial(plan, **TILES)),
         preference=10,
     )

@@ -53,39 +53,51 @@ class Plan(NamedTuple):
 
 
 # The signature of every kernel's plan: this one does not depend on the block size.
-def plan(step: Step, *, block_size: int, most: int = TILE) -> Plan:  # noqa: ARG001
+def plan(
+    step: Step,
+    *,
+    block_size: int,  # noqa: ARG001
+    most: int = TILE,
+    unit: int = 1,
+) -> Plan:
     """Group the tokens of a step to tiles, of up to ``most`` tokens.
 
-    A row has at least one tile: large ones of few tokens are avoided.
+    A row has at least one tile: large ones of few tokens are avoided. Tiles of several
+    tokens start at multiples of ``unit``, if need be at a token of the row before.
     """
     total, rows = step.tokens.shape[0], step.lengths.shape[0]
     size = 1 if total <= rows else most
     while size > TILE and size * rows > PADDED * total:
         size //= 2
-    counts = step.starts[1:] - step.starts[:-1]
-    tiles = -(-counts // size)
+    starts, stops = step.starts[:-1], step.starts[1:]
+    begins = starts if size == 1 else starts // unit * unit
+    tiles = jnp.where(stops > starts, -(-(stops - begins) // size), 0)
     ends = jnp.cumsum(tiles)
     index = jnp.arange(total if size == 1 else -(-total // size) + rows)
     row = jnp.minimum((index[:, None] >= ends).sum(1, dtype=jnp.int32), rows - 1)
-    first = step.starts[row] + size * (index - (ends - tiles)[row])
+    first = begins[row] + size * (index - (ends - tiles)[row])
+    # The last tiles end with the tokens, and compute some of the tile before again.
+    first = jnp.minimum(first, max(total + -total % unit - size, 0))
     tokens = first[:, None] + jnp.arange(size)
-    valid = (index < ends[-1])[:, None] & (tokens < step.starts[row + 1][:, None])
+    own = (tokens >= starts[row][:, None]) & (tokens < stops[row][:, None])
+    valid = (index < ends[-1])[:, None] & own
     tokens = jnp.clip(tokens, 0, total - 1)
-    place = jnp.arange(total) - step.starts[step.rows]
+    place = jnp.arange(total) - begins[step.rows]
+    tile = jnp.clip((ends - tiles)[step.rows] + place // size, 0, len(index) - 1)
     return Plan(
         tokens=tokens,
         positions=jnp.where(valid, step.positions[tokens], -1),
         rows=row,
-        tile=jnp.clip((ends - tiles)[step.rows] + place // size, 0, len(index) - 1),
-        offset=place % size,
+        tile=tile,
+        offset=jnp.arange(total) - first[tile],
         used=jnp.arange(total) < step.starts[-1],
     )
 
 
-def plan_of(step: Step, label: str, block_size: int, most: int = TILE) -> Plan:
+def plan_of(step: Step, label: str, block_size: int, **sizes: int) -> Plan:
     """Return the plan of ``label`` in a step, computed where the step has none."""
     found = step.plan.get(label) if isinstance(step.plan, dict) else None
-    return plan(step, block_size=block_size, most=most) if found is None else found
+    return plan(step, block_size=block_size, **sizes) if found is None else found
 
 
 def attention(

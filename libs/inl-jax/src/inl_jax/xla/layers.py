@@ -24,9 +24,28 @@ def embedding(tokens: Array, w: Embedding) -> Array:
     return w.weight[tokens]
 
 
+SUBLANES = 8
+"""Rows of a TPU's registers."""
+
+
 def linear(x: Array, w: Linear) -> Array:
-    y = einsum("...k,nk->...n", x, w.weight)
+    y = product(x, w.weight)
     return (y if w.bias is None else y + w.bias).astype(x.dtype)
+
+
+def product(x: Array, weight: Array) -> Array:
+    """Multiply ``x`` [T, K] by a matrix [N, K] transposed, in float32."""
+
+    def plain(x: Array, weight: Array) -> Array:
+        return einsum("...k,nk->...n", x, weight)
+
+    def padded(x: Array, weight: Array) -> Array:
+        return plain(jnp.pad(x, ((0, SUBLANES - len(x)), (0, 0))), weight)[: len(x)]
+
+    if x.ndim != 2 or len(x) >= SUBLANES:
+        return plain(x, weight)
+    # On a TPU, XLA multiplies a single row outside of the matrix unit.
+    return jax.lax.platform_dependent(x, weight, tpu=padded, default=plain)
 
 
 def soft_cap(x: Array, *, cap: float) -> Array:
