@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import subprocess
 import sys
 import tomllib
 from contextlib import nullcontext
@@ -210,6 +211,28 @@ def test_opening_a_device_names_the_failed_import(kind, row, monkeypatch):
         BackendUnavailable, match=r"cannot import .* OSError: libbroken"
     ):
         make_backend(Device(kind), known)
+
+
+WITHOUT_TRITON = """
+import importlib.abc, sys
+
+class Missing(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "triton":
+            raise ModuleNotFoundError(f"No module named {name!r}")
+
+sys.meta_path.insert(0, Missing())
+import inl_cpu.torch_backend, inl_cuda.backend, inl_intel.backend, inl_rocm.backend
+"""
+
+
+@pytest.mark.full
+def test_backends_are_imported_without_triton():
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TRITON],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 @pytest.mark.parametrize(
