@@ -14,6 +14,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
+from unittest.mock import Mock
 
 import pytest
 
@@ -21,9 +22,10 @@ import waiting
 from inl.cli.devices import device_rows
 from inl.device import Device, DeviceInfo
 from inl.errors import BackendUnavailable
-from inl.plugin import frameworks, torch_build
+from inl.plugin import device_selection, frameworks, torch_build
 from inl.plugin.device_selection import make_backend
 from inl.plugin.loader import load_registry
+from inl.plugin.speed import Speed
 from inl_cpu import selection
 from inl_cuda import probe as cuda
 from inl_directml import probe as directml
@@ -233,6 +235,38 @@ def test_backends_are_imported_without_triton():
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_auto_selects_among_all_six_and_says_why(monkeypatch):
+    """In the documented order where all are as fast; each that is gone, by its
+    reason.
+    """
+    for plugin in PLUGINS.values():
+        for (module, name), value in plugin.replaced.items():
+            monkeypatch.setattr(module, name, value)
+    for name in HIDING:
+        monkeypatch.delenv(name, raising=False)
+    for module in (cuda, rocm, intel):
+        monkeypatch.setattr(module, "require_torch", lambda *_: None)
+    for module in (tpu, directml):
+        monkeypatch.setattr(module, "check_installed", lambda _: None)
+    monkeypatch.setattr(
+        device_selection, "speed_of", lambda device, *_: Speed(device, 1e9, "declared")
+    )
+    modules = [f"inl_{plugin.name}.plugin" for plugin in PLUGINS.values()]
+    order = ["cuda", "rocm", "xpu", "tpu", "directml", "cpu"]
+    found = {"cuda": cuda, "rocm": rocm, "xpu": intel, "tpu": tpu, "directml": directml}
+    for at, name in enumerate(order):
+        choice = device_selection.choose_auto(load_registry((), modules))
+        assert choice.device == Device(name)
+        assert [speed.device.type for speed in choice.speeds] == (
+            order[at:] if name != "cpu" else []
+        )
+        assert choice.why().startswith(f"auto selects {name}:0")
+        assert choice.skipped == tuple(f"{gone}: no {gone}" for gone in order[:at])
+        if name in found:
+            reason = BackendUnavailable(f"no {name}")
+            monkeypatch.setattr(found[name], "probe", Mock(side_effect=reason))
 
 
 @pytest.mark.parametrize(
