@@ -91,6 +91,7 @@ def test_devices_as_json(inl, plugin):
             "memory_bytes": 3 * 2**30,
             "plugin": "INL_PLUGINS",
             "reason": None,
+            "note": "",
         }
     ]
 

@@ -37,6 +37,7 @@ def machine(monkeypatch, tmp_path):
         monkeypatch.setattr(probe, "WSL", tmp_path / "dxg")
         monkeypatch.setattr(probe, "find_spec", lambda n: n if n in modules else None)
         monkeypatch.setattr(probe, "is_installed", lambda _: wheel)
+        monkeypatch.setattr(probe, "require_framework", lambda *_: None)
         if wsl:
             (tmp_path / "dxg").touch()
 

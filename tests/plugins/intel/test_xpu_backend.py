@@ -24,6 +24,7 @@ from inl_intel import backend as module
 from inl_intel import rope
 from inl_intel.backend import XpuBackend
 from inl_intel.settings import KERNELS, requested_kernels
+from inl_intel.tuning import WIDE_ONLY
 from inl_torch.eager import rope as eager_rope
 
 DEVICE = Device("xpu:0")
@@ -165,6 +166,20 @@ def test_triton_is_used_on_gpus_unless_declined(monkeypatch, kind, value, uses):
     monkeypatch.setenv(KERNELS, value)
     monkeypatch.setattr(module, "has_triton", lambda: True)
     assert XpuBackend(DEVICE, MODULE, kind).uses_triton() == uses
+
+
+@pytest.mark.parametrize(("lanes", "uses"), [([8, 16, 32], False), ([16, 32], True)])
+def test_gpus_of_few_registers_leave_products_to_torch(monkeypatch, lanes, uses):
+    """Those of Arc A have half the bytes of Arc B's, and a sub-group of 8 lanes."""
+    pytest.importorskip("triton")
+    monkeypatch.delenv(KERNELS, raising=False)
+    facts = SimpleNamespace(gpu_subslice_count=32, sub_group_sizes=lanes)
+    gpu = changed(get_device_properties=lambda _: facts)
+    kernels = list(XpuBackend(DEVICE, gpu, "xpu").kernels())
+    fused = {each.op for each in kernels if "/triton" in each.label}
+    assert fused >= {"rms_norm", "sample", "make_step", "write_kv"}
+    assert ("linear" in fused, "attention" in fused) == (uses, uses)
+    assert {each.op for each in kernels} >= WIDE_ONLY & {"linear", "attention"}
 
 
 def test_an_unknown_setting_is_refused(monkeypatch):

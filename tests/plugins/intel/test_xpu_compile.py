@@ -18,8 +18,8 @@ SHARED = {"pvc": 128 << 10, "bmg": 128 << 10, "lnl": 128 << 10, "dg2-g10": 64 <<
 
 SECONDS = 1800
 
-COMPILED = ("pvc", "bmg", "lnl")
-"""GPUs for which all kernels are compiled."""
+COMPILED = (("pvc", "bmg", "lnl"), ("dg2-g10",))
+"""GPUs for which all kernels are compiled; those of a group get the same SPIR-V."""
 
 MAY_SPILL = {
     "attend": 60, "attend_tiles": 90, "blocks_product": 10, "lora_expand": 120,
@@ -28,6 +28,23 @@ MAY_SPILL = {
 """Kernels that spill -> most of the 128 registers of a thread: attention, whose warps
 keep all keys of a tile; adapters and blocks of gradients, of 32 warps already; and the
 filters of samplers, which these GPUs leave to torch."""
+
+NARROW = "dg2-g10"
+LEFT_TO_TORCH = {
+    "attend", "attend_tiles", "blocks_product", "columns_product", "fixed_product",
+    "lora_expand", "lora_shrink", "rope_attend", "row_product", "search_pass",
+    "tile_product", "_rope_table",
+}  # fmt: skip
+"""Kernels of ops that GPUs with registers of 32 bytes leave to torch (``WIDE_ONLY``),
+of filters (left to torch on all Intel GPUs) and of block-sparse matrices (NVIDIA's and
+AMD's only): they spill hundreds there, or need float64."""
+
+RECOMPILED = 31
+"""Spilled registers of 32 bytes above which Intel's driver of Triton compiles again
+with 256 for each thread."""
+
+NARROW_MAY_SPILL = {"combine": 25, "conv_state": 10, "delta_steps": 25}
+"""Likewise, of those that such GPUs use."""
 
 needs_compiler = pytest.mark.skipif(
     not (TOOLS / "complete").exists(), reason=f"no {TOOLS}: make test-intel-compiler"
@@ -48,20 +65,28 @@ def faults(rows):
     for row in rows:
         device = row["device"]
         name = f"{row['kernel']} for {device}"
+        if device == NARROW and row["kernel"] in LEFT_TO_TORCH:
+            continue
         if row["error"]:
             yield f"{name} does not compile: {row['error']}"
             continue
         if row["shared"] > SHARED[device]:
             yield f"{name} takes {row['shared']} bytes of local memory"
-        if row["spills"] > MAY_SPILL.get(row["kernel"], 0):
-            yield f"{name} spills {row['spills']} registers"
+        spills, most = row["spills"], MAY_SPILL.get(row["kernel"], 0)
+        if device == NARROW:
+            spills = row["large"] if spills > RECOMPILED else spills
+            most = NARROW_MAY_SPILL.get(row["kernel"], 0)
+        if spills > most:
+            yield f"{name} spills {spills} registers"
 
 
 @needs_compiler
 @pytest.mark.long
-def test_every_kernel_compiles_for_intel():
-    rows = compiled(*COMPILED, "--dtypes", "bfloat16", "--dims", "64")
-    assert len({(row["kernel"], row["device"]) for row in rows}) >= 35 * len(COMPILED)
+@pytest.mark.timeout(2 * SECONDS)
+@pytest.mark.parametrize("devices", COMPILED)
+def test_every_kernel_compiles_for_intel(devices):
+    rows = compiled(*devices, "--dtypes", "bfloat16", "--dims", "64")
+    assert len({(row["kernel"], row["device"]) for row in rows}) >= 35 * len(devices)
     assert not list(faults(rows))
 
 
@@ -80,7 +105,14 @@ def test_a_planted_kernel_is_reported(plant, fault):
     assert re.match(fault, found, re.DOTALL), found
 
 
-ROW = {"device": "pvc", "kernel": "_norm", "shared": 0, "spills": 0, "error": ""}
+ROW = {
+    "device": "pvc",
+    "kernel": "_norm",
+    "shared": 0,
+    "spills": 0,
+    "large": 0,
+    "error": "",
+}
 
 
 @pytest.mark.parametrize(
@@ -91,6 +123,13 @@ ROW = {"device": "pvc", "kernel": "_norm", "shared": 0, "spills": 0, "error": ""
         ({"spills": 60, "kernel": "attend"}, None),
         ({"shared": 1 << 20}, "_norm for pvc takes 1048576 bytes of local memory"),
         ({"error": "why"}, "_norm for pvc does not compile: why"),
+        ({"device": NARROW, "kernel": "attend", "spills": 700, "large": 600}, None),
+        ({"device": NARROW, "spills": 83, "large": 0}, None),
+        (
+            {"device": NARROW, "spills": 83, "large": 1},
+            "_norm for dg2-g10 spills 1 registers",
+        ),
+        ({"device": NARROW, "spills": 31}, "_norm for dg2-g10 spills 31 registers"),
     ],
 )
 def test_faults_are_reported_by_name(change, fault):

@@ -66,7 +66,7 @@ def test_a_torch_without_rccl_is_refused(ranks, monkeypatch):
     with pytest.raises(BackendUnavailable) as caught:
         ranks.joining(RANK)
     assert str(caught.value) == (
-        f"cuda:0: torch {torch.__version__} is built without RCCL, over which ranks "
+        f"rocm:0: torch {torch.__version__} is built without RCCL, over which ranks "
         "exchange tensors; accepted: tensor_parallel=1, or a build with it"
     )
 

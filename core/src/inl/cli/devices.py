@@ -43,6 +43,7 @@ def device_rows(known: Registry) -> list[dict[str, Any]]:
             "memory_bytes": row.info.memory_bytes if row.info else None,
             "plugin": row.origin.package,
             "reason": row.reason,
+            "note": row.info.note if row.info else "",
         }
         for row in known.devices()
     ]
@@ -56,6 +57,7 @@ def device_rows(known: Registry) -> list[dict[str, Any]]:
                 "memory_bytes": None,
                 "plugin": plugin.origin.package,
                 "reason": plugin.detail,
+                "note": "",
             }
             for plugin in known.failed
         ]
@@ -67,6 +69,7 @@ def device_rows(known: Registry) -> list[dict[str, Any]]:
                 "memory_bytes": None,
                 "plugin": None,
                 "reason": known.advice(kind),
+                "note": "",
             }
             for kind in known.absent
         ]
@@ -76,7 +79,8 @@ def device_rows(known: Registry) -> list[dict[str, Any]]:
 def _cells(row: dict[str, Any]) -> tuple[str, str, str]:
     if row["status"] != "ready":
         return row["device"], row["status"], row["reason"]
-    return row["device"], row["name"], show_bytes(row["memory_bytes"])
+    name = f"{row['name']} ({row['note']})" if row["note"] else row["name"]
+    return row["device"], name, show_bytes(row["memory_bytes"])
 
 
 def show_bytes(count: int | None) -> str:

@@ -22,11 +22,18 @@ MAX_BYTES = 16_384
 
 def plugin_key(origin: Origin, *more: str) -> str:
     """Return a digest of the plugin, the files beside its module, INL, and ``more``."""
-    parts: list[Any] = [
-        more, __version__, sys.version, sys.prefix, origin.module, origin.group,
-        origin.distribution, origin.version,
-    ]  # fmt: skip
-    for file in _files(origin.module.partition(":")[0]):
+    about = origin.module, origin.group, origin.distribution, origin.version
+    return _digest(origin.module.partition(":")[0], *more, *about)
+
+
+def module_key(module: str) -> str:
+    """Return a digest of a module, the files beside it, and INL."""
+    return _digest(module)
+
+
+def _digest(module: str, *about: Any) -> str:
+    parts: list[Any] = [about, __version__, sys.version, sys.prefix, module]
+    for file in _files(module):
         status = file.stat()
         parts.append(
             (str(file), status.st_size, status.st_mtime_ns, status.st_ctime_ns)

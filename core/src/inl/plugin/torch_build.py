@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from inl.errors import BackendUnavailable
+from inl.plugin.frameworks import require_framework
 
 RUNTIMES = {"cuda": "CUDA", "hip": "ROCm", "xpu": "XPU"}
 """Variable of ``torch/version.py`` -> name of the runtime that it is the version of."""
@@ -33,11 +34,12 @@ class TorchBuild(NamedTuple):
         return f"torch {self.version}, {self.built_for}"
 
 
-def require_torch(runtime: str, install: str) -> TorchBuild:
+def require_torch(runtime: str, install: str, versions: str = "torch") -> TorchBuild:
     """Return the installed build of torch.
 
-    Raises :class:`BackendUnavailable`, with the command ``install``, where torch is
-    not installed, is damaged, or is not built for ``runtime``.
+    versions: those accepted, such as "torch>=2.5". Raises :class:`BackendUnavailable`,
+    with the command ``install``, where torch is not installed, is damaged, is not built
+    for ``runtime``, is of another version, or cannot be imported.
     """
     build = installed_torch()
     if build is None:
@@ -46,7 +48,15 @@ def require_torch(runtime: str, install: str) -> TorchBuild:
         raise BackendUnavailable(
             f"found {build}; needs a build for {RUNTIMES[runtime]}. Try: {install}"
         )
+    require_framework(versions, install, found=build.version)
     return build
+
+
+def without_triton(install: str) -> str:
+    """Return a note with the command ``install`` if Triton is missing, else ""."""
+    if find_spec("triton") is not None:
+        return ""
+    return f"Triton is not installed: slower, by torch's kernels. Try: {install}"
 
 
 def installed_torch() -> TorchBuild | None:

@@ -113,7 +113,7 @@ class TorchBackend(Backend):
         from inl_torch.collectives import ProcessCollectives
 
         twin = copy(self)
-        twin.collectives = ProcessCollectives(rank, self.place)
+        twin.collectives = ProcessCollectives(rank, self.place, self.device)
         return twin
 
 

@@ -12,13 +12,16 @@ from __future__ import annotations
 import atexit
 from datetime import timedelta
 from functools import reduce
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch import distributed
 
 from inl.backend.base import Collectives, Rank
 from inl.errors import BackendUnavailable, RunnerError
+
+if TYPE_CHECKING:
+    from inl.device import Device
 
 LIBRARIES = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl"}
 """Device type -> backend of torch's process group."""
@@ -47,12 +50,15 @@ VECTOR_BYTES = 16
 class ProcessCollectives(Collectives):
     """Collectives of one rank on ``place``; the constructor joins the process group.
 
-    Raises :class:`BackendUnavailable` where torch has no collectives for the device,
-    and :class:`RunnerError` where the group cannot be joined in time.
+    device: the name in messages; torch names AMD's GPUs as NVIDIA's. Raises
+    :class:`BackendUnavailable` where torch has no collectives for the device, and
+    :class:`RunnerError` where the group cannot be joined in time.
     """
 
-    def __init__(self, rank: Rank, place: torch.device) -> None:
-        library = require_library(place)
+    def __init__(
+        self, rank: Rank, place: torch.device, device: Device | None = None
+    ) -> None:
+        library = require_library(place, device or place)
         self.ranks = rank.ranks
         self.invariant = rank.ranks <= PAIR
         try:
@@ -66,8 +72,8 @@ class ProcessCollectives(Collectives):
             )
         except (RuntimeError, ValueError) as error:
             raise RunnerError(
-                f"rank {rank.number} of {rank.ranks} on {place}: cannot join the "
-                f"group: {error}"
+                f"rank {rank.number} of {rank.ranks} on {device or place}: cannot join "
+                f"the group: {error}"
             ) from error
         # Runs after the end of the runner, whose programs use the group.
         atexit.register(distributed.destroy_process_group)
@@ -104,23 +110,24 @@ class ProcessCollectives(Collectives):
         return parts
 
 
-def require_library(place: torch.device) -> str:
+def require_library(place: torch.device, device: Device | torch.device) -> str:
     """Return the name by which torch knows the library that exchanges tensors.
 
-    Raises :class:`BackendUnavailable` where torch has none for this device, or is built
-    without it. "nccl" is RCCL in torch's ROCm build.
+    device: the name in messages. Raises :class:`BackendUnavailable` where torch
+    has none for this device, or is built without it. "nccl" is RCCL in torch's ROCm
+    build.
     """
     library = LIBRARIES.get(place.type)
     if library is None:
         raise BackendUnavailable(
-            f"{place}: torch has no collectives for {place.type}; accepted: "
+            f"{device}: torch has no collectives for {place.type}; accepted: "
             f"tensor_parallel=1, or one of {', '.join(LIBRARIES)}"
         )
     if not distributed.is_backend_available(library):
         is_rccl = library == "nccl" and torch.version.hip is not None
         name = "RCCL" if is_rccl else library.upper()
         raise BackendUnavailable(
-            f"{place}: torch {torch.__version__} is built without {name}, over which "
+            f"{device}: torch {torch.__version__} is built without {name}, over which "
             "ranks exchange tensors; accepted: tensor_parallel=1, or a build with it"
         )
     return library

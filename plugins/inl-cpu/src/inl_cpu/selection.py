@@ -7,9 +7,14 @@ from importlib.util import find_spec
 from typing import Final, NamedTuple
 
 from inl.errors import BackendUnavailable, DeviceError
+from inl.plugin.frameworks import require_framework
 from inl_cpu.abi import ISAS
 from inl_cpu.cores import count_threads
 from inl_cpu.library import open_library, select_isa
+
+REQUIREMENT: Final = "torch>=2.5"
+TORCH: Final = "pip install inl-cpu[torch]"
+"""Installs the backend that computes where the library cannot."""
 
 VARIABLE: Final = "INL_CPU"
 """Environment variable: "native" or "torch". A requested backend never falls back."""
@@ -46,7 +51,9 @@ def select_backend() -> Selection:
         raise BackendUnavailable(f"{VARIABLE}=native was requested: {reason}")
     reason = reason or f"{VARIABLE}=torch was requested"
     if find_spec("inl_torch") is None or find_spec("torch") is None:
-        raise BackendUnavailable(
-            f"{reason}, and torch is not installed; try: pip install inl-cpu[torch]"
-        )
+        raise BackendUnavailable(f"{reason}, and torch is not installed; try: {TORCH}")
+    try:
+        require_framework(REQUIREMENT, TORCH)
+    except BackendUnavailable as error:
+        raise BackendUnavailable(f"{reason}, and {error}") from error
     return Selection("torch", f"torch; {reason}")

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from inl.device import DeviceInfo
 from inl.errors import BackendUnavailable
+from inl.plugin.torch_build import require_torch, without_triton
 
 LIBRARIES = ("libnvidia-ml.so.1", "nvml.dll", "/usr/lib/wsl/lib/libnvidia-ml.so.1")
+INSTALL = "pip install --force-reinstall torch"
+TORCH = "torch>=2.5"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 NAME_BYTES = 96
 VERSION_BYTES = 80
@@ -32,7 +37,8 @@ class _Memory(ctypes.Structure):
 def probe() -> list[DeviceInfo]:
     """Return name and memory of each visible GPU; imports no framework.
 
-    Raises :class:`BackendUnavailable`, with the reason, where there is none.
+    Raises :class:`BackendUnavailable`, with the reason, where there is none or where
+    torch cannot use it.
     """
     library = load()
     with session(library):
@@ -45,7 +51,9 @@ def probe() -> list[DeviceInfo]:
             f"; {VISIBLE} is {os.environ[VISIBLE]!r}" if VISIBLE in os.environ else ""
         )
         raise BackendUnavailable(f"the NVIDIA driver shows no GPU{hidden}")
-    return devices
+    require_torch("cuda", INSTALL, TORCH)
+    note = without_triton("pip install triton") if sys.platform == "linux" else ""
+    return [replace(info, note=note) for info in devices]
 
 
 def driver_version() -> str:

@@ -6,7 +6,7 @@ import torch
 
 from inl.backend.tunable import Facts
 from inl_cuda.probe import driver_version
-from inl_torch.gpu.tuner import distribution_version
+from inl_torch.gpu.backend import distribution_version
 from inl_torch.triton.attention.attention import shared_bytes
 from inl_torch.triton.tuning import Tile, Tuning
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from inl.device import DeviceInfo
 from inl.errors import BackendUnavailable
+from inl.plugin.frameworks import require_framework
 from inl_directml.settings import INSTALL, VARIABLE, provider
 
 WSL = Path("/dev/dxg")
@@ -33,6 +34,12 @@ MODULES = {
     "torch": ("torch", "inl_torch", "torch_directml"),
 }
 """Modules that a provider needs besides onnx, which "torch" does not need."""
+
+VERSIONS = {
+    "torch": ("torch>=2.4.1", "torch_directml"),
+    "onnx": ("onnx>=1.17,<2", "onnxruntime>=1.21,<2"),
+}
+"""Accepted versions of what a provider computes with."""
 
 
 def probe() -> list[DeviceInfo]:
@@ -128,7 +135,9 @@ def info_on(info: DeviceInfo, target: str) -> DeviceInfo:
 
 
 def check_installed(target: str) -> None:
-    """Raise :class:`BackendUnavailable` if a package of the provider is missing."""
+    """Raise :class:`BackendUnavailable` if a package of the provider is missing, is of
+    another version, or cannot be imported.
+    """
     needed = MODULES[target] if target == "torch" else ("onnx", *MODULES[target])
     missing = [name for name in needed if find_spec(name) is None]
     if target == "dml" and not missing and not is_installed("onnxruntime-directml"):
@@ -137,6 +146,8 @@ def check_installed(target: str) -> None:
         raise BackendUnavailable(
             f"{' and '.join(missing)} not installed. Try: {INSTALL[target]}"
         )
+    for requirement in VERSIONS["torch" if target == "torch" else "onnx"]:
+        require_framework(requirement, INSTALL[target])
 
 
 def is_installed(name: str) -> bool:

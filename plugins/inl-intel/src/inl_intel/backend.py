@@ -71,11 +71,13 @@ class XpuBackend(TorchBackend):
         yield from super().kernels()
         yield from rope.KERNELS
         if self.uses_triton():
-            from inl_intel.tuning import xpu_tuning
+            from inl_intel.tuning import NARROW_LANES, WIDE_ONLY, xpu_tuning
             from inl_torch import triton
 
             properties = self.module.get_device_properties(self.place)
-            yield from triton.kernels(xpu_tuning(properties.gpu_subslice_count))
+            left = WIDE_ONLY if NARROW_LANES in properties.sub_group_sizes else ()
+            found = triton.kernels(xpu_tuning(properties.gpu_subslice_count))
+            yield from (kernel for kernel in found if kernel.op not in left)
 
     def uses_triton(self) -> bool:
         """Whether Triton is installed, can compile for the device, and is wanted."""

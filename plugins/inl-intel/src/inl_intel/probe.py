@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from inl.device import DeviceInfo
 from inl.errors import BackendUnavailable
-from inl.plugin.torch_build import require_torch
+from inl.plugin.torch_build import require_torch, without_triton
 
 CARDS: Final = "sys/class/drm"
 VENDOR: Final = "0x8086"
@@ -28,6 +28,8 @@ INSTALL: Final = (
     "https://download.pytorch.org/whl/xpu"
 )
 """Installs torch's XPU build."""
+
+TORCH: Final = "torch>=2.6"
 
 IPEX: Final = "intel_extension_for_pytorch"
 """Module of Intel's discontinued extension of torch, which is never imported."""
@@ -97,8 +99,8 @@ def probe(
             f"no Level Zero loader: {LOADER} not found. Try: apt-get install libze1 "
             "libze-intel-gpu1"
         ) from error
-    require_torch("xpu", INSTALL)
-    note = IPEX_NOTE if find_spec(IPEX) else ""
+    require_torch("xpu", INSTALL, TORCH)
+    note = IPEX_NOTE if find_spec(IPEX) else without_triton(INSTALL)
     return [
         DeviceInfo(index, card.name, card.memory_bytes, note)
         for index, card in enumerate(found)

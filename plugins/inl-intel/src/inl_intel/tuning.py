@@ -27,6 +27,19 @@ ATTENTION = {
 }
 """(Kind of attention, head size, whether float32) -> tile."""
 
+NARROW_LANES = 8
+"""Sub-group size that only GPUs with registers of 32 bytes have: Arc A and the graphics
+of the first Core Ultra, whose matrix units Triton does not use."""
+
+WIDE_ONLY = frozenset({
+    "adapted_gate_up", "adapted_linear", "adapted_qkv_linear", "attend_project",
+    "attention", "expert_linear", "experts", "gated_lora", "gated_mlp", "linear",
+    "lora", "norm_logits", "norm_mlp", "norm_qkv", "qkv_linear", "qkv_lora",
+    "rope_attend", "rope_table",
+})  # fmt: skip
+"""Ops left to torch on such GPUs: products and attention, whose kernels spill up to
+1,493 registers there, and a table that needs float64."""
+
 
 def xpu_tuning(processors: int) -> Tuning:
     """Launch parameters for a GPU of ``processors`` Xe cores.

@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, final
 
 import torch
 
+from inl.backend.tunable import Facts
 from inl.errors import BackendUnavailable
 from inl_rocm import aiter_products
 from inl_rocm.chips import Chip, chip_of
 from inl_rocm.probe import INSTALL
-from inl_rocm.tuning import architecture, chip_tuning, tuning_facts
-from inl_torch.gpu.backend import GpuBackend, has_triton
+from inl_torch.gpu.backend import GpuBackend, distribution_version, has_triton
 
 if TYPE_CHECKING:
-    from inl.backend.tunable import Facts
     from inl.device import Device
     from inl.spec.kernel import Kernel
     from inl_torch.triton.tuning import Tuning
@@ -45,13 +44,27 @@ class RocmBackend(GpuBackend):
         yield from aiter_products.kernels()
 
     def tuning(self) -> Tuning:
+        from inl_rocm.tuning import chip_tuning
+
         chip = self.chip()
         assert chip is not None, "Triton is used on known chips only"
         properties = torch.cuda.get_device_properties(self.place)
         return chip_tuning(chip, properties.multi_processor_count)
 
     def tuning_facts(self) -> Facts:
-        return tuning_facts(self.place)
+        return Facts(
+            device=f"{torch.cuda.get_device_name(self.place)} "
+            f"{architecture(self.place)}",
+            driver=f"hip {torch.version.hip}",
+            compiler=f"torch {torch.__version__}",
+            plugin=f"inl-rocm {distribution_version('inl-rocm')}",
+        )
+
+
+def architecture(place: torch.device) -> str:
+    """Name of the compiler target of the chip at ``place``, such as "gfx942"."""
+    name: str = torch.cuda.get_device_properties(place).gcnArchName
+    return name.partition(":")[0]
 
 
 def check_torch(device: Device) -> None:

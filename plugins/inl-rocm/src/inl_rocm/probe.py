@@ -10,13 +10,15 @@ from typing import Any, Final
 
 from inl.device import DeviceInfo
 from inl.errors import BackendUnavailable
-from inl.plugin.torch_build import require_torch
+from inl.plugin.torch_build import require_torch, without_triton
 from inl_rocm.chips import CHIPS, RELATED, chip_of
 from inl_rocm.kfd import DEVICE_FILE, TOPOLOGY, Gpu, can_open, gpus
 
 INDEX: Final = "https://download.pytorch.org/whl/rocm7.1"
 INSTALL: Final = f"pip install --force-reinstall torch --index-url {INDEX}"
 """Installs torch's ROCm build."""
+
+TORCH: Final = "torch>=2.5"
 
 VISIBLE: Final = (
     ("ROCR_VISIBLE_DEVICES",),
@@ -39,7 +41,7 @@ def probe(root: Path = Path("/")) -> list[DeviceInfo]:
         chosen = [name for level in VISIBLE for name in level if name in os.environ]
         hidden = "".join(f"; {name} is {os.environ[name]!r}" for name in chosen)
         raise BackendUnavailable(f"the AMD driver shows no GPU{hidden}")
-    require_torch("hip", INSTALL)
+    require_torch("hip", INSTALL, TORCH)
     names = product_names()
     return [describe(index, gpu, names) for index, gpu in enumerate(found)]
 
@@ -93,7 +95,9 @@ def describe(index: int, gpu: Gpu, names: Mapping[str, str]) -> DeviceInfo:
         index,
         names.get(gpu.bus_address, family),
         gpu.memory_bytes,
-        "" if chip else f"{EAGER}; known: {', '.join(sorted({**CHIPS, **RELATED}))}",
+        without_triton(INSTALL)
+        if chip
+        else f"{EAGER}; known: {', '.join(sorted({**CHIPS, **RELATED}))}",
         chip.bytes_per_second if chip else None,
     )
 

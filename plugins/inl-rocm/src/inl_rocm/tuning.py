@@ -6,11 +6,7 @@ so that no kernel spills registers or exceeds the LDS, see ``tests/torch/triton`
 
 from __future__ import annotations
 
-import torch
-
-from inl.backend.tunable import Facts
 from inl_rocm.chips import MI350, RDNA3, RDNA4, Chip
-from inl_torch.gpu.tuner import distribution_version
 from inl_torch.triton.tuning import AttentionTile, Tuning
 
 Tiles = dict[tuple[str, int, bool], AttentionTile]
@@ -54,20 +50,4 @@ def chip_tuning(chip: Chip, processors: int) -> Tuning:
         filters=True,
         attention=ATTENTION.get(chip, {}),
         max_head_dim=MAX_HEAD_DIM,
-    )
-
-
-def architecture(place: torch.device) -> str:
-    """Name of the compiler target of the chip at ``place``, such as "gfx942"."""
-    name: str = torch.cuda.get_device_properties(place).gcnArchName
-    return name.partition(":")[0]
-
-
-def tuning_facts(place: torch.device) -> Facts:
-    """Chip and software versions for which tuning results are valid."""
-    return Facts(
-        device=f"{torch.cuda.get_device_name(place)} {architecture(place)}",
-        driver=f"hip {torch.version.hip}",
-        compiler=f"torch {torch.__version__}",
-        plugin=f"inl-rocm {distribution_version('inl-rocm')}",
     )

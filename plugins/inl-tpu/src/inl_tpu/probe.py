@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from inl.device import DeviceInfo
 from inl.errors import BackendUnavailable
+from inl.plugin.frameworks import require_framework
 from inl_tpu.settings import VARIABLE, platform
 
 PCI = Path("/sys/bus/pci/devices")
@@ -24,6 +25,8 @@ GPU_FILE = re.compile(r"nvidia\d+")
 """Name of the device file of an NVIDIA GPU."""
 
 VENDOR = "0x1ae0"
+
+JAX = "jax>=0.10,<0.11"
 
 HOST_DEVICES = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
 """Number of virtual devices of JAX's CPU platform, in ``XLA_FLAGS``."""
@@ -143,10 +146,13 @@ def stand_ins(target: str) -> list[DeviceInfo]:
 
 
 def check_installed(target: str) -> None:
-    """Raise :class:`BackendUnavailable` if a package of the platform is missing."""
+    """Raise :class:`BackendUnavailable` if a package of the platform is missing, or
+    JAX is of another version or cannot be imported.
+    """
     needed = ("jax", "libtpu") if target == "tpu" else ("jax",)
     missing = [name for name in needed if find_spec(name) is None]
     if missing:
         raise BackendUnavailable(
             f"{' and '.join(missing)} not installed. Try: {INSTALL[target]}"
         )
+    require_framework(JAX, INSTALL[target])

@@ -7,6 +7,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -154,6 +155,14 @@ def require_ieee_float32() -> None:
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     assert not torch.backends.cuda.matmul.allow_tf32, "float32 products use TF32"
+
+
+def distribution_version(name: str) -> str:
+    """Version of an installed distribution, or a note that it is not installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "from a source tree"
 
 
 def has_triton() -> bool:

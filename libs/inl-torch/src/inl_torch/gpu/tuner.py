@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, final
 
 import torch
@@ -77,11 +76,3 @@ class Tuner(Tunable):
 
 def _event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-
-
-def distribution_version(name: str) -> str:
-    """Version of an installed distribution, or a note that it is not installed."""
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "from a source tree"
