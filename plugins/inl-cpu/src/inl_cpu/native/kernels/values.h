@@ -33,11 +33,10 @@ inline void add_value_pair(const I *values, const Weights &w, int index, F *sums
 template <CacheKind KIND, int R, int D>
 inline void add_value_tile(const char *tile, int64_t padded, int keys, const Weights &w,
                            int index, F (*sums)[D]) {
-    if constexpr (KIND == FLOATS) {
+    if constexpr (KIND == FLOATS || KIND == FLOAT8) {
         for (int key = 0; key < keys; key++)
             for (int d = 0; d < D; d++) {
-                const F value =
-                    load(reinterpret_cast<const float *>(tile) + key * padded + 16 * d);
+                const F value = load_numbers<KIND>(tile, key * padded + 16 * d);
                 for (int r = 0; r < R; r++)
                     sums[r][d] =
                         fma(value, set(w.scores[r * SEGMENT_KEYS + index + key]),
@@ -66,7 +65,7 @@ void sum_columns(const Segment &segment, const Queries &q, int64_t padded,
         for (int d = 0; d < D; d++) sums[r][d] = set(0.0f);
     for (int tile = 0; tile < segment.tiles; tile++) {
         const int keys = segment.visible(tile, q);
-        const char *values = segment.v[tile] + column * 4;
+        const char *values = segment.v[tile] + column * (KIND == FLOAT8 ? 1 : 4);
         if (keys == 16)
             add_value_tile<KIND, R, D>(values, padded, 16, w, 16 * tile, sums);
         else
@@ -170,6 +169,7 @@ inline void attend_segment(const Attention &a, const Queries &q, const Segment &
     case FLOATS: return attend_segment<FLOATS>(a, q, segment, x, w, mixed);
     case PAIRS: return attend_segment<PAIRS>(a, q, segment, x, w, mixed);
     case BYTES: return attend_segment<BYTES>(a, q, segment, x, w, mixed);
+    case FLOAT8: return attend_segment<FLOAT8>(a, q, segment, x, w, mixed);
     }
 }
 
