@@ -36,9 +36,11 @@ TEXTS = [
 MODES = {
     "float32": ("float32", "", "auto"),
     "float32, cache int8": ("float32", "", "int8"),
+    "float32, cache fp8": ("float32", "", "fp8"),
     "bfloat16, inputs int16": ("bfloat16", "int16", "auto"),
     "bfloat16, inputs int8": ("bfloat16", "int8", "auto"),
     "the same, cache int8": ("bfloat16", "int8", "int8"),
+    "the same, cache fp8": ("bfloat16", "int8", "fp8"),
 }
 
 

@@ -223,7 +223,7 @@ def attend_project(rows: int, length: int, heads: int, keys: int, dim: int) -> R
         cache.k.view(-1, keys, dim)[writes] = k
         cache.v.view(-1, keys, dim)[writes] = v
         table = step.blocks[0].long()
-        k, v = (part[table].flatten(1, 2).transpose(1, 2) for part in cache)
+        k, v = (part[table].flatten(1, 2).transpose(1, 2) for part in cache[:2])
         seen = torch.arange(k.shape[2], device="cuda") < step.lengths[:, None]
         out = F.scaled_dot_product_attention(
             q.unsqueeze(2), k, v, attn_mask=seen[:, None, None], enable_gqa=True
@@ -234,7 +234,7 @@ def attend_project(rows: int, length: int, heads: int, keys: int, dim: int) -> R
         most = length // BLOCK * BLOCK * rows
         k, v = (
             part.view(-1, keys, dim)[:most].view(rows, -1, keys, dim).transpose(1, 2)
-            for part in cache
+            for part in cache[:2]
         )
         out = F.scaled_dot_product_attention(q.unsqueeze(2), k, v, enable_gqa=True)
         return F.linear(out.reshape(rows, hidden), w.weight)
@@ -260,16 +260,17 @@ def attention(tokens: int, heads: int, keys: int, dim: int) -> Row:
     def plain(q: Any, cache: Any, step: Any) -> Any:
         table = step.blocks[0, 0].long()
         k, v = (
-            part[table].flatten(0, 1)[:tokens].transpose(0, 1)[None] for part in cache
+            part[table].flatten(0, 1)[:tokens].transpose(0, 1)[None]
+            for part in cache[:2]
         )
         return library(q, Cache(k, v), step)
 
     def library(q: Any, cache: Any, step: Any) -> Any:
-        k, v = cache
+        k, v = cache[:2]
         if k.shape[0] != 1:
             k, v = (
                 part.view(-1, keys, dim)[:tokens].transpose(0, 1)[None]
-                for part in cache
+                for part in cache[:2]
             )
         out = F.scaled_dot_product_attention(
             q.transpose(0, 1)[None], k, v, is_causal=True, enable_gqa=True

@@ -9,7 +9,18 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from inl.dtypes import EPSILON, FLOATS, SIZES, HostArray, cast, rounded, widen, wrap
+from inl.dtypes import (
+    EPSILON,
+    FLOATS,
+    SIZES,
+    HostArray,
+    cast,
+    rounded,
+    rounded_e4m3,
+    widen,
+    wrap,
+)  # fmt: skip
+from inl.weights.quant_blocks import E4M3
 
 
 def value_of(bits):
@@ -84,6 +95,22 @@ def test_rounded_keeps_the_dtype_that_holds_it(dtype):
     assert found.shape == values.shape
     assert np.array_equal(rounded(found, dtype), found)
     assert np.abs(found - values).max() <= EPSILON[dtype] * 2
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_rounded_e4m3_is_the_nearest_code_with_ties_to_even(dtype):
+    """Against the decoded codes 0 to 126, of which even ones end in 0."""
+    grid = E4M3[:127].astype(np.float64)
+    assert np.array_equal(rounded_e4m3(-grid.astype(dtype)), -grid)
+    ties = ((grid[1:] + grid[:-1]) / 2).astype(dtype)
+    even = grid[np.arange(126) + np.arange(126) % 2]
+    assert np.array_equal(rounded_e4m3(ties), even)
+    above, below = (np.nextafter(ties, dtype(way)) for way in (500, 0))
+    assert np.array_equal(rounded_e4m3(above), grid[1:])
+    assert np.array_equal(rounded_e4m3(below), grid[:-1])
+    extreme = rounded_e4m3(np.array([1e30, -np.inf, 449, np.nan], dtype))
+    assert np.array_equal(extreme, [448, -448, 448, np.nan], equal_nan=True)
+    assert extreme.dtype == dtype
 
 
 def test_sizes_are_numpys():

@@ -306,27 +306,6 @@ def test_damaged_matrices_are_refused_by_name(case, tmp_path):
         assert part in message, message
 
 
-@pytest.mark.parametrize("place", ["field", "tensor"])
-def test_a_quantized_cache_is_ignored_by_name(place, tmp_path, caplog):
-    small, _ = saved("compressed-fp8-rows", tmp_path)
-    assert open_model(small).checkpoint.notes[1:] == ()
-    name = "config field 'quantization_config.kv_cache_scheme'"
-    if place == "field":
-        fields = json.loads((small / "config.json").read_text())
-        fields["quantization_config"]["kv_cache_scheme"] = {"num_bits": 8}
-        (small / "config.json").write_text(json.dumps(fields))
-    else:
-        tensors = safetensors.load_file(small / "model.safetensors")
-        name = "model.layers.0.self_attn.k_scale"
-        safetensors.save_file(
-            tensors | {name: torch.ones(1)}, small / "model.safetensors"
-        )
-    (note,) = open_model(small).checkpoint.notes[1:]
-    assert name in note
-    assert "ignored" in note
-    assert note in caplog.text
-
-
 def test_a_method_that_is_no_object_is_refused(tmp_path):
     small, _ = saved("gptq", tmp_path)
     fields = json.loads((small / "config.json").read_text())

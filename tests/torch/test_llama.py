@@ -26,6 +26,7 @@ from inl.spec.message import (
     token_bias_frame,
 )
 from inl.spec.step import SAMPLERS, Bucket
+from inl.spec.tree import leaves
 from inl_torch.backend import TorchBackend
 from inl_torch.eager import attention
 
@@ -219,7 +220,7 @@ def test_a_captured_step_keeps_its_buffers(tiny_llama, backend):
 
 def buffers(runner):
     state = runner.executor.state
-    return [x for cache in state.caches for x in cache] + list(state.tables)
+    return [*leaves(state.caches)] + list(state.tables)
 
 
 def test_the_comparison_can_fail(tiny_llama, backend):

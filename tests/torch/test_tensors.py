@@ -10,17 +10,19 @@ import pytest
 import torch
 
 from inl.backend.state_bytes import state_bytes
-from inl.dtypes import FLOATS, SIZES, HostArray, cast, wrap
+from inl.dtypes import E4M3, FLOATS, SIZES, HostArray, cast, wrap
 from inl.errors import DeviceError, OutOfMemory
-from inl.spec.cache import Paged, Slotted
+from inl.spec.cache import KvScales, Paged, Slotted
 from inl.spec.limits import Limits
+from inl.spec.tree import leaves
 from inl_torch.tensors import DTYPES, from_host, to_host, torch_dtype
 
 
 def test_every_plain_dtype_has_a_torch_dtype_of_its_size():
-    assert set(DTYPES) == set(SIZES)
+    sizes = {**SIZES, E4M3: 1}
+    assert set(DTYPES) == set(sizes)
     for name, dtype in DTYPES.items():
-        assert torch.empty(0, dtype=dtype).element_size() == SIZES[name], name
+        assert torch.empty(0, dtype=dtype).element_size() == sizes[name], name
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -102,7 +104,7 @@ def test_state_is_zero_and_shares_nothing(backend):
     spec = (Paged((0, 2), 2, 8, "bfloat16"), Slotted("v", (5,), "float32", "replay"))
     state = backend.state(spec, limits=limits(7))
     assert [cache.k.shape for cache in state.caches] == [(7, 16, 2, 8)] * 2
-    buffers = [x for cache in state.caches for x in cache]
+    buffers = [*leaves(state.caches)]
     buffers += [state.slotted["v"], *state.tables]
     assert len({x.data_ptr() for x in buffers}) == len(buffers)
     assert not any(x.any() for x in buffers)
@@ -113,7 +115,7 @@ def test_state_is_zero_and_shares_nothing(backend):
 
 
 def allocated_bytes(state):
-    caches = [x for cache in state.caches for x in cache]
+    caches = [*leaves(state.caches)]
     return sum(x.nbytes for x in (*caches, *state.slotted.values(), *state.tables))
 
 
@@ -125,6 +127,21 @@ def test_state_bytes_are_those_allocated(backend, dtype, sampler):
     sizes = replace(limits(7), blocks=(7, 4), sampler=sampler)
     state = backend.state(spec, limits=sizes)
     assert state_bytes(spec, sizes) == allocated_bytes(state)
+
+
+def test_state_bytes_of_float8_are_those_of_its_numbers(backend):
+    spec = (Paged((0, 2), 2, 8, E4M3, scales=(KvScales(0.5, 3.0), KvScales())),)
+    state = backend.state(spec, limits=limits(7))
+    scales = [cache.scales.tolist() for cache in state.caches]
+    assert scales == [[0.5, 3.0], [1.0, 1.0]]
+    assert state_bytes(spec, limits(7)) == allocated_bytes(state) - 2 * 8
+    numbers = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    host = to_host(numbers)
+    assert host.dtype == E4M3
+    assert np.array_equal(host.data, np.arange(256))
+    back = from_host(host)
+    assert back.dtype == numbers.dtype
+    assert torch.equal(back.view(torch.uint8), numbers.view(torch.uint8))
 
 
 def test_state_bytes_of_int8_include_the_scales(backend):

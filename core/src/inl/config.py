@@ -67,8 +67,9 @@ class EngineConfig:
     dtype: str = "auto"
     """Compute dtype, such as "bfloat16". "auto" is the backend's preferred one."""
     kv_dtype: str = "auto"
-    """Dtype of cached keys and values. "auto" is the compute dtype; "int8", with one
-    scale per token and head, takes half the memory of bfloat16."""
+    """Dtype of cached keys and values. "auto" is what the checkpoint asks for, or else
+    the compute dtype. "int8", with one scale per token and head, and "fp8" (E4M3), with
+    the scales of the checkpoint or 1, take half the memory of bfloat16."""
     quantize: str | None = None
     """Quantization of the matrices of the layers while a checkpoint of floats is
     loaded: "int8" (8.5 bits a weight), "fp8" (E4M3, 8.25 bits) or "int4" (5 bits), each

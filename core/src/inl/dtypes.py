@@ -31,6 +31,10 @@ SIZES = {
 FLOAT8 = ("float8_e4m3", "float8_e5m2")
 """8-bit float dtypes, stored as bytes; :mod:`inl.weights.quant` decodes them."""
 
+E4M3 = FLOAT8[0]
+E4M3_LARGEST = 448.0
+"""Largest number of float8_e4m3, which has no infinity."""
+
 EPSILON = {
     "float64": 2.0**-52,
     "float32": 2.0**-23,
@@ -123,6 +127,20 @@ def cast(values: NDArray[Any], dtype: str) -> HostArray:
     if (nan := np.isnan(narrow)).any():
         result[nan] = 0x7FC0
     return HostArray(result, dtype, tuple(np.shape(values)))
+
+
+def rounded_e4m3(values: NDArray[Any]) -> NDArray[Any]:
+    """Round to float8_e4m3, ties to even, in an array of the dtype of ``values``.
+
+    Magnitudes above 448, the largest number, become 448; NaN stays NaN.
+    """
+    import numpy as np
+
+    limited = np.clip(values, -E4M3_LARGEST, E4M3_LARGEST)
+    # From 2**n to 2**(n+1) numbers are 2**(n-3) apart, below 2**-6 as above it.
+    exponent = np.maximum(np.frexp(limited)[1], -5) - 4
+    step = np.ldexp(values.dtype.type(1), exponent)
+    return np.asarray(np.rint(limited / step) * step)
 
 
 def rounded(values: NDArray[Any], dtype: str) -> NDArray[Any]:

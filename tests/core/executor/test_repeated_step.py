@@ -29,6 +29,7 @@ from inl.spec.message import (
     step_frame,
 )
 from inl.spec.step import NO_TOKEN, Bucket
+from inl.spec.tree import leaves
 from inl.testing.tiny import MemoryCheckpoint, local_runner, tiny_llama
 from repeated_answers import answers
 
@@ -175,13 +176,13 @@ def test_a_row_that_stopped_meanwhile_leaves_its_cache_alone():
     tokens = greedy(1)
     runner = make_runner(decode_steps=4)
     admitted(runner, 3)
-    before = [part.copy() for part in runner.executor.state.caches[0]]
+    before = [part.copy() for part in leaves(runner.executor.state.caches[0])]
     rows = [
         Row(slot, [-1], steps=4, stop_ids=[tokens[slot - 1][0]]) for slot in (1, 2, 3)
     ]
     runner.submit(repeated(rows))
     assert (runner.collect().tokens == NO_TOKEN).all()
-    for old, new in zip(before, runner.executor.state.caches[0], strict=True):
+    for old, new in zip(before, leaves(runner.executor.state.caches[0]), strict=True):
         assert np.array_equal(old, new)
     assert runner.executor.state.tables.lengths[1:4].tolist() == [3, 3, 3]
 

@@ -17,6 +17,7 @@ from inl.spec.cache import Cache
 from inl.spec.message import step_frame
 from inl.spec.step import Bucket
 from inl.spec.tolerance import BodyOps
+from inl.weights.quant_blocks import E4M3
 
 BLOCK = 4
 
@@ -107,6 +108,27 @@ def test_attend_includes_the_token_that_it_caches():
     assert np.allclose(found[1], v[1])
     attrs = {"scale": 1.0, "window": None, "cap": None, "group": 0}
     assert np.array_equal(found, catalog()["attention"].body(q, after, step, **attrs))
+
+
+def test_a_cache_in_float8_is_one_of_its_rounded_keys():
+    """Writes round what they divide; attention is that over the products."""
+    rng = np.random.default_rng(2)
+    step, blocks = random_step(rng, [3, 0], [2, 5], block_size=BLOCK)
+    q, k, v = rng.standard_normal((3, 7, 2, 4))
+    zeros = np.zeros((blocks, BLOCK, 2, 4))
+    cache = Cache(zeros, zeros, np.array([0.37, 0.01], np.float32))
+    after = catalog()["write_kv"].body(k, 9 * v, cache, step.writes[0])
+    factors = after.scales.astype(np.float64)
+    cells = step.writes[0] // BLOCK, step.writes[0] % BLOCK
+    assert np.abs(after.k[cells] * factors[0] / k - 1).max() < 2**-4 + 1e-9
+    assert (np.abs(after.v[cells]) == 448).any()  # 4.48 is the largest value
+    assert set(np.abs(after.k).ravel()) <= set(E4M3[:127].astype(float))
+    attrs = {"scale": 1.0, "window": None, "cap": None, "group": 0}
+    plain = Cache(after.k * factors[0], after.v * factors[1])
+    body = catalog()["attention"].body
+    found = body(q, after, step, **attrs)
+    assert np.allclose(found, body(q, plain, step, **attrs), rtol=1e-12)
+    assert not np.allclose(found, body(q, after._replace(scales=None), step, **attrs))
 
 
 def test_a_padding_only_step_gives_zeros():

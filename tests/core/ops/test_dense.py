@@ -121,7 +121,7 @@ def test_write_kv_changes_only_the_given_positions(rng):
     k, v = rng.standard_normal((2, 3, 2, 3))
     cells = [7, 16, 4]
     after = OPS.write_kv(k, v, cache, np.array(cells, np.int32))
-    for fresh, old, given in zip(after, before, (k, v), strict=True):
+    for fresh, old, given in zip(after[:2], before[:2], (k, v), strict=True):
         for cell in range(20):
             expected = old[cell // 4, cell % 4]
             if cell in cells:

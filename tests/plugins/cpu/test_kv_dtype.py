@@ -56,14 +56,15 @@ def test_quantized_caches_change_logits_slightly(backend):
     exact = logits(runner_of(backend, "auto"), [80, 10])
     assert np.array_equal(logits(runner_of(backend, "float32"), [80, 10]), exact)
     spread = np.ptp(exact)
-    for kv_dtype, most in (("bfloat16", 0.02), ("int8", 0.03)):
+    for kv_dtype, most in (("bfloat16", 0.02), ("int8", 0.03), ("fp8", 0.1)):
         off = np.abs(logits(runner_of(backend, kv_dtype), [80, 10]) - exact).max()
         assert 0 < off < most * spread, (kv_dtype, off, spread)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_chunking_changes_no_bit_with_int8(backend, dtype):
-    runner = runner_of(backend, "int8", dtype, invariant=True)
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+def test_chunking_changes_no_bit(backend, kv_dtype, dtype):
+    runner = runner_of(backend, kv_dtype, dtype, invariant=True)
     want = logits(runner, [90])
     for parts in ([89, 1], [40, 50], [1] * 90):
         assert np.array_equal(logits(runner, parts), want), parts
@@ -72,23 +73,27 @@ def test_chunking_changes_no_bit_with_int8(backend, dtype):
 def test_bytes_per_token():
     sizes = {
         dtype: Paged((0, 1), 3, 64, dtype).token_bytes
-        for dtype in ("float32", "bfloat16", "int8")
+        for dtype in ("float32", "bfloat16", "int8", "float8_e4m3")
     }
-    assert sizes == {"float32": 1536, "bfloat16": 768, "int8": 408}
+    assert sizes == {
+        "float32": 1536, "bfloat16": 768, "int8": 408, "float8_e4m3": 384,
+    }  # fmt: skip
 
 
-def test_int8_nearly_doubles_the_blocks(backend):
+def test_one_byte_nearly_doubles_the_blocks(backend):
     blocks = {
         kv_dtype: runner_of(
             backend, kv_dtype, cache_bytes=800_000, max_batch=64
         ).limits.blocks[0]
-        for kv_dtype in ("bfloat16", "int8")
+        for kv_dtype in ("bfloat16", "int8", "fp8")
     }
     assert 1.8 < blocks["int8"] / blocks["bfloat16"] < 2
+    assert blocks["fp8"] // blocks["bfloat16"] == 2
 
 
 def test_unsupported_dtypes_are_refused(backend):
     with pytest.raises(RequestError, match=r"kv_dtype: found 'int4', cpu:0 accepts"):
         runner_of(backend, "int4")
-    with pytest.raises(RequestError, match=r"found 'int8', reference:0 accepts auto;"):
+    accepted = r"found 'int8', reference:0 accepts auto, fp8;"
+    with pytest.raises(RequestError, match=accepted):
         runner_of(make_backend("reference"), "int8")

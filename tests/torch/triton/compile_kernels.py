@@ -159,6 +159,21 @@ def call_attention(kernels, dtype, dim):
             kernels["attend_project"](q, k, k, turn, turn, cache, step, out, **attrs)
 
 
+def call_float8(kernels, dtype, dim):
+    """A cache in float8: writes, and attention of one row, of a few, with prompts."""
+    out = Linear(torch.ones(HIDDEN, HEADS * dim, dtype=dtype))
+    attrs = {"scale": 0.1, "window": None, "cap": None, "group": 0}
+    for step, blocks in torch_steps(FEW):
+        tokens = step.tokens.shape[0]
+        q, k = (torch.ones(tokens, n, dim, dtype=dtype) for n in (HEADS, KV_HEADS))
+        shape = blocks, 16, KV_HEADS, dim
+        numbers = (torch.zeros(shape, dtype=torch.float8_e4m3fn) for _ in range(2))
+        cache, turn = Cache(*numbers, torch.ones(2)), torch.ones(tokens, dim // 2)
+        kernels["write_kv"](k, k, cache, step.writes[0])
+        kernels["attention"](q, cache, step, **attrs)
+        kernels["attend_project"](q, k, k, turn, turn, cache, step, out, **attrs)
+
+
 def call_many(kernels, dtype, dim):
     """Sampling filters of many rows."""
     tables = Tables(
@@ -352,6 +367,8 @@ def call_all(dtype, dim, tuning, *, packed=True):
     kernels = named(tuning)
     call_invariant(kernels, dtype, dim)
     call_attention(kernels, dtype, dim)
+    if dtype == torch.bfloat16:
+        call_float8(kernels, dtype, dim)
     more = {kernel.op: kernel.run for kernel in packed_products.kernels(tuning)}
 
     def x(*shape):
@@ -444,7 +461,9 @@ def has_copy_engine():
 
 def call_attention_only(dtype, dim, tuning):
     """Call the kernels whose code depends on the head size most."""
-    call_attention(named(tuning), dtype, dim)
+    kernels = named(tuning)
+    call_attention(kernels, dtype, dim)
+    call_float8(kernels, dtype, dim)
 
 
 def fake_cudnn(q, _k, _v, _scale):

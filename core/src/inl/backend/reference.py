@@ -25,7 +25,7 @@ from inl.backend.base import (
 )
 from inl.backend.host import host_memory
 from inl.backend.simple import plain_state
-from inl.dtypes import FLOATS, HostArray, widen, wrap
+from inl.dtypes import E4M3, FLOATS, HostArray, widen, wrap
 from inl.errors import DeviceError, KernelFailed, RunnerError
 from inl.ops import catalog
 from inl.spec.cache import State
@@ -59,7 +59,7 @@ class ReferenceBackend(Backend):
         if dtype not in FLOATS:
             raise DeviceError(f"dtype: found {dtype!r}, accepted: {', '.join(FLOATS)}")
         self.device = device
-        self.traits = Traits(dtypes=(dtype,))
+        self.traits = Traits(dtypes=(dtype,), kv_dtypes=(E4M3,))
         self._dtype = dtype
         self._collectives = collectives
 
@@ -147,7 +147,7 @@ class BodyRun:
                     f"{spec.name}: argument {spec.parameters[index]!r} was already "
                     "consumed; pass the state that the consuming op returned"
                 )
-        result = round_results(spec, spec.body(*args, **attrs), self._dtype)
+        result = round_results(spec, spec.body(*args, **attrs), self._dtype, args)
         outputs = list(leaves(result)) if self._consumed else []
         for index in self._consumed:
             for array in leaves(args[index]):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, final
 from inl.backend.base import Backend, C, DeviceMemory, Program, StateSpec, Traits
 from inl.backend.host import host_memory
 from inl.backend.programs import takes_info
-from inl.dtypes import HostArray, cast, wrap
+from inl.dtypes import E4M3, HostArray, cast, wrap
 from inl.ops.step import empty_tables
 from inl.spec.cache import Cache, Paged, Slotted, State
 from inl.spec.kernel import Kernel
@@ -106,21 +106,36 @@ def plain_state(
     def zeros(shape: tuple[int, ...], dtype: str) -> Any:
         if dtype == "int32":
             return tensor(wrap(np.zeros(shape, np.int32)))
+        # The bodies of ops round to numbers of float8, which they store as float32.
+        dtype = "float32" if dtype == E4M3 else dtype
         return tensor(cast(np.zeros(shape, np.float32), dtype))
 
-    return zeroed_state(spec, limits, zeros)
+    return zeroed_state(spec, limits, zeros, tensor)
 
 
 def zeroed_state(
-    spec: StateSpec, limits: Limits, zeros: Callable[[tuple[int, ...], str], Any]
+    spec: StateSpec,
+    limits: Limits,
+    zeros: Callable[[tuple[int, ...], str], Any],
+    tensor: Callable[[HostArray], Any] | None = None,
 ) -> State:
-    """Return state in the default layout, allocated by ``zeros(shape, dtype name)``."""
+    """Return state in the default layout, allocated by ``zeros(shape, dtype name)``.
+
+    tensor: copies the scales of caches in float8_e4m3.
+    """
+    import numpy as np
+
     caches: dict[int, Cache] = {}
     paged = [item for item in spec if isinstance(item, Paged)]
     for group, blocks in zip(paged, limits.blocks, strict=True):
         shape = (blocks, limits.block_size, group.kv_heads, group.head_dim)
-        for layer in group.layers:
-            caches[layer] = Cache(zeros(shape, group.dtype), zeros(shape, group.dtype))
+        for layer, factors in group.layer_scales().items():
+            cache = Cache(zeros(shape, group.dtype), zeros(shape, group.dtype))
+            if group.dtype == E4M3 and tensor is not None:
+                cache = cache._replace(
+                    scales=tensor(wrap(np.array(factors, np.float32)))
+                )
+            caches[layer] = cache
     slotted = {
         item.name: zeros((limits.slots, *item.shape), item.dtype)
         for item in spec

@@ -16,7 +16,7 @@ Model = Annotated[
 Device = Annotated[str, typer.Option(help='Device, such as "cpu" or "cuda:1".')]
 Dtype = Annotated[str, typer.Option(help="Compute dtype.")]
 KvDtype = Annotated[
-    str, typer.Option(help="Dtype of the KV cache; int8 halves its memory on CPU.")
+    str, typer.Option(help="Dtype of the KV cache; int8 and fp8 halve its memory.")
 ]
 Quantize = Annotated[
     str | None,

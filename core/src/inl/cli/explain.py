@@ -11,6 +11,7 @@ import typer
 from inl.cli import arguments
 from inl.config import EngineConfig
 from inl.errors import RequestError
+from inl.executor.cache_dtype import cache_dtype, caching_in
 from inl.executor.cache_sizing import plan_limits
 from inl.executor.model_loader import (
     compute_dtype,
@@ -41,12 +42,15 @@ class TracedStep(NamedTuple):
     """Tokens of the longest sequence."""
     notes: tuple[str, ...] = ()
     """How quantized weights are loaded."""
+    cache: str = ""
+    """The dtype of the KV cache and who asks for it; empty for the compute dtype."""
 
 
 def run(
     model: arguments.Model = None,
     device: arguments.Device = "auto",
     dtype: arguments.Dtype = "auto",
+    kv_dtype: arguments.KvDtype = "auto",
     quantize: arguments.Quantize = None,
     tokens: Annotated[int, typer.Option(help="Tokens in the step.", min=1)] = 1,
     rows: Annotated[int, typer.Option(help="Sequences in the step.", min=1)] = 1,
@@ -83,8 +87,8 @@ def run(
             raise RequestError(f"{name}: found {value}, accepted: a number above 0")
     bucket = Bucket(tokens, min(rows, tokens), sampler=sampler)
     config = EngineConfig(
-        backend=device, dtype=dtype, quantize=quantize, max_batch=bucket.rows,
-        context=context,
+        backend=device, dtype=dtype, kv_dtype=kv_dtype, quantize=quantize,
+        max_batch=bucket.rows, context=context,
     )  # fmt: skip
     step = _trace(model, config, bucket)
     report: dict[str, Any] = {
@@ -92,6 +96,7 @@ def run(
         "bucket": bucket._asdict(),
         "ops": explain(step.tracer),
         "weights": list(step.notes),
+        "cache": step.cache,
     }
     if cost:
         from inl.cli.explain_cost import cost_report
@@ -106,6 +111,8 @@ def run(
     )
     for note in step.notes:
         print(f"weights: {note}")
+    if step.cache:
+        print(f"KV cache: {step.cache}")
     if cost:
         from inl.cli.explain_cost import show_costs
 
@@ -135,13 +142,15 @@ def _trace(model: str | None, config: EngineConfig, bucket: Bucket) -> TracedSte
     selection = kernel_selection(backend, config)
     stored = stored_specs(language.checkpoint)
     groups = plan_weights(language.model.weights(shaped), selection.kernels, stored)
-    limits = plan_limits(language.model, shaped, backend, config)
-    tracer = trace(language.model, shaped, groups, bucket, limits, selection)
+    cache = cache_dtype(backend, config.kv_dtype, language.checkpoint)
+    cached = caching_in(language.model, cache, language.checkpoint)
+    limits = plan_limits(cached, shaped, backend, config)
+    tracer = trace(cached, shaped, groups, bucket, limits, selection)
     context = limits.max_blocks_per_seq * limits.block_size
     notes = language.checkpoint.notes
     if language.quantize and (note := decoded_note(groups, language.quantize)):
         notes = (*notes, note)
-    return TracedStep(tracer, backend, context, notes)
+    return TracedStep(tracer, backend, context, notes, cache.note)
 
 
 def explain(tracer: Tracer) -> list[dict[str, Any]]:

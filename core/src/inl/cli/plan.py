@@ -27,6 +27,9 @@ from inl.weights.hub import resolve_model
 from inl.weights.loader import stored_specs
 from inl.weights.quant import packed_bytes
 
+CACHE_SIZES = {**SIZES, "fp8": 1}
+"""Bytes per number of a cache."""
+
 COUNTED = re.compile(r"(\d+)x(\d+(?:\.\d+)?)(?:GB)?", re.IGNORECASE)
 ACCEPTED = 'accepted: such as "4x80GB", "cpu" or "cuda:0,cuda:1"'
 
@@ -110,10 +113,12 @@ def _facts(
     context: int | None,
 ) -> tuple[dict[str, Any], int]:
     """Return the planner's arguments for a model, and the context in tokens."""
-    for name, value in (("dtype", dtype), ("kv-dtype", kv_dtype)):
-        if value not in SIZES and (name, value) != ("dtype", "auto"):
+    for name, value, sizes in (
+        ("dtype", dtype, SIZES), ("kv-dtype", kv_dtype, CACHE_SIZES),
+    ):  # fmt: skip
+        if value not in sizes and (name, value) != ("dtype", "auto"):
             raise RequestError(
-                f"{name}: found {value!r:.80}, accepted: {', '.join(SIZES)}"
+                f"{name}: found {value!r:.80}, accepted: {', '.join(sizes)}"
             )
     if quantize is not None and dtype != "auto":
         raise RequestError(
@@ -131,7 +136,7 @@ def _facts(
     facts = {
         "model_size_params": params,
         "bytes_per_param": stored / params if dtype == "auto" else SIZES[dtype],
-        "kv_bytes_per_value": SIZES[kv_dtype],
+        "kv_bytes_per_value": CACHE_SIZES[kv_dtype],
         "layers": sum(len(group.layers) for group in groups),
         "hidden": int(language.checkpoint.config["hidden_size"]),
         "heads": language.checkpoint.config.get("num_attention_heads"),

@@ -16,6 +16,7 @@ from inl.dtypes import FLOATS, SIZES, wrap
 from inl.errors import CheckpointError, RequestError
 from inl.executor.adapter_stacks import AdapterStacks
 from inl.executor.adapter_weights import AdapterShape, with_adapters
+from inl.executor.cache_dtype import cache_dtype, caching_in
 from inl.executor.cache_sizing import min_limits, plan_limits
 from inl.executor.local_runner import Loaded, LocalRunner
 from inl.executor.sharding import check_mesh, check_shares, with_repeated_heads
@@ -27,7 +28,7 @@ from inl.models.registry import find_model
 from inl.plugin import registry_for
 from inl.progress import LoadStage, Progress, ProgressReporter
 from inl.protocol.runner import Limits
-from inl.spec.cache import Paged, Slotted
+from inl.spec.cache import Slotted
 from inl.spec.mesh import MeshSizes, mesh_of
 from inl.spec.model import Model
 from inl.spec.op import OpSpec
@@ -46,7 +47,7 @@ from inl.weights.quantizing import QuantizingCheckpoint
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from inl.backend.base import Backend, StateSpec
+    from inl.backend.base import Backend
 
 log = logging.getLogger("inl")
 
@@ -203,7 +204,8 @@ def start_runner(
     language = stored_for(configure(language, config), backend, dtype)
     backend = in_dtype(backend, dtype)
     shaped = replace(language.config, dtype=dtype)
-    model = caching_in(language.model, backend, config.kv_dtype)
+    cache = cache_dtype(backend, config.kv_dtype, language.checkpoint)
+    model = caching_in(language.model, cache, language.checkpoint)
     ranks, mesh = count_ranks(backend), mesh_of(backend)
     if mesh is not None:
         check_mesh(model, shaped, mesh, config)
@@ -235,9 +237,9 @@ def start_runner(
         load_weights, groups, language.checkpoint, backend, dtype, rank=rank,
         check=config.check_weights, progress=report,
     )  # fmt: skip
-    cache = backend.offers(WeightCache)  # type: ignore[type-abstract]
+    packed = backend.offers(WeightCache)  # type: ignore[type-abstract]
     # Only checked weights are stored, since those of the cache are not checked again.
-    if cache is None or ranks > 1 or not config.check_weights:
+    if packed is None or ranks > 1 or not config.check_weights:
         weights = load()
     else:
         checkpoint = language.checkpoint
@@ -246,7 +248,7 @@ def start_runner(
         forms = ("adapters" if shape.adapters else "", language.quantize or "")
         form = " ".join(filter(None, forms))
         variant = {"variant": form} if form else {}
-        weights = cache.load(files, dtype, load, report, **variant)
+        weights = packed.load(files, dtype, load, report, **variant)
     if rank == 0 and (quantization := language.quantization):
         log.info("%s: %s", language.name, quantization.describe())
     stacks = None
@@ -327,30 +329,6 @@ def stored_for(language: LanguageModel, backend: Backend, dtype: str) -> Languag
     blocks = backend.offers(DecodedBlocks)
     checkpoint = language.checkpoint.rounded(blocks.dtype if blocks else "float32")
     return replace(language, checkpoint=checkpoint)
-
-
-def caching_in(model: Model, backend: Backend, wanted: str) -> Model:
-    """Return the model with keys and values cached in another dtype.
-
-    Raises :class:`~inl.errors.RequestError` for a dtype that the backend cannot cache.
-    """
-    if wanted == "auto":
-        return model
-    served = backend.traits.kv_dtypes
-    if wanted not in served:
-        others = ", ".join(("auto", *served))
-        raise RequestError(
-            f"kv_dtype: found {wanted!r}, {backend.device} accepts {others}; "
-            "auto caches in the dtype that it computes in"
-        )
-    return replace(model, state=partial(_state_in, model.state, wanted))
-
-
-def _state_in(state: Callable[[Any], StateSpec], dtype: str, config: Any) -> StateSpec:
-    return tuple(
-        item._replace(dtype=dtype) if isinstance(item, Paged) else item
-        for item in state(config)
-    )
 
 
 def in_dtype(backend: Backend, dtype: str) -> Backend:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
+from inl.dtypes import E4M3
 from inl.executor.adapter_weights import AdapterShape, strict_adapters
 from inl.executor.model_step import forward, sample
 from inl.executor.taps import with_taps
@@ -77,7 +78,9 @@ def strict_state(
         shape = (blocks, limits.block_size, heads, group.head_dim)
         for index in group.layers:
             caches[index] = Cache(
-                StrictArray(shape, group.dtype), StrictArray(shape, group.dtype)
+                StrictArray(shape, group.dtype),
+                StrictArray(shape, group.dtype),
+                StrictArray((2,), "float32") if group.dtype == E4M3 else None,
             )
     slotted = {
         item.name: StrictArray((limits.slots, *item.shape), item.dtype)

@@ -157,7 +157,8 @@ def attention(
     A query at position p attends to positions 0 .. p, or p - window + 1 .. p.
     ``cap`` limits scores to ``cap * tanh(score / cap)``. Each group of
     ``heads / kv_heads`` query heads shares a key head. ``group`` selects the cache
-    group's block table. Padding tokens and rows of length 0 give zeros. Softmax in
+    group's block table. Keys and values of a cache with scales are its numbers times
+    these. Padding tokens and rows of length 0 give zeros. Softmax in
     float32 or wider. Returns [T, heads, d].
     """
     return softmax_over_cache(q, cache, step, scale, window, cap, group, None)
@@ -176,14 +177,21 @@ def softmax_over_cache(
     """Return the result of :data:`attention`; sinks: [heads] logits, or ``None``."""
     out = np.zeros_like(q)
     _tokens, heads, dim = q.shape
+    k_scale, v_scale = (1, 1) if cache.scales is None else cache.scales.astype(q.dtype)
     size, kv_heads = cache.k.shape[1:3]
     for row, length in enumerate(step.lengths):
         start, stop = step.starts[row], step.starts[row + 1]
         if stop == start:
             continue
         ids = step.blocks[group, row, : -(-int(length) // size)]
-        k = cache.k[ids].reshape(-1, kv_heads, dim)[:length].transpose(1, 2, 0)
-        v = cache.v[ids].reshape(-1, kv_heads, dim)[:length].transpose(1, 0, 2)
+        k = (
+            cache.k[ids].reshape(-1, kv_heads, dim)[:length].transpose(1, 2, 0)
+            * k_scale
+        )
+        v = (
+            cache.v[ids].reshape(-1, kv_heads, dim)[:length].transpose(1, 0, 2)
+            * v_scale
+        )
         queries = q[start:stop].reshape(-1, kv_heads, heads // kv_heads, dim)
         scores = queries.transpose(1, 2, 0, 3) @ k[:, None] * scale
         if cap is not None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from inl.dtypes import rounded_e4m3
 from inl.spec.cache import Cache, kv_token_bytes
 from inl.spec.op import Case, nbytes, op
 from inl.spec.step import Array
@@ -36,10 +37,17 @@ def write_kv(k: Array, v: Array, cache: Cache, writes: Array) -> Cache:
     """Write keys and values to the cache.
 
     k, v: [T, kv_heads, d]. writes: int32 [T] cache positions, each
-    ``block * block_size + offset``. Returns the cache.
+    ``block * block_size + offset``. A cache with scales stores keys and values divided
+    by them, rounded to float8_e4m3: ties to even, magnitudes to 448 at most. Returns
+    the cache.
     """
     size = cache.k.shape[1]
-    updated = Cache(cache.k.copy(), cache.v.copy())
+    if cache.scales is not None:
+        k, v = (
+            rounded_e4m3(x / scale.astype(x.dtype))
+            for x, scale in zip((k, v), cache.scales, strict=True)
+        )
+    updated = cache._replace(k=cache.k.copy(), v=cache.v.copy())
     updated.k[writes // size, writes % size] = k
     updated.v[writes // size, writes % size] = v
     return updated

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from inl.dtypes import SIZES
+from inl.dtypes import E4M3, SIZES
 from inl.spec.step import Array, Tables
 
 
@@ -16,6 +16,9 @@ class Cache(NamedTuple):
     """[blocks, block_size, kv_heads, head_dim]."""
     v: Array
     """[blocks, block_size, kv_heads, head_dim]."""
+    scales: Array | None = None
+    """Of a cache in float8_e4m3, float32 [2]: a key is its cached number times the
+    first, a value times the second."""
 
 
 class State(NamedTuple):
@@ -28,6 +31,13 @@ class State(NamedTuple):
     tables: Tables
 
 
+class KvScales(NamedTuple):
+    """Factors of the keys and values of one layer's cache in float8_e4m3."""
+
+    k: float = 1.0
+    v: float = 1.0
+
+
 class Paged(NamedTuple):
     """One cache group: layers whose keys and values share a block table."""
 
@@ -35,9 +45,17 @@ class Paged(NamedTuple):
     kv_heads: int
     head_dim: int
     dtype: str
-    """int8 adds a float32 scale per token and head, in the backend's layout."""
+    """int8 adds a float32 scale per token and head, in the backend's layout;
+    float8_e4m3 has the constant ``scales``."""
     window: int | None = None
     """Tokens that a query attends to, its own included; ``None`` is all."""
+    scales: tuple[KvScales, ...] = ()
+    """Of a cache in float8_e4m3: those of each of ``layers``; empty if all are 1."""
+
+    def layer_scales(self) -> dict[int, KvScales]:
+        """Return the scales of each layer of a cache in float8_e4m3."""
+        scales = self.scales or (KvScales(),) * len(self.layers)
+        return dict(zip(self.layers, scales, strict=True))
 
     @property
     def token_bytes(self) -> int:
@@ -62,7 +80,8 @@ class Slotted(NamedTuple):
 def kv_token_bytes(kv_heads: int, head_dim: int, dtype: str) -> int:
     """Bytes of one token's key and value in one layer."""
     scale = SIZES["float32"] if dtype == "int8" else 0
-    return 2 * kv_heads * (head_dim * SIZES[dtype] + scale)
+    size = 1 if dtype == E4M3 else SIZES[dtype]
+    return 2 * kv_heads * (head_dim * size + scale)
 
 
 def passed_blocks(window: int | None, position: int, block_size: int) -> int:

@@ -92,14 +92,20 @@ def storage_run(spec: OpSpec, case: Case, dtype: str, inputs: str = "") -> Any:
     return getattr(ops, spec.name)(*stored(case, dtype, wide), **case.attrs)
 
 
-def round_results(spec: OpSpec, result: Any, dtype: str) -> Any:
-    """Round floats to ``dtype``, or to float32 if not ``spec.rounds``."""
+def round_results(
+    spec: OpSpec, result: Any, dtype: str, args: tuple[Any, ...] = ()
+) -> Any:
+    """Round floats to ``dtype``, or to float32 if not ``spec.rounds``.
+
+    args: of the op; an array of them that the result contains is not rounded.
+    """
+    unchanged = {id(leaf) for leaf in leaves(args)}
     precision = np.float64 if dtype == "float64" else np.float32
     grid = dtype if spec.rounds else precision.__name__
 
     def store(leaf: Any) -> Any:
         array = np.asarray(leaf)
-        if array.dtype.kind != "f":
+        if array.dtype.kind != "f" or id(leaf) in unchanged:
             return array
         return rounded(array.astype(precision, copy=False), grid)
 

@@ -232,7 +232,7 @@ def _state(target: Target, dtype: str) -> None:
         if isinstance(cache, Cache):
             group, blocks = (spec[1], 5) if layer == 1 else (spec[0], 7)
             shape = (blocks, limits.block_size, group.kv_heads, group.head_dim)
-            shapes = [tuple(part.shape) for part in cache]
+            shapes = [tuple(part.shape) for part in (cache.k, cache.v)]
             equal(f"state: shapes of cache {layer}", shapes, [shape, shape])
     slotted = {key: tuple(x.shape) for key, x in state.slotted.items()}
     equal("state: shapes of slotted state", slotted, {"velocity": (4, 3, 2)})

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from inl.dtypes import SIZES
+from inl.dtypes import E4M3, SIZES
 from inl.spec.cache import Cache
 from inl.spec.dispatch import Tracer
 from inl.spec.op import Case, OpSpec, Spec
@@ -19,6 +19,7 @@ from inl.spec.strict_array import StrictArray
 from inl.spec.tolerance import Verdict, truth
 from inl.spec.tree import tree_map
 from inl.testing.check import Check, CheckFailed, Measure, require, worst
+from inl.testing.float8_cases import float8_cases
 from inl.testing.large_cases import larger_cases
 from inl.testing.op_call import OpCall, returned_state
 from inl.testing.op_check import judged, require_passed, run_checked
@@ -92,7 +93,13 @@ def _op_checks(
         yield check(case.name, _case, larger, index, LARGER_ROUNDS)
     if "cache" in op.parameters and "step" in op.parameters:
         for index, name in enumerate(names):
-            yield check(f"poison/{name}", _poisoned, index)
+            yield check(f"poison/{name}", _poisoned, _cases(target, op, 0)[index])
+    if E4M3 in target.backend.traits.kv_dtypes:
+        float8 = partial(_float8, target, op)
+        for index, case in enumerate(float8(0)):
+            yield check(case.name, _case, float8, index, LARGER_ROUNDS)
+            if "step" in op.parameters:
+                yield check(f"poison/{case.name}", _poisoned, case)
     if op.consumes and names:
         yield check("twice", _twice)
 
@@ -107,6 +114,12 @@ def _larger(target: Target, op: OpSpec, half: bool, seed: int) -> list[Case]:
     rng = target.rng(op.name, seed, "larger")
     cases = _cases(target, op, seed)
     return list(larger_cases(op, cases, rng, full=target.full, half=half))
+
+
+@lru_cache(maxsize=24)
+def _float8(target: Target, op: OpSpec, seed: int) -> list[Case]:
+    rng = target.rng(op.name, seed, "float8")
+    return list(float8_cases(op, _cases(target, op, seed), rng))
 
 
 def _case(
@@ -128,8 +141,8 @@ def _case(
     return worst(measures)
 
 
-def _poisoned(target: Target, op: OpSpec, index: int, dtype: str) -> Measure:
-    case = poison(op, _cases(target, op, 0)[index], np.nan)
+def _poisoned(target: Target, op: OpSpec, case: Case, dtype: str) -> Measure:
+    case = poison(op, case, np.nan)
     op_call = OpCall(target, op, case, dtype)
     note = "; unused cache slots contain NaN"
     verdict = judged(op_call, case, run_checked(op_call, target.seed, note))
@@ -159,7 +172,8 @@ def poison(op: OpSpec, case: Case, value: float) -> Case:
         for position in range(int(length)):
             block = step.blocks[case.attrs.get("group", 0), row, position // size]
             unused[block, position % size] = False
-    args["cache"] = Cache(*(np.where(unused[..., None, None], value, x) for x in cache))
+    k, v = (np.where(unused[..., None, None], value, x) for x in (cache.k, cache.v))
+    args["cache"] = cache._replace(k=k, v=v)
     padding = slice(int(step.used_counts[2]), None)
     for name in ("k", "v"):
         if name in args:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from inl.dtypes import HostArray, cast, widen, wrap
-from inl.spec.cache import Cache, Paged
+from inl.dtypes import E4M3, HostArray, cast, widen, wrap
+from inl.spec.cache import Cache, KvScales, Paged
 from inl.spec.dispatch import ResolvedOps, Tracer
 from inl.spec.limits import Limits
 from inl.spec.op import Case, OpSpec, Spec
@@ -22,6 +22,7 @@ from inl.spec.weights import Group, Param
 from inl.testing.tiny import MemoryCheckpoint
 from inl.weights.loader import load_weights
 from inl.weights.plan import WeightPlan, plan_weights
+from inl.weights.quant import dequantize
 
 if TYPE_CHECKING:
     from inl.backend.base import Backend
@@ -145,7 +146,7 @@ class OpCall:
             result = without_caches(result, expected)
         backend = self.target.backend
         return tree_map(
-            lambda x: x if isinstance(x, np.ndarray) else widen(backend.numpy(x)),
+            lambda x: x if isinstance(x, np.ndarray) else values(backend.numpy(x)),
             result,
         )
 
@@ -173,7 +174,11 @@ class OpCall:
             name = array.dtype.name
             return StrictArray(array.shape, dtype if name == "float64" else name)
 
-        return tree_map(spec, value)
+        specs = tree_map(spec, value)
+        if isinstance(value, Cache) and value.scales is not None:
+            numbers = StrictArray(value.k.shape, E4M3)
+            specs = specs._replace(k=numbers, v=numbers)
+        return specs
 
     def _tensors(self, ops: ResolvedOps, name: str, before: Any, after: Any) -> Any:
         backend = self.target.backend
@@ -199,11 +204,16 @@ class OpCall:
         blocks, size, heads, dim = cache.k.shape
         limits = Limits(2, (blocks,), size, 2, 8, sampler="greedy")
         paged = Paged((0,), heads, dim, self.dtype)
+        k, v = cache.k, cache.v
+        if cache.scales is not None:
+            scales = KvScales(*map(float, cache.scales))
+            paged = paged._replace(dtype=E4M3, scales=(scales,))
+            k, v = k * scales.k, v * scales.v
         (own,) = backend.state((paged,), limits=limits).caches
-        k, v = (backend.tensor(cast(part, self.dtype)) for part in cache)
-        if isinstance(own, Cache):
+        k, v = (backend.tensor(cast(part, self.dtype)) for part in (k, v))
+        if isinstance(own, Cache) and cache.scales is None:
             return Cache(k, v)
-        self.custom_cache = True
+        self.custom_cache = not isinstance(own, Cache)
         self.kernels |= {choice.winner for choice in self._writes}
         cells = backend.tensor(wrap(np.arange(blocks * size, dtype=np.int32)))
         flat = (blocks * size, heads, dim)
@@ -228,6 +238,11 @@ class OpCall:
     def _block_size(self) -> int:
         caches = [arg for arg in self.case.args if isinstance(arg, Cache)]
         return int(caches[0].k.shape[1]) if caches else 4
+
+
+def values(array: HostArray) -> Any:
+    """Return the numbers of an array of any dtype that caches have."""
+    return dequantize(array) if array.dtype == E4M3 else widen(array)
 
 
 def returned_state(result: Any) -> Any:

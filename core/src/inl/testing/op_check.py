@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from inl.dtypes import cast, wrap
+from inl.dtypes import E4M3, cast, wrap
 from inl.errors import message
 from inl.spec.cache import Cache
 from inl.spec.step import Step
@@ -120,6 +120,9 @@ def stored_dtype(backend: Backend, dtype: str) -> str:
     It differs from ``dtype`` for backends whose tensors do not carry one, such as the
     reference backend.
     """
+    if dtype == E4M3:  # the bodies of ops store its numbers as float32
+        plain = stored_dtype(backend, "bfloat16") == "bfloat16"
+        return dtype if plain else stored_dtype(backend, "float32")
     zeros = np.zeros(1, np.float64 if "float" in dtype else dtype)
     host = cast(zeros, dtype) if "float" in dtype else wrap(zeros)
     return str(backend.numpy(backend.tensor(host)).dtype)

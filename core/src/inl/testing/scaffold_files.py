@@ -139,7 +139,7 @@ def attention(q, cache, step, *, scale, window, cap, group):
     out, (heads, dim) = np.zeros_like(q), q.shape[1:]
     for row in np.flatnonzero(step.lengths):
         tokens, length = slice(*step.starts[row : row + 2]), step.lengths[row]
-        blocks = (part[step.blocks[group, row]] for part in cache)
+        blocks = (part[step.blocks[group, row]] for part in cache[:2])
         k, v = (x.reshape(-1, x.shape[2], dim)[:length] for x in blocks)
         k, v = (x.repeat(heads // x.shape[1], 1).swapaxes(0, 1) for x in (k, v))
         scores = q[tokens].swapaxes(0, 1) @ k.swapaxes(1, 2) * np.float32(scale)

@@ -14,6 +14,7 @@ from inl.spec.op import Case, OpSpec
 from inl.spec.step import Step
 from inl.spec.strict_array import StrictArray
 from inl.spec.tree import tree_map
+from inl.testing.float8_cases import float8_cache
 from inl.testing.op_call import ROTATIONS
 
 POOL = (1 << 20) - 3
@@ -48,7 +49,9 @@ class Inputs:
                 inputs.append(step)
             elif isinstance(arg, Cache):
                 shape = (blocks, *arg.k.shape[1:])
-                inputs.append(Cache(self._numbers(shape), self._numbers(shape)))
+                cache = Cache(self._numbers(shape), self._numbers(shape))
+                float8 = arg.scales is not None
+                inputs.append(float8_cache(cache) if float8 else cache)
             else:
                 inputs.append(self._tensors(spec.name, name, arg))
         if steps:

@@ -17,6 +17,7 @@ from inl.weights.files import listing, open_regular, unreadable
 if TYPE_CHECKING:
     from inl.text.template import ChatTemplate
     from inl.text.tokenizer import Tokenizer
+    from inl.weights.cache_scheme import CacheScheme
 
 ACCEPTED = (
     "accepted: a folder with config.json and *.safetensors, a .gguf file, "
@@ -34,6 +35,8 @@ class Checkpoint(ABC):
     """Ids of the end-of-text tokens, ascending."""
     metadata: Mapping[str, str] = MappingProxyType({})
     """Texts in the headers of safetensors files, by the names that files use."""
+    cache_scheme: CacheScheme | None = None
+    """The KV cache that a quantized checkpoint was calibrated for."""
     notes: tuple[str, ...] = ()
     """How quantized tensors are stored and loaded, a line each."""
 

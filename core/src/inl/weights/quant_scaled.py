@@ -18,6 +18,7 @@ SCALES: Final = ("float32", "bfloat16", "float16")
 INTEGERS: Final = ("int8",)
 IGNORED: Final = (
     ".input_scale", ".input_zero_point", ".activation_scale", ".k_scale", ".v_scale",
+    ".kv_scale",
     ".q_scale", ".output_scale", ".input_global_scale", ".input_scale_inv",
 )  # fmt: skip
 """Suffixes of static scales of activations and caches."""
@@ -102,6 +103,14 @@ class Fp8(MatrixFormat):
 
     def matrix(self, parts: Parts) -> QuantMatrix:
         return scaled_matrix(parts, self.scale, self._block)
+
+
+def modelopt(config: Mapping[str, Any]) -> Fp8:
+    """Return the format of NVIDIA's ModelOpt: FP8 with a scale per tensor."""
+    option(config, "quant_algo", ("FP8",))
+    form = Fp8({})
+    form.name = "modelopt, FP8"
+    return form
 
 
 @final

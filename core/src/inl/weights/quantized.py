@@ -7,13 +7,13 @@ decoded to float32 when it is read.
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, final
 
 from inl.dtypes import HostArray
 from inl.errors import CheckpointError
+from inl.weights.cache_scheme import cache_scheme
 from inl.weights.files import show
 from inl.weights.quant_encode import encode
 from inl.weights.quant_format import Format, Parts
@@ -53,27 +53,6 @@ def quantized(checkpoint: Checkpoint) -> Checkpoint:
         raise CheckpointError(f"{checkpoint.path}: {error}") from None
 
 
-CACHE_SCALES = (".k_scale", ".v_scale")
-CACHE_FIELDS = ("kv_cache_scheme", "kv_cache_quant_algo")
-
-
-def _cache_notes(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """Log and return what the checkpoint asks of the cache, which is not done."""
-    config = checkpoint.config[FIELD]
-    asked = [f"config field '{FIELD}.{name}'" for name in CACHE_FIELDS
-             if config.get(name)]  # fmt: skip
-    asked += [f"tensor {name!r}" for name in checkpoint.names()
-              if name.endswith(CACHE_SCALES)][:1]  # fmt: skip
-    if not asked:
-        return ()
-    note = (
-        f"{asked[0]} asks for a quantized KV cache, which is ignored: the cache has "
-        "the compute dtype, or that of --kv-dtype"
-    )
-    logging.getLogger("inl").warning("%s: %s", checkpoint.path, note)
-    return (note,)
-
-
 @final
 class QuantizedCheckpoint(WrappedCheckpoint):
     """Wraps a checkpoint and decodes or repacks its quantized matrices on access."""
@@ -102,7 +81,8 @@ class QuantizedCheckpoint(WrappedCheckpoint):
             for name in inner.names()
             if name not in taken and not name.endswith(form.ignored)
         }
-        self.notes = (*inner.notes, self._note(), *_cache_notes(inner))
+        self.notes = (*inner.notes, self._note())
+        self.cache_scheme = cache_scheme(inner)
 
     def _read(self, stem: str, stored: set[str]) -> Parts:
         names = {part: f"{stem}{self._form.joint}{part}" for part in self._form.parts}

@@ -63,7 +63,7 @@ class TorchBackend(Backend):
     def state(self, spec: StateSpec, *, limits: Limits) -> State:
         size, where = state_bytes(spec, limits), f"{self.device}: state"
         with allocating(size, where, self.memory, f"for {_capacity(limits)}; "):
-            return zeroed_state(spec, limits, self.zeros)
+            return zeroed_state(spec, limits, self.zeros, self.tensor)
 
     def zeros(self, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
         """Allocate a zeroed tensor of the dtype named ``dtype`` on the device."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
-from inl.dtypes import HostArray
+from inl.dtypes import E4M3, HostArray
 from inl.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -24,11 +24,16 @@ DTYPES: Final = {
     "int8": torch.int8,
     "uint8": torch.uint8,
     "bool": torch.bool,
+    E4M3: torch.float8_e4m3fn,
 }
 """Names of :mod:`inl.dtypes` -> torch dtypes."""
 
 NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 """Torch dtypes -> names."""
+
+
+BITS: Final = {"bfloat16": (np.int16, np.uint16), E4M3: (np.uint8, np.uint8)}
+"""Dtypes that NumPy lacks -> those of their bits, in torch and in a host array."""
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -46,22 +51,23 @@ def from_host(array: HostArray) -> torch.Tensor:
     """
     dtype = torch_dtype(array.dtype)
     data = array.data.reshape(array.shape)
-    if array.dtype == "bfloat16":
-        data = data.view(np.int16)
+    if array.dtype in BITS:
+        data = data.view(BITS[array.dtype][0])
     if data.flags.writeable or not _is_plain(data):
         data = np.array(data, data.dtype.newbyteorder("="), order="C")
     else:
         data = np.asarray(_Aliased(data))
     tensor = torch.from_numpy(data)
-    return tensor.view(dtype) if array.dtype == "bfloat16" else tensor
+    return tensor.view(dtype) if array.dtype in BITS else tensor
 
 
 def to_host(tensor: torch.Tensor) -> HostArray:
     """Copy a tensor to the host; blocks until it is computed."""
     copy = tensor.detach().to("cpu", copy=True).contiguous()
     name, shape = NAMES[copy.dtype], tuple(copy.shape)
-    if name == "bfloat16":
-        return HostArray(copy.view(torch.int16).numpy().view(np.uint16), name, shape)
+    if name in BITS:
+        bits = copy.view(torch_dtype(np.dtype(BITS[name][0]).name)).numpy()
+        return HostArray(bits.view(BITS[name][1]), name, shape)
     return HostArray(copy.numpy(), name, shape)
 
 

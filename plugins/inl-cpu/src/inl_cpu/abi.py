@@ -57,6 +57,8 @@ class Flag(IntFlag):
     """Results of a row may depend on the batch: permits AMX, which rounds otherwise."""
     KV_INT8 = 16384
     """The cache holds int8 with a scale for each token and head."""
+    KV_FLOAT8 = 32768
+    """The cache holds float8 (e4m3), times the instruction's two scales."""
 
 
 class Format(IntEnum):

@@ -41,7 +41,7 @@ from inl_cpu.encoding import (
     WriteU64,
 )
 
-KV = Flag.KV_BF16 | Flag.KV_INT8
+KV = Flag.KV_BF16 | Flag.KV_INT8 | Flag.KV_FLOAT8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,7 +240,8 @@ class Attention(
     position p attends to keys of its row at positions p - window + 1 .. p; a window of
     0 is unlimited. Tokens from starts[rows] on and rows of length 0 get zeros. Weights
     are softmax(cap * tanh(scale * q k / cap)); a cap of 0 is none. sinks [heads] are
-    logits that take part in the softmax and contribute no value. positions, token_rows,
+    logits that take part in the softmax and contribute no value. scales [2] are those
+    of keys and values of a cache in float8; None is 1. positions, token_rows,
     starts and lengths are also read before the program runs, to divide the work.
 
     Shapes: y [tokens, heads * head_width], positions and token_rows [tokens],
@@ -275,6 +276,7 @@ class Attention(
     q_norm: ReadF32[D] | None = None
     k_norm: ReadF32[D] | None = None
     sinks: ReadF32[D] | None = None
+    scales: ReadF32[D] | None = None
     scale: Real
     cap: Real = 0.0
     eps: Real = 0.0
@@ -294,6 +296,7 @@ class WriteKv(Instruction[D], opcode=14, flags=KV):
     k_cache: UpdateBytes[D]
     v_cache: UpdateBytes[D]
     writes: ReadI32[D]
+    scales: ReadF32[D] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -308,6 +311,7 @@ class ReadCache(Instruction[D], opcode=15, flags=KV):
     v_cache: ReadBytes[D]
     k: WriteF32[D]
     v: WriteF32[D]
+    scales: ReadF32[D] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -322,6 +326,7 @@ class FillCache(Instruction[D], opcode=16, flags=KV):
     v_cache: UpdateBytes[D]
     k: ReadF32[D]
     v: ReadF32[D]
+    scales: ReadF32[D] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from inl.backend.base import (
     WeightUpdates,
 )
 from inl.backend.host import host_memory
-from inl.dtypes import SIZES, HostArray, widen, wrap
+from inl.dtypes import E4M3, SIZES, HostArray, widen, wrap
 from inl.errors import DeviceError
 from inl.ops.step import empty_tables
 from inl.spec.cache import Paged, Slotted, State
@@ -60,7 +60,7 @@ class NativeBackend(Backend):
     traits = Traits(
         dtypes=("bfloat16", "float32"),
         depth=1,
-        kv_dtypes=("bfloat16", "float32", "int8"),
+        kv_dtypes=("bfloat16", "float32", "int8", E4M3),
     )
 
     def __init__(self, device: Device) -> None:
@@ -95,7 +95,7 @@ class NativeBackend(Backend):
         for group, blocks in zip(paged, limits.blocks, strict=True):
             for layer in group.layers:
                 caches[layer] = NativeCache(
-                    self.emitter, group, blocks, limits.block_size
+                    self.emitter, group, layer, blocks, limits.block_size
                 )
         slotted = {
             item.name: np.zeros((limits.slots, *item.shape), np.float32)

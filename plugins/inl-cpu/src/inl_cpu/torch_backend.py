@@ -11,6 +11,7 @@ import torch
 
 from inl.backend.base import C, DeviceMemory, ForkSafety, Traits
 from inl.backend.host import host_memory
+from inl.dtypes import E4M3
 from inl.forks import on_fork
 from inl_cpu.cores import requested_threads
 from inl_torch.backend import TorchBackend
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 class TorchCpuBackend(TorchBackend):
     """Torch on the host; raises :class:`DeviceError` for an invalid INL_THREADS."""
 
-    traits = Traits(dtypes=("float32", "bfloat16"), depth=1)
+    traits = Traits(dtypes=("float32", "bfloat16"), depth=1, kv_dtypes=(E4M3,))
 
     def __init__(self, device: Device) -> None:
         self.device = device

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 
 from inl.backend.base import DeviceMemory, Traits
+from inl.dtypes import E4M3
 from inl.errors import BackendUnavailable
 from inl_intel import rope
 from inl_intel.probe import INSTALL
@@ -36,6 +37,7 @@ class XpuBackend(TorchBackend):
         depth=1,
         token_budget=2048,
         readers=min(os.cpu_count() or 1, 8),
+        kv_dtypes=(E4M3,),
     )
 
     def __init__(

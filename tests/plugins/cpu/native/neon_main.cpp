@@ -152,6 +152,7 @@ int main() {
     linear("q6_k int16", INL_KIND_Q6_K, INL_X_INT16, 1e-5f);
     attention("attention", 0, 1e-5f);
     attention("attention, bfloat16", INL_KV_BF16, 1e-2f);
+    attention("attention, float8", INL_KV_FLOAT8, 1e-5f);
     inl_close(pools[0]);
     inl_close(pools[1]);
     return failed;

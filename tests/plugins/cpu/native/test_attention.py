@@ -16,12 +16,13 @@ from native_harness import (
     instruction,
 )
 
-from inl.dtypes import rounded
+from inl.dtypes import rounded, rounded_e4m3
 from inl.ops import catalog
 from inl.ops.attention import attention_case, random_step
 from inl.spec.cache import Cache
 from inl.spec.op import Case
 from inl.spec.tolerance import judge
+from inl.testing.float8_cases import with_float8
 
 CATALOG = catalog()
 CASES = [
@@ -32,15 +33,18 @@ CASES = [
 ]
 
 
-KINDS = {"float32": 0, "bfloat16": Flag.KV_BF16, "int8": Flag.KV_INT8}
+KINDS = {
+    "float32": 0, "bfloat16": Flag.KV_BF16, "int8": Flag.KV_INT8,
+    "float8": Flag.KV_FLOAT8,
+}  # fmt: skip
 """Flags by what a cache holds."""
 
 
 class Paged:
     """A cache in the native layout."""
 
-    def __init__(self, native, shape, dtype):
-        self.native, self.shape = native, shape
+    def __init__(self, native, shape, dtype, scales=None):
+        self.native, self.shape, self.scales = native, shape, scales
         self.flags = KINDS[dtype]
         size = native.lib.inl_cache_bytes(*shape, self.flags)
         assert size > 0
@@ -49,7 +53,7 @@ class Paged:
         self.k[:], self.v[:] = 255, 255
 
     def move(self, opcode, k, v):
-        data = self.k, self.v, k, v
+        data = self.k, self.v, k, v, self.scales
         self.native.run(instruction(opcode, self.shape, data, flags=self.flags))
 
     def fill(self, cache):
@@ -74,7 +78,7 @@ def attend(native, q, paged, step, attrs, *, k=None, v=None, flags=0, **extra):
     data = (
         q, k, v, paged.k, paged.v, y, step.positions, step.rows, step.starts,
         step.lengths, i32(step.blocks[group]), i32(step.writes[group]),
-        *[extra.get(part) for part in parts],
+        *[extra.get(part) for part in parts], paged.scales,
     )  # fmt: skip
     reals = attrs["scale"], attrs.get("cap") or 0.0, extra.get("eps", 0.0)
     native.run(instruction(Op.ATTENTION, dims, data, reals, paged.flags | flags))
@@ -91,6 +95,57 @@ def test_attention(native, case, dtype):
     y = attend(native, narrow(q), paged, step, case.attrs)
     verdict = judge(CATALOG["attention"], case, dtype, y)
     assert verdict.passed, verdict
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("scales", [None, (0.5, 2.0)])
+def test_attention_over_float8(native, case, scales):
+    """As exact as over float32: only what is cached is rounded."""
+    case = with_float8(case, scales or (1.0, 1.0))
+    q, cache, step = case.args
+    paged = Paged(native, cache.k.shape, "float8", scales and f32(scales))
+    k_scale, v_scale = cache.scales
+    paged.fill(Cache(cache.k * k_scale, cache.v * v_scale))
+    y = attend(native, f32(q), paged, step, case.attrs)
+    verdict = judge(CATALOG["attention"], case, "float32", y)
+    assert verdict.passed, verdict
+
+
+def test_every_float8_survives_and_others_are_rounded(native):
+    """All codes, halves between them, and their neighbors, against the NumPy body."""
+    grid = np.unique(rounded_e4m3(np.linspace(-460, 460, 1 << 16)))
+    grid = np.unique(np.concatenate([grid, np.arange(-15, 16) * 2.0**-9]))
+    halves = (grid[1:] + grid[:-1]) / 2
+    x = np.concatenate(
+        [
+            grid,
+            halves,
+            np.nextafter(f32(halves), f32(9e9)),
+            np.nextafter(f32(halves), f32(-9e9)),
+            [1e9, -1e9, np.inf],
+        ]
+    )
+    x = f32(np.pad(x, (0, -len(x) % 64))).reshape(1, -1, 2, 32)
+    for scales in ((1.0, 1.0), (0.37, 1.9)):
+        factors = f32(scales)
+        paged = Paged(native, x.shape, "float8", factors)
+        plain = Cache(x * factors[0], x * factors[1])
+        paged.fill(plain)
+        for got, given, scale in zip(paged.read(), plain, factors, strict=False):
+            want = rounded_e4m3(given.astype(np.float32) / scale) * scale
+            assert np.array_equal(got, want)
+
+
+def test_nan_in_float8_stays_nan(native, rng):
+    case = with_float8(CASES[0], (1.0, 1.0))
+    q, cache, step = case.args
+    k = cache.k.copy()
+    k[step.blocks[0, 0, 0], 0, :, 3] = np.nan  # the first key of the first row
+    paged = Paged(native, cache.k.shape, "float8")
+    paged.fill(Cache(k, cache.v))
+    y = attend(native, f32(q), paged, step, case.attrs)
+    assert np.isnan(y[0]).all()
+    assert np.isfinite(y[1:]).all()
 
 
 @pytest.mark.parametrize("block_size", [1, 4, 16, 24, 32])
@@ -327,8 +382,9 @@ def test_contexts_of_several_segments(
     both = {"window": None, "cap": None, "group": 0} | case.attrs | attrs
     y = attend(native, q, paged, step, both)
     body = CATALOG["attention"].body
-    stored = Cache(*(part.astype(np.float64) for part in paged.read()))
+    stored = Cache(*(part.astype(np.float64) for part in paged.read()[:2]))
     exact = body(q.astype(np.float64), stored, step, **both)
+    dtype = "float32" if dtype == "float8" else dtype
     if dtype == "int8":
         # Queries and weights have 15 bits.
         assert excess(y, exact, exact, "bfloat16") < 0.25
@@ -350,7 +406,7 @@ def test_an_int8_cache_has_a_scale_for_each_token_and_head(native, rng):
     most = np.abs(plain).max(-1, keepdims=True)
     steps = np.where(most > 0, most, 1) / 127
     want = np.rint(plain / steps) * steps
-    for found, exact, step in zip(paged.read(), want, steps, strict=True):
+    for found, exact, step in zip(paged.read()[:2], want, steps, strict=True):
         # A number halfway between two codes may round either way.
         assert (np.abs(found - exact) <= 1.001 * step).all()
         assert np.mean(np.abs(found - exact) > 1e-3 * step) < 0.01

@@ -61,13 +61,21 @@ class AttentionSpan:
             self.biases[key] = bias[:, None, None] if self.batched else bias
         return self.biases[key]
 
-    def gather(self, cache: torch.Tensor, group: int) -> torch.Tensor:
+    def gather(
+        self, cache: torch.Tensor, group: int, scale: torch.Tensor | None
+    ) -> torch.Tensor:
         """Gather keys or values from the cache: [rows, keys, kv_heads, d].
+
+        scale: of numbers in float8, which become float32.
 
         Unwritten cells, which may hold the NaN of an earlier request, are zero: a
         masked value still enters the weighted sum, with weight 0.
         """
-        blocks = cache.index_select(0, self.ids[group])
+        if scale is None:
+            blocks = cache.index_select(0, self.ids[group])
+        else:  # index operations have no kernels for float8
+            bits = cache.view(torch.uint8).index_select(0, self.ids[group])
+            blocks = bits.view(cache.dtype).float() * scale
         cells = blocks.view(self.rows, -1, *cache.shape[2:])[:, : self.keys]
         if self.unwritten is None:
             return cells
@@ -226,7 +234,9 @@ def _attend(
     group: int,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    k, v = span.gather(cache.k, group), span.gather(cache.v, group)
+    k_scale, v_scale = (None, None) if cache.scales is None else cache.scales
+    k, v = span.gather(cache.k, group, k_scale), span.gather(cache.v, group, v_scale)
+    stored, q = q.dtype, q.to(k.dtype)
     tokens, heads, dim = span.stop - span.start, q.shape[1], q.shape[2]
     split = q[span.start : span.stop].view(tokens, k.shape[2], -1, dim)
     causal = span.causal and window is None and cap is None and sinks is None
@@ -238,13 +248,13 @@ def _attend(
         if sinks is not None:
             sinks = sinks.view(1, split.shape[1], -1, 1)
         out = _attend_dense(split, k, v, bias, scale, cap, sinks)
-        return out.reshape(tokens, heads, dim)
+        return out.reshape(tokens, heads, dim).to(stored)
     split = split.permute(1, 2, 0, 3)
     k, v = (_per_head(x, split.shape[1]) for x in (k, v))
     if sinks is not None:
         sinks = sinks.view(*split.shape[:2], 1, 1)
     out = _attend_dense(split, k, v, bias, scale, cap, sinks, causal=causal)
-    return out.permute(2, 0, 1, 3).reshape(tokens, heads, dim)
+    return out.permute(2, 0, 1, 3).reshape(tokens, heads, dim).to(stored)
 
 
 def _per_head(x: torch.Tensor, group: int) -> torch.Tensor:

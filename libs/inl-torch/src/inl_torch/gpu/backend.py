@@ -14,7 +14,7 @@ import torch
 
 from inl.backend.base import C, DeviceMemory, Precompiler, Program, Traits
 from inl.backend.tunable import Facts, Tunable
-from inl.dtypes import SIZES
+from inl.dtypes import E4M3, SIZES
 from inl_torch.backend import TorchBackend, inference_mode
 from inl_torch.gpu.capture_sizes import capture_sizes
 from inl_torch.gpu.graphs import AsyncHostCopy, CapturedByShape, capture
@@ -63,6 +63,7 @@ class GpuBackend(TorchBackend):
         captures_programs=True,
         cache_share=0.9,
         max_batch=256,
+        kv_dtypes=(E4M3,),
     )
     pool: Any
     """Memory pool of the graphs. It must outlive the graphs of every runner."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from inl.dtypes import E4M3
 from inl.errors import OutOfMemory
 from inl.spec.kernel import Kernel
 from inl_cpu import instructions
@@ -15,13 +18,18 @@ from inl_cpu.memory import sparse_zeros
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from numpy.typing import NDArray
+
     from inl.ops.sink_attention import Sinks
     from inl.spec.cache import Paged
     from inl.spec.step import Step
     from inl_cpu.command_emitter import CommandEmitter
 
 
-KV_FLAGS = {"float32": Flag.X_EXACT, "bfloat16": Flag.KV_BF16, "int8": Flag.KV_INT8}
+KV_FLAGS = {
+    "float32": Flag.X_EXACT, "bfloat16": Flag.KV_BF16, "int8": Flag.KV_INT8,
+    E4M3: Flag.KV_FLOAT8,
+}  # fmt: skip
 """Instruction flag of each cache dtype."""
 
 
@@ -29,11 +37,15 @@ class NativeCache:
     """Keys and values of one layer, in tiles of 16 keys; initially zero."""
 
     def __init__(
-        self, emitter: CommandEmitter, spec: Paged, blocks: int, block_size: int
-    ) -> None:
+        self, emitter: CommandEmitter, spec: Paged, layer: int, blocks: int,
+        block_size: int,
+    ) -> None:  # fmt: skip
         self.blocks, self.block_size = blocks, block_size
         self.kv_heads, self.head_dim = spec.kv_heads, spec.head_dim
         self.flags = int(KV_FLAGS[spec.dtype])
+        self.scales: NDArray[np.float32] | None = None
+        if spec.dtype == E4M3:
+            self.scales = np.array(spec.layer_scales()[layer], np.float32)
         size = emitter.machine.library.inl_cache_bytes(
             blocks, block_size, spec.kv_heads, spec.head_dim, self.flags
         )
@@ -62,6 +74,7 @@ def write_kv(
             k_cache=cache.k,
             v_cache=cache.v,
             writes=writes,
+            scales=cache.scales,
             flags=cache.flags,
         )
     )
@@ -162,6 +175,7 @@ class Attention:
                 blocks=step.blocks[group],
                 writes=step.writes[group],
                 sinks=sinks,
+                scales=cache.scales,
                 scale=scale,
                 cap=cap or 0.0,
                 flags=flags,

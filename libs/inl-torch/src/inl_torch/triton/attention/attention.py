@@ -16,6 +16,7 @@ from triton.runtime.driver import driver
 from inl.spec.cache import Cache
 from inl.spec.kernel import Kernel
 from inl.spec.step import Step
+from inl_torch.triton.attention.float8 import stored
 from inl_torch.triton.attention.kernels import attend, combine
 from inl_torch.triton.attention.plan import Work, plan
 from inl_torch.triton.attention.tiles import LOG2E, attend_tiles
@@ -152,10 +153,10 @@ def _single_tokens(
     split_acc = torch.empty((*shape, dim), dtype=torch.float32, device=q.device)
     split_stats = torch.empty((*shape, 2), dtype=torch.float32, device=q.device)
     attend[(head_programs, tokens + spare)](
-        q, cache.k, cache.v, table, step.rows, step.positions, used, items.entries,
+        q, *stored(cache), table, step.rows, step.positions, used, items.entries,
         out, split_acc, split_stats, q.stride(0), table.shape[1], scale, window or 0,
-        cap or 1.0, SIZE=size, KV_HEADS=kv_heads, GROUP=group_size, LANES=lanes,
-        DIM=dim, DIM_P=max(power(dim), 16), KEYS=keys, M=max(lanes, 16),
+        cap or 1.0, cache.scales, SIZE=size, KV_HEADS=kv_heads, GROUP=group_size,
+        LANES=lanes, DIM=dim, DIM_P=max(power(dim), 16), KEYS=keys, M=max(lanes, 16),
         WINDOWED=window is not None, CAPPED=cap is not None,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
@@ -194,10 +195,10 @@ def _token_tiles(
     lanes = min(group_size, tile_config.rows)
     tiles = work.tiles(tile_config.rows // lanes, all_tokens=invariant)
     attend_tiles[(kv_heads * -(-group_size // lanes), tiles.shape[0])](
-        q, cache.k, cache.v, table, step.positions, tiles, out, q.stride(0),
+        q, *stored(cache), table, step.positions, tiles, out, q.stride(0),
         table.shape[1], scale if cap else scale * LOG2E.value, window or 0, cap or 1.0,
-        SIZE=size, KV_HEADS=kv_heads, GROUP=group_size, LANES=lanes, DIM=dim,
-        DIM_P=max(power(dim), 16), KEYS=tile_config.keys, M=tile_config.rows,
+        cache.scales, SIZE=size, KV_HEADS=kv_heads, GROUP=group_size, LANES=lanes,
+        DIM=dim, DIM_P=max(power(dim), 16), KEYS=tile_config.keys, M=tile_config.rows,
         WINDOWED=window is not None, CAPPED=cap is not None,
         num_warps=tile_config.warps, num_stages=tile_config.stages,
     )  # fmt: skip

@@ -11,21 +11,25 @@ from triton.language import tensor
 
 from inl.spec.cache import Cache
 from inl.spec.kernel import Kernel
+from inl_torch.triton.attention.float8 import stored, to_cache
 from inl_torch.triton.common import PREFERENCE, dense, power, refuse_row, warps
 
 
 @triton.jit
 def _write(
     k: tensor, v: tensor, k_cache: tensor, v_cache: tensor, writes: tensor,
-    k_stride: tensor, v_stride: tensor, width: tensor, BLOCK: tl.constexpr,
+    scales: tensor | None, k_stride: tensor, v_stride: tensor, width: tensor,
+    BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(writes + token).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < width
     key = tl.load(k + token * k_stride + column, mask=inside)
+    key = to_cache(key, scales, 0)
     tl.store(k_cache + slot * width + column, key, mask=inside)
     value = tl.load(v + token * v_stride + column, mask=inside)
+    value = to_cache(value, scales, 1)
     tl.store(v_cache + slot * width + column, value, mask=inside)
 
 
@@ -36,7 +40,7 @@ def write_kv(
     k, v, width = dense(k), dense(v), kv_heads * dim
     block = power(width)
     _write[(tokens,)](
-        k, v, cache.k, cache.v, writes, k.stride(0), v.stride(0), width,
+        k, v, *stored(cache), writes, cache.scales, k.stride(0), v.stride(0), width,
         BLOCK=block, num_warps=warps(block),
     )  # fmt: skip
     return cache

@@ -6,15 +6,17 @@ import triton
 import triton.language as tl
 from triton.language import tensor
 
+from inl_torch.triton.attention.float8 import from_cache, times
+
 
 @triton.jit
 def attend(
     q: tensor, k: tensor, v: tensor, table: tensor, token_rows: tensor,
     positions: tensor, used: tensor, items: tensor, out: tensor, split_acc: tensor,
     split_stats: tensor, q_stride: tensor, width: tensor, scale: tensor, window: tensor,
-    cap: tensor, SIZE: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
-    LANES: tl.constexpr, DIM: tl.constexpr, DIM_P: tl.constexpr, KEYS: tl.constexpr,
-    M: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
+    cap: tensor, scales: tensor | None, SIZE: tl.constexpr, KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr, LANES: tl.constexpr, DIM: tl.constexpr, DIM_P: tl.constexpr,
+    KEYS: tl.constexpr, M: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
 ) -> None:  # fmt: skip
     """Attention of one token over one split of its keys, see
     :mod:`inl_torch.triton.attention.row_splits`. Tokens from ``used`` on become 0.
@@ -47,6 +49,7 @@ def attend(
     begin = first_key + split * split_keys
     end = tl.minimum(begin + split_keys, last)
 
+    scale = times(scale, scales, 0)
     m_i = tl.full((M,), -1e30, tl.float32)
     l_i = tl.zeros((M,), tl.float32)
     acc = tl.zeros((M, DIM_P), tl.float32)
@@ -57,8 +60,8 @@ def attend(
         slot = block.to(tl.int64) * SIZE + key_index % SIZE
         inner = (slot * KV_HEADS + kv_head)[:, None] * DIM + d[None, :]
         both = valid[:, None] & (d < DIM)[None, :]
-        key = tl.load(k + inner, mask=both, other=0)
-        value = tl.load(v + inner, mask=both, other=0)
+        key = from_cache(tl.load(k + inner, mask=both, other=0), x.dtype)
+        value = from_cache(tl.load(v + inner, mask=both, other=0), x.dtype)
         score = tl.dot(x, tl.trans(key), input_precision="ieee") * scale
         if CAPPED:
             score = cap * (1 - 2 / (tl.exp(2 * score / cap) + 1))
@@ -71,6 +74,7 @@ def attend(
         acc += tl.dot(p.to(value.dtype), value, input_precision="ieee")
         m_i = m_new
 
+    acc = times(acc, scales, 1)
     HEADS: tl.constexpr = KV_HEADS * GROUP
     both = is_head[:, None] & (d < DIM)[None, :]
     if splits == 1:

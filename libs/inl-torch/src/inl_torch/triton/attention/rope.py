@@ -13,6 +13,7 @@ from triton.language import tensor
 from inl.ops.rope import RopeScaling
 from inl.spec.kernel import Kernel
 from inl_torch.eager.rope import plane_frequencies
+from inl_torch.triton.attention.float8 import to_cache
 from inl_torch.triton.common import PREFERENCE, dense, power, refuse_row, warps
 from inl_torch.triton.pdl import pdl_sync
 from inl_torch.triton.tuning import Tuning
@@ -20,10 +21,14 @@ from inl_torch.triton.tuning import Tuning
 
 @triton.jit
 def rotate(
-    x: tensor, y: tensor, cos: tensor, sin: tensor, HEADS: tl.constexpr,
-    HALF: tl.constexpr, HEADS_P: tl.constexpr, HALF_P: tl.constexpr,
+    x: tensor, y: tensor, cos: tensor, sin: tensor, scales: tensor | None,
+    HEADS: tl.constexpr, HALF: tl.constexpr, HEADS_P: tl.constexpr,
+    HALF_P: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Rotate the heads of one token, contiguous at ``x``, and store them to ``y``."""
+    """Rotate the heads of one token, contiguous at ``x``, and store them to ``y``.
+
+    scales: of ``y``, where it is the keys of a cache in float8.
+    """
     head = tl.arange(0, HEADS_P)[:, None]
     plane = tl.arange(0, HALF_P)[None, :]
     inside = (head < HEADS) & (plane < HALF)
@@ -32,8 +37,8 @@ def rotate(
     b = tl.load(x + index + HALF, mask=inside, other=0).to(tl.float32)
     c = tl.load(cos + plane, mask=plane < HALF, other=0)
     s = tl.load(sin + plane, mask=plane < HALF, other=0)
-    tl.store(y + index, a * c - b * s, mask=inside)
-    tl.store(y + index + HALF, b * c + a * s, mask=inside)
+    tl.store(y + index, to_cache(a * c - b * s, scales, 0), mask=inside)
+    tl.store(y + index + HALF, to_cache(b * c + a * s, scales, 0), mask=inside)
 
 
 @triton.jit
@@ -47,11 +52,11 @@ def _rope(
     table = token * HALF
     rotate(
         q + token * q_stride, q_out + token * (2 * HALF * HEADS), cos + table,
-        sin + table, HEADS, HALF, HEADS_P, HALF_P,
+        sin + table, None, HEADS, HALF, HEADS_P, HALF_P,
     )  # fmt: skip
     rotate(
         k + token * k_stride, k_out + token * (2 * HALF * KV_HEADS), cos + table,
-        sin + table, KV_HEADS, HALF, KV_HEADS_P, HALF_P,
+        sin + table, None, KV_HEADS, HALF, KV_HEADS_P, HALF_P,
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from inl.spec.cache import Cache
 from inl.spec.step import Step
 from inl_torch.triton.attention.attention import HEADS, MERGED_SPLITS, paged_attention
 from inl_torch.triton.attention.cache import write_kv
+from inl_torch.triton.attention.float8 import stored
 from inl_torch.triton.attention.plan import Work
 from inl_torch.triton.attention.prompt import attend_prompt, uses_library
 from inl_torch.triton.attention.rope import rope
@@ -59,7 +60,7 @@ def decode_attention(
     """
     step_plan = step.plan[label] if step.plan else plan(step, block_size=0)
     if isinstance(step_plan, Work):
-        if uses_library(q, step, window=window, cap=cap):
+        if uses_library(q, cache, step, window=window, cap=cap):
             q, k = rope(q, k, cos, sin)
             cache = write_kv(k, v, cache, step.writes[group])
             return attend_prompt(q, k, v, cache, step, scale=scale, group=group)
@@ -99,12 +100,12 @@ def decode_attention(
     split_acc = torch.empty((*shape, dim), dtype=torch.float32, device=q.device)
     split_stats = torch.empty((*shape, 2), dtype=torch.float32, device=q.device)
     rope_attend[grid](
-        q, k, v, cos, sin, cache.k, cache.v, table, step.rows, step.positions,
+        q, k, v, cos, sin, *stored(cache), table, step.rows, step.positions,
         step.starts, step.used_counts, step.writes[group], out, split_acc, split_stats,
         step_plan.counters, items, q.stride(0), k.stride(0), v.stride(0), width,
-        scale if cap else scale * LOG2E.value, window or 0, cap or 1.0, LISTED=listed,
-        SINGLE=single, SIZE=size, KV_HEADS=kv_heads, GROUP=group_size, LANES=lanes,
-        HALF=dim // 2, DIM_P=max(power(dim), 16), KEYS=keys, SPLITS=splits,
+        scale if cap else scale * LOG2E.value, window or 0, cap or 1.0, cache.scales,
+        LISTED=listed, SINGLE=single, SIZE=size, KV_HEADS=kv_heads, GROUP=group_size,
+        LANES=lanes, HALF=dim // 2, DIM_P=max(power(dim), 16), KEYS=keys, SPLITS=splits,
         M=max(lanes, 16), WINDOWED=window is not None, CAPPED=cap is not None,
         PDL=uses_pdl, PREFETCH=prefetch,
         UNSPLIT_TILES=1 if single else UNSPLIT_TILES, WAITS=tuning.lanes == WIDE,

@@ -6,6 +6,11 @@ import triton
 import triton.language as tl
 from triton.language import tensor
 
+from inl_torch.triton.attention.float8 import (
+    from_cache,
+    times,
+    to_cache,
+)
 from inl_torch.triton.attention.tiles import LOG2E
 from inl_torch.triton.barrier import finish_stores
 from inl_torch.triton.pdl import pdl_sync
@@ -147,10 +152,11 @@ def rope_attend(
     starts: tensor, used_counts: tensor, writes: tensor, out: tensor, split_acc: tensor,
     split_stats: tensor, counters: tensor, items: tensor, q_stride: tensor,
     k_stride: tensor, v_stride: tensor, width: tensor, scale: tensor, window: tensor,
-    cap: tensor, LISTED: tl.constexpr, SINGLE: tl.constexpr, SIZE: tl.constexpr,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, LANES: tl.constexpr,
-    HALF: tl.constexpr, DIM_P: tl.constexpr, KEYS: tl.constexpr, SPLITS: tl.constexpr,
-    M: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PDL: tl.constexpr,
+    cap: tensor, scales: tensor | None, LISTED: tl.constexpr, SINGLE: tl.constexpr,
+    SIZE: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
+    LANES: tl.constexpr, HALF: tl.constexpr, DIM_P: tl.constexpr, KEYS: tl.constexpr,
+    SPLITS: tl.constexpr, M: tl.constexpr, WINDOWED: tl.constexpr,
+    CAPPED: tl.constexpr, PDL: tl.constexpr,
     PREFETCH: tl.constexpr, UNSPLIT_TILES: tl.constexpr,
     WAITS: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -166,7 +172,7 @@ def rope_attend(
     The arrays of the step and, if ``PREFETCH``, the first tile of keys are read before
     the previous kernel has ended, so that kernel must not write them.
     """
-    cache_dtype = k_cache.dtype.element_ty
+    half: tl.constexpr = q.dtype.element_ty
     DIM: tl.constexpr = 2 * HALF
     CHUNKS: tl.constexpr = (GROUP + LANES - 1) // LANES
     # Heads of a token are adjacent programs, since their keys are adjacent.
@@ -260,23 +266,32 @@ def rope_attend(
     x = load_rotated(
         q + token * q_stride + head[:, None] * DIM, c, s,
         is_head[:, None] & inside_dim[None, :], HALF, DIM_P,
-    ).to(cache_dtype)  # fmt: skip
+    ).to(half)  # fmt: skip
+    scale = times(scale, scales, 0)
     m_i = tl.full((M,), -1e30, tl.float32)
     l_i = tl.zeros((M,), tl.float32)
     acc = tl.zeros((M, DIM_P), tl.float32)
     own_key = k + token * k_stride + kv_head * DIM + tl.zeros((1, 1), tl.int32)
-    new_key = load_rotated(own_key, c, s, inside_dim[None, :], HALF, DIM_P).to(
-        cache_dtype
-    )
+    new_key = load_rotated(own_key, c, s, inside_dim[None, :], HALF, DIM_P)
     new_value = tl.load(
         v + token * v_stride + kv_head * DIM + d, mask=inside_dim, other=0
     )
+    new_key, new_value = to_cache(new_key, scales, 0), to_cache(new_value, scales, 1)
     is_writer = inside_dim & (split == 0) & (chunk == 0)
     tl.store(k_cache + own_slot * DIM + d[None, :], new_key, mask=is_writer[None, :])
     tl.store(v_cache + own_slot * DIM + d, new_value, mask=is_writer)
     visible = is_token & (split == 0)
     m_i, l_i, acc = accumulate_key(
-        x, new_key, new_value, visible, m_i, l_i, acc, scale, cap, CAPPED
+        x,
+        from_cache(new_key, half),
+        from_cache(new_value, half),
+        visible,
+        m_i,
+        l_i,
+        acc,
+        scale,
+        cap,
+        CAPPED,
     )
     for other in range(first_token, tl.where(split == 0, token, first_token)):
         other_cos = tl.load(cos + other * HALF + h, mask=inside_dim, other=0)
@@ -284,21 +299,41 @@ def rope_attend(
         other_key = k + other * k_stride + kv_head * DIM + tl.zeros((1, 1), tl.int32)
         new_key = load_rotated(
             other_key, other_cos, other_sin, inside_dim[None, :], HALF, DIM_P
-        ).to(cache_dtype)
+        )
         new_value = tl.load(
             v + other * v_stride + kv_head * DIM + d, mask=inside_dim, other=0
         )
+        new_key = to_cache(new_key, scales, 0)
+        new_value = to_cache(new_value, scales, 1)
         visible = is_token
         if WINDOWED:
             visible = is_token & (token - other < window)
         m_i, l_i, acc = accumulate_key(
-            x, new_key, new_value, visible, m_i, l_i, acc, scale, cap, CAPPED
+            x,
+            from_cache(new_key, half),
+            from_cache(new_value, half),
+            visible,
+            m_i,
+            l_i,
+            acc,
+            scale,
+            cap,
+            CAPPED,
         )
 
     begin = window_start + split * KEYS
     if PREFETCH:
         m_i, l_i, acc = accumulate_tile(
-            x, first_key, first_value, valid, m_i, l_i, acc, scale, cap, CAPPED
+            x,
+            from_cache(first_key, half),
+            from_cache(first_value, half),
+            valid,
+            m_i,
+            l_i,
+            acc,
+            scale,
+            cap,
+            CAPPED,
         )
         begin += active * KEYS
     for start in range(begin, end, active * KEYS):
@@ -322,10 +357,12 @@ def rope_attend(
         inside_tile = valid[:, None] & inside_dim[None, :]
         key = tl.load(k_cache + inner, mask=inside_tile, other=0)
         value = tl.load(v_cache + inner, mask=inside_tile, other=0)
+        key, value = from_cache(key, half), from_cache(value, half)
         m_i, l_i, acc = accumulate_tile(
             x, key, value, valid, m_i, l_i, acc, scale, cap, CAPPED
         )
 
+    acc = times(acc, scales, 1)
     slot = token * (KV_HEADS * GROUP) + head
     both = is_head[:, None] & (d < DIM)[None, :]
     if active == 1:

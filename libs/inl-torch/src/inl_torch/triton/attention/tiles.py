@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from triton.language import tensor
 
+from inl_torch.triton.attention.float8 import from_cache, times
+
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
@@ -45,6 +47,7 @@ def accumulate_tile(
     else:
         key = tl.load(k + inner)
         value = tl.load(v + inner)
+    key, value = from_cache(key, x.dtype), from_cache(value, x.dtype)
     score = tl.dot(x, tl.trans(key), input_precision="ieee")
     if CAPPED:
         # tanh by its exponential; the scale has base e here, and is 1 afterwards.
@@ -71,9 +74,9 @@ def accumulate_tile(
 def attend_tiles(
     q: tensor, k: tensor, v: tensor, table: tensor, positions: tensor, work: tensor,
     out: tensor, q_stride: tensor, width: tensor, scale: tensor, window: tensor,
-    cap: tensor, SIZE: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
-    LANES: tl.constexpr, DIM: tl.constexpr, DIM_P: tl.constexpr, KEYS: tl.constexpr,
-    M: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
+    cap: tensor, scales: tensor | None, SIZE: tl.constexpr, KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr, LANES: tl.constexpr, DIM: tl.constexpr, DIM_P: tl.constexpr,
+    KEYS: tl.constexpr, M: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
 ) -> None:  # fmt: skip
     """Attention of one tile of the list ``work`` over all visible keys.
 
@@ -104,6 +107,7 @@ def attend_tiles(
     position = begin + query
     row_table = table + row * width
     key_range = tl.arange(0, KEYS)
+    scale = times(scale, scales, 0)
     m_i = tl.full((M,), -1e30, tl.float32)
     l_i = tl.zeros((M,), tl.float32)
     acc = tl.zeros((M, DIM_P), tl.float32)
@@ -124,6 +128,6 @@ def attend_tiles(
             window, cap, m_i, l_i, acc, SIZE, KV_HEADS, DIM, DIM_P, True, WINDOWED,
             CAPPED,
         )  # fmt: skip
-    acc = acc / tl.where(l_i > 0, l_i, 1)[:, None]
+    acc = times(acc / tl.where(l_i > 0, l_i, 1)[:, None], scales, 1)
     slot = token * (KV_HEADS * GROUP) + head
     tl.store(out + slot[:, None] * DIM + d[None, :], acc, mask=is_inside)

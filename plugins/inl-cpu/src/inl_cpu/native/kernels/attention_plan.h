@@ -106,7 +106,7 @@ struct PartialSoftmax {
             factor = exponential(set(top - both));
             sum = total * largest(factor) + std::exp(sinks[head] - both);
         }
-        factor = quotient(factor, set(sum));
+        factor = mul(quotient(factor, set(sum)), set(a.value_factor()));
         for (int64_t at = 0; at < a.width; at += 16)
             store_first(y + at, mul(load(mixed + at), factor), lanes_left(at, a.width));
     }

@@ -120,13 +120,44 @@ struct CacheTile<BYTES> {
     }
 };
 
+template <>
+struct CacheTile<FLOAT8> {
+    const int64_t padded;
+    const float k_scale, v_scale;
+
+    void put(char *k_tile, char *v_tile, int lane, int64_t width, const float *k,
+             const float *v) const {
+        for (int64_t at = 0; at < width; at++) {
+            k_tile[at * INL_LANES + lane] = char(float_to_float8(k[at] / k_scale));
+            v_tile[lane * padded + at] = char(float_to_float8(v[at] / v_scale));
+        }
+    }
+    float key(const char *tile, int lane, int64_t at) const {
+        return number(tile[at * INL_LANES + lane]) * k_scale;
+    }
+    float value(const char *tile, int lane, int64_t at) const {
+        return number(tile[lane * padded + at]) * v_scale;
+    }
+    static float number(char code) {
+        return float8_to_float(uint8_t(code)) / FLOAT8_FACTOR;
+    }
+};
+
+template <CacheKind KIND>
+CacheTile<KIND> cache_tile(const CacheShape &shape) {
+    if constexpr (KIND == FLOAT8)
+        return {shape.padded(), shape.k_scale(), shape.v_scale()};
+    else
+        return {shape.padded()};
+}
+
 /* Store the key and value of one head at a cache position. */
 template <CacheKind KIND>
 void put_position(const CacheShape &shape, char *k_cache, char *v_cache,
                   int64_t position, int64_t head, const float *k, const float *v) {
     const int64_t offset = position % shape.block_size;
     const int64_t place = shape.tile_offset(position / shape.block_size, head, offset);
-    const CacheTile<KIND> tile{shape.padded()};
+    const CacheTile<KIND> tile = cache_tile<KIND>(shape);
     tile.put(k_cache + place, v_cache + place, int(offset % INL_LANES), shape.width, k,
              v);
 }
@@ -141,12 +172,14 @@ inline void put_position(const CacheShape &shape, char *k_cache, char *v_cache,
         return put_position<PAIRS>(shape, k_cache, v_cache, position, head, k, v);
     case BYTES:
         return put_position<BYTES>(shape, k_cache, v_cache, position, head, k, v);
+    case FLOAT8:
+        return put_position<FLOAT8>(shape, k_cache, v_cache, position, head, k, v);
     }
 }
 
 void write_kv_body(args::WriteKv op, int64_t chunk, Worker &) {
     const CacheShape shape{op.block_size(), op.heads(), op.head_width(),
-                           cache_kind(op.flags())};
+                           cache_kind(op.flags()), op.scales()};
     const Span rows = head_span(op, chunk);
     for (int64_t row = rows.from; row < rows.to; row++)
         for (int64_t head = 0; head < op.heads(); head++) {
@@ -162,12 +195,19 @@ CacheShape cache_shape(Op op) {
 }
 
 template <class Op>
+CacheShape scaled_shape(Op op) {
+    CacheShape shape = cache_shape(op);
+    shape.scales = op.scales();
+    return shape;
+}
+
+template <class Op>
 int64_t block_chunks(Op op) {
     return op.blocks();
 }
 
 void fill_cache_body(args::FillCache op, int64_t block, Worker &) {
-    const CacheShape shape = cache_shape(op);
+    const CacheShape shape = scaled_shape(op);
     for (int64_t at = 0; at < shape.block_size * shape.kv_heads; at++) {
         const int64_t row = block * shape.block_size * shape.kv_heads + at;
         put_position(shape, op.k_cache(), op.v_cache(),
@@ -179,8 +219,8 @@ void fill_cache_body(args::FillCache op, int64_t block, Worker &) {
 
 template <CacheKind KIND>
 void read_block(args::ReadCache op, int64_t block) {
-    const CacheShape shape = cache_shape(op);
-    const CacheTile<KIND> tile{shape.padded()};
+    const CacheShape shape = scaled_shape(op);
+    const CacheTile<KIND> tile = cache_tile<KIND>(shape);
     for (int64_t at = 0; at < shape.block_size * shape.kv_heads; at++) {
         const int64_t offset = at / shape.kv_heads;
         const int64_t begin = shape.tile_offset(block, at % shape.kv_heads, offset);
@@ -199,6 +239,7 @@ void read_cache_body(args::ReadCache op, int64_t block, Worker &) {
     case FLOATS: return read_block<FLOATS>(op, block);
     case PAIRS: return read_block<PAIRS>(op, block);
     case BYTES: return read_block<BYTES>(op, block);
+    case FLOAT8: return read_block<FLOAT8>(op, block);
     }
 }
 

@@ -22,7 +22,16 @@ struct Attention {
         : op(op), heads(op.heads()), kv_heads(op.kv_heads()), width(op.head_width()),
           rows(op.rows()), table_width(op.table_width()), window(op.window()),
           group(heads / kv_heads),
-          shape{op.block_size(), kv_heads, width, cache_kind(op.flags())} {}
+          shape{op.block_size(), kv_heads, width, cache_kind(op.flags()),
+                op.scales()} {}
+
+    /* Factors of the scores of loaded keys, and of sums of loaded values. */
+    float score_factor() const {
+        return op.scale() * (shape.kind == FLOAT8 ? shape.k_scale() / FLOAT8_FACTOR : 1);
+    }
+    float value_factor() const {
+        return shape.kind == FLOAT8 ? shape.v_scale() / FLOAT8_FACTOR : 1;
+    }
 
     int64_t position(int64_t token) const { return op.positions()[token]; }
     int64_t row_of(int64_t token) const { return op.token_rows()[token]; }

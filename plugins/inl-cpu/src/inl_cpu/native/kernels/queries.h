@@ -61,7 +61,7 @@ void each_queries(const Attention &a, const Span &tokens, int64_t head, int limi
 
 /* Queries encoded as words that are broadcast to 16 keys: word w of query r is words[w
  * * R + r].
- *   FLOATS: float32;
+ *   FLOATS, FLOAT8: float32;
  *   PAIRS:  two bfloat16 if there is a dot product instruction for them, else float32;
  *   BYTES:  for each 4 numbers their upper bytes, then their lower bytes: 15 bits with
  *           one scale per query. */

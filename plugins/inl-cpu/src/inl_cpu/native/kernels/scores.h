@@ -112,6 +112,14 @@ inline void score_bytes(const char *const *tiles, const char *const *next,
     }
 }
 
+/* Load 16 numbers from number ``at`` of a tile on; those of FLOAT8 times
+ * FLOAT8_FACTOR. */
+template <CacheKind KIND>
+inline F load_numbers(const char *tile, int64_t at) {
+    if constexpr (KIND == FLOAT8) return load_float8(tile + at);
+    return load(reinterpret_cast<const float *>(tile) + at);
+}
+
 template <CacheKind KIND, int R, int L>
 inline void score_tiles(const char *const *tiles, const char *const *next,
                         int64_t width, const QueryWords &x, F (*sums)[R]) {
@@ -119,11 +127,12 @@ inline void score_tiles(const char *const *tiles, const char *const *next,
     const uint32_t *words = x.words;
     for (int l = 0; l < L; l++)
         for (int r = 0; r < R; r++) sums[l][r] = set(0.0f);
-    if constexpr (KIND == FLOATS) {
+    if constexpr (KIND == FLOATS || KIND == FLOAT8) {
+        constexpr int64_t bytes = KIND == FLOAT8 ? 16 : 64;
         for (int64_t at = 0; at < width; at++, words += R)
             for (int l = 0; l < L; l++) {
-                prefetch_line(next[l] + 64 * at);
-                const F key = load(reinterpret_cast<const float *>(tiles[l] + 64 * at));
+                if (KIND == FLOATS || at % 4 == 0) prefetch_line(next[l] + bytes * at);
+                const F key = load_numbers<KIND>(tiles[l], 16 * at);
                 for (int r = 0; r < R; r++)
                     sums[l][r] = fma(key, set(float_of(words[r])), sums[l][r]);
             }
@@ -172,7 +181,7 @@ inline void score_some(const Attention &a, const Queries &q, const Segment &segm
                        int tile, const QueryWords &x, const Weights &w) {
     F sums[L][R];
     score_tiles<KIND, R, L>(segment.k + tile, segment.v + tile, a.width, x, sums);
-    const F scale = set(a.op.scale());
+    const F scale = set(a.score_factor());
     for (int l = 0; l < L; l++)
         for (int r = 0; r < R && r < q.count; r++) {
             const F value = capped(mul(sums[l][r], scale), a.op.cap());

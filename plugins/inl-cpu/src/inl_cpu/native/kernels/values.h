@@ -33,12 +33,13 @@ inline void add_value_pair(const I *values, const Weights &w, int index, F *sums
 template <CacheKind KIND, int R, int D>
 inline void add_value_tile(const char *tile, const char *next, int64_t padded, int keys,
                            const Weights &w, int index, F (*sums)[D]) {
-    if constexpr (KIND == FLOATS) {
+    if constexpr (KIND == FLOATS || KIND == FLOAT8) {
+        constexpr int64_t bytes = KIND == FLOAT8 ? 1 : 4;
         for (int key = 0; key < keys; key++)
             for (int d = 0; d < D; d++) {
-                const int64_t at = 4 * (key * padded + 16 * d);
-                prefetch_line(next + at);
-                const F value = load(reinterpret_cast<const float *>(tile + at));
+                const int64_t at = key * padded + 16 * d;
+                if (KIND == FLOATS || d % 4 == 0) prefetch_line(next + bytes * at);
+                const F value = load_numbers<KIND>(tile, at);
                 for (int r = 0; r < R; r++)
                     sums[r][d] =
                         fma(value, set(w.scores[r * SEGMENT_KEYS + index + key]),
@@ -70,8 +71,9 @@ void sum_columns(const Segment &segment, const char *const *next, const Queries 
         for (int d = 0; d < D; d++) sums[r][d] = set(0.0f);
     for (int tile = 0; tile < segment.tiles; tile++) {
         const int keys = segment.visible(tile, q);
-        const char *values = segment.v[tile] + column * 4;
-        const char *ahead = next[tile] + column * 4;
+        const int64_t start = column * (KIND == FLOAT8 ? 1 : 4);
+        const char *values = segment.v[tile] + start;
+        const char *ahead = next[tile] + start;
         if (keys == 16)
             add_value_tile<KIND, R, D>(values, ahead, padded, 16, w, 16 * tile, sums);
         else
@@ -192,6 +194,7 @@ inline void attend_segment(const Attention &a, const Queries &q, const Segment &
     case FLOATS: return attend_segment<FLOATS>(a, q, segment, x, w, mixed, at);
     case PAIRS: return attend_segment<PAIRS>(a, q, segment, x, w, mixed, at);
     case BYTES: return attend_segment<BYTES>(a, q, segment, x, w, mixed, at);
+    case FLOAT8: return attend_segment<FLOAT8>(a, q, segment, x, w, mixed, at);
     }
 }
 

@@ -28,7 +28,8 @@ inline void exponentiate(float *scores, int count, float &top, float &total) {
     F sums = set(0.0f);
     for (int at = 0; at < count; at += 16) {
         const F score = sub(load(scores + at), set(top));
-        const F weight = KIND == FLOATS ? exponential(score) : rough_exponential(score);
+        const F weight = KIND == FLOATS || KIND == FLOAT8 ? exponential(score)
+                                                          : rough_exponential(score);
         store(scores + at, weight);
         sums = add(sums, weight);
     }

@@ -91,8 +91,8 @@ const char *attention_refusal(const args::Attention &op) {
 const char *cache_refusal(int64_t block_size, int64_t head_width, int32_t flags) {
     if (head_width < 2 || head_width % 2) return "cache: head_width must be even";
     if (block_size < 1) return "cache: block_size must be positive";
-    if (flags & INL_KV_BF16 && flags & INL_KV_INT8)
-        return "cache: accepts one of bfloat16 and int8";
+    const int kinds = flags & (INL_KV_BF16 | INL_KV_INT8 | INL_KV_FLOAT8);
+    if (kinds & (kinds - 1)) return "cache: accepts one of bfloat16, int8 and float8";
     return nullptr;
 }
 

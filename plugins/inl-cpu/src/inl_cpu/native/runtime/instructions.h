@@ -61,6 +61,7 @@ enum inl_flag {
     INL_INTERLEAVE = 512,
     INL_BATCH_VARIANT = 1024,
     INL_KV_INT8 = 16384,
+    INL_KV_FLOAT8 = 32768,
 };
 
 #define INL_FOR_EACH_OPCODE(apply) \
@@ -115,7 +116,8 @@ enum inl_flag {
     apply(INL_SAMPLE_MASK) \
     apply(INL_INTERLEAVE) \
     apply(INL_BATCH_VARIANT) \
-    apply(INL_KV_INT8)
+    apply(INL_KV_INT8) \
+    apply(INL_KV_FLOAT8)
 
 #ifdef __cplusplus
 
@@ -316,7 +318,8 @@ struct RopeTable {
  * position p attends to keys of its row at positions p - window + 1 .. p; a window of
  * 0 is unlimited. Tokens from starts[rows] on and rows of length 0 get zeros. Weights
  * are softmax(cap * tanh(scale * q k / cap)); a cap of 0 is none. sinks [heads] are
- * logits that take part in the softmax and contribute no value. positions, token_rows,
+ * logits that take part in the softmax and contribute no value. scales [2] are those
+ * of keys and values of a cache in float8; None is 1. positions, token_rows,
  * starts and lengths are also read before the program runs, to divide the work.
  *
  * Shapes: y [tokens, heads * head_width], positions and token_rows [tokens],
@@ -354,6 +357,7 @@ struct Attention {
     const float *q_norm() const { return static_cast<const float *>(raw->data[14]); }
     const float *k_norm() const { return static_cast<const float *>(raw->data[15]); }
     const float *sinks() const { return static_cast<const float *>(raw->data[16]); }
+    const float *scales() const { return static_cast<const float *>(raw->data[17]); }
     float scale() const { return raw->reals[0]; }
     float cap() const { return raw->reals[1]; }
     float eps() const { return raw->reals[2]; }
@@ -374,6 +378,7 @@ struct WriteKv {
     char *k_cache() const { return static_cast<char *>(raw->data[2]); }
     char *v_cache() const { return static_cast<char *>(raw->data[3]); }
     const int32_t *writes() const { return static_cast<const int32_t *>(raw->data[4]); }
+    const float *scales() const { return static_cast<const float *>(raw->data[5]); }
 };
 
 /* Convert a cache to float32 k and v [blocks, block_size, kv_heads, head_width]. */
@@ -389,6 +394,7 @@ struct ReadCache {
     const char *v_cache() const { return static_cast<const char *>(raw->data[1]); }
     float *k() const { return static_cast<float *>(raw->data[2]); }
     float *v() const { return static_cast<float *>(raw->data[3]); }
+    const float *scales() const { return static_cast<const float *>(raw->data[4]); }
 };
 
 /* Convert float32 k and v [blocks, block_size, kv_heads, head_width] to a cache. */
@@ -404,6 +410,7 @@ struct FillCache {
     char *v_cache() const { return static_cast<char *>(raw->data[1]); }
     const float *k() const { return static_cast<const float *>(raw->data[2]); }
     const float *v() const { return static_cast<const float *>(raw->data[3]); }
+    const float *scales() const { return static_cast<const float *>(raw->data[4]); }
 };
 
 /* Copy block sources[i] of a cache to block targets[i], for i < count. */
@@ -749,19 +756,19 @@ inline constexpr InstructionSpec INSTRUCTIONS[INL_OPCODES] = {
     {"rope_table", 0, 0xf, 3, 4,
      {"tokens", "pairs", "scaled_pairs"},
      {"positions", "rates", "cos", "sin"}},
-    {"attention", 17520, 0x7f9, 10, 17,
+    {"attention", 50288, 0x7f9, 10, 18,
      {"tokens", "heads", "kv_heads", "head_width", "block_size", "rows", "table_width", "window", "q_stride", "kv_stride"},
-     {"q", "k", "v", "k_cache", "v_cache", "y", "positions", "token_rows", "starts", "lengths", "blocks", "writes", "cos", "sin", "q_norm", "k_norm", "sinks"}},
-    {"write_kv", 16416, 0x1f, 5, 5,
+     {"q", "k", "v", "k_cache", "v_cache", "y", "positions", "token_rows", "starts", "lengths", "blocks", "writes", "cos", "sin", "q_norm", "k_norm", "sinks", "scales"}},
+    {"write_kv", 49184, 0x1f, 5, 6,
      {"rows", "heads", "head_width", "block_size", "kv_stride"},
-     {"k", "v", "k_cache", "v_cache", "writes"}},
-    {"read_cache", 16416, 0xf, 4, 4,
+     {"k", "v", "k_cache", "v_cache", "writes", "scales"}},
+    {"read_cache", 49184, 0xf, 4, 5,
      {"blocks", "block_size", "kv_heads", "head_width"},
-     {"k_cache", "v_cache", "k", "v"}},
-    {"fill_cache", 16416, 0xf, 4, 4,
+     {"k_cache", "v_cache", "k", "v", "scales"}},
+    {"fill_cache", 49184, 0xf, 4, 5,
      {"blocks", "block_size", "kv_heads", "head_width"},
-     {"k_cache", "v_cache", "k", "v"}},
-    {"copy_blocks", 16416, 0xf, 5, 4,
+     {"k_cache", "v_cache", "k", "v", "scales"}},
+    {"copy_blocks", 49184, 0xf, 5, 4,
      {"blocks", "block_size", "kv_heads", "head_width", "count"},
      {"k_cache", "v_cache", "sources", "targets"}},
     {"take_rows", 0, 0x7, 4, 3,
@@ -824,11 +831,11 @@ inline bool has_valid_fields(const inl_instruction &i) {
     case INL_GATED: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3] | i.dims[4]) >= 0 && i.data[0] && i.data[1] && i.data[2] && !(i.flags & ~12);
     case INL_ROPE: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3] | i.dims[4]) >= 0 && i.data[0] && i.data[1] && i.data[2] && i.data[3] && !(i.flags & ~0);
     case INL_ROPE_TABLE: return (i.dims[0] | i.dims[1] | i.dims[2]) >= 0 && i.data[0] && i.data[1] && i.data[2] && i.data[3] && !(i.flags & ~0);
-    case INL_ATTENTION: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3] | i.dims[4] | i.dims[5] | i.dims[6] | i.dims[7] | i.dims[8] | i.dims[9]) >= 0 && i.data[0] && i.data[3] && i.data[4] && i.data[5] && i.data[6] && i.data[7] && i.data[8] && i.data[9] && i.data[10] && !(i.flags & ~17520);
-    case INL_WRITE_KV: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3] | i.dims[4]) >= 0 && i.data[0] && i.data[1] && i.data[2] && i.data[3] && i.data[4] && !(i.flags & ~16416);
-    case INL_READ_CACHE: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3]) >= 0 && i.data[0] && i.data[1] && i.data[2] && i.data[3] && !(i.flags & ~16416);
-    case INL_FILL_CACHE: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3]) >= 0 && i.data[0] && i.data[1] && i.data[2] && i.data[3] && !(i.flags & ~16416);
-    case INL_COPY_BLOCKS: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3] | i.dims[4]) >= 0 && i.data[0] && i.data[1] && i.data[2] && i.data[3] && !(i.flags & ~16416);
+    case INL_ATTENTION: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3] | i.dims[4] | i.dims[5] | i.dims[6] | i.dims[7] | i.dims[8] | i.dims[9]) >= 0 && i.data[0] && i.data[3] && i.data[4] && i.data[5] && i.data[6] && i.data[7] && i.data[8] && i.data[9] && i.data[10] && !(i.flags & ~50288);
+    case INL_WRITE_KV: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3] | i.dims[4]) >= 0 && i.data[0] && i.data[1] && i.data[2] && i.data[3] && i.data[4] && !(i.flags & ~49184);
+    case INL_READ_CACHE: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3]) >= 0 && i.data[0] && i.data[1] && i.data[2] && i.data[3] && !(i.flags & ~49184);
+    case INL_FILL_CACHE: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3]) >= 0 && i.data[0] && i.data[1] && i.data[2] && i.data[3] && !(i.flags & ~49184);
+    case INL_COPY_BLOCKS: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3] | i.dims[4]) >= 0 && i.data[0] && i.data[1] && i.data[2] && i.data[3] && !(i.flags & ~49184);
     case INL_TAKE_ROWS: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3]) >= 0 && i.data[0] && i.data[1] && i.data[2] && !(i.flags & ~0);
     case INL_SAMPLE: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3]) >= 0 && i.data[0] && i.data[1] && !(i.flags & ~384);
     case INL_PENALIZE: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3]) >= 0 && i.data[0] && i.data[1] && i.data[2] && i.data[3] && i.data[4] && i.data[5] && !(i.flags & ~0);

@@ -61,11 +61,12 @@ static inline int64_t tile_bytes(const inl_matrix &m) {
     return m.columns / block.columns * block.bytes;
 }
 
-/* Number format of a cache: float32, pairs of bfloat16, or int8. */
-enum CacheKind { FLOATS, PAIRS, BYTES };
+/* Number format of a cache: float32, pairs of bfloat16, int8, or float8 (e4m3). */
+enum CacheKind { FLOATS, PAIRS, BYTES, FLOAT8 };
 
 static inline CacheKind cache_kind(int32_t flags) {
     if (flags & INL_KV_INT8) return BYTES;
+    if (flags & INL_KV_FLOAT8) return FLOAT8;
     return flags & INL_KV_BF16 ? PAIRS : FLOATS;
 }
 
@@ -73,17 +74,22 @@ static inline CacheKind cache_kind(int32_t flags) {
  *   FLOATS: k [width][16 keys], v [16 keys][width], float32;
  *   PAIRS:  k [width / 2][16 keys][2 of width], v [8][width][2 keys], bfloat16;
  *   BYTES:  k [width / 4][16 keys][4 of width], v [4][width][4 keys], int8 plus 128,
- *           followed by a float32 scale for each of the 16 keys.
+ *           followed by a float32 scale for each of the 16 keys;
+ *   FLOAT8: as FLOATS, of bytes.
  * Widths are padded to 16. */
 struct CacheShape {
     int64_t block_size, kv_heads, width;
     CacheKind kind;
+    const float *scales = nullptr; /* of FLOAT8: of keys, of values; NULL is 1 */
 
+    float k_scale() const { return scales ? scales[0] : 1; }
+    float v_scale() const { return scales ? scales[1] : 1; }
     int64_t padded() const { return ceil_div(width, INL_LANES) * INL_LANES; }
     int64_t tiles() const { return ceil_div(block_size, INL_LANES); }
     /* Bytes of one tile, of k or of v. */
     __attribute__((always_inline)) int64_t tile_bytes() const {
         if (kind == BYTES) return padded() * INL_LANES + 4 * INL_LANES;
+        if (kind == FLOAT8) return padded() * INL_LANES;
         return padded() * INL_LANES * (kind == PAIRS ? 2 : 4);
     }
     int64_t block_bytes() const { return kv_heads * tiles() * tile_bytes(); }

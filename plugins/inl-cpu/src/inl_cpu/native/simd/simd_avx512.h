@@ -65,6 +65,16 @@ inline void store_bytes(int8_t *p, I x) {
 inline F load_half(const uint16_t *p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
 }
+/* Sixteen float8 times FLOAT8_FACTOR: the same fields in float16. */
+inline F load_float8(const void *p) {
+    const __m256i wide =
+        _mm256_cvtepi8_epi16(_mm_loadu_si128(static_cast<const __m128i *>(p)));
+    const __m256i nan = _mm256_set1_epi16(0x7f), size = _mm256_and_si256(wide, nan);
+    const __m256i half = _mm256_or_si256(
+        _mm256_slli_epi16(size, 7),
+        _mm256_and_si256(wide, _mm256_set1_epi16(int16_t(0x8000))));
+    return _mm512_cvtph_ps(_mm256_or_si256(half, _mm256_cmpeq_epi16(size, nan)));
+}
 
 /* Permutations use only the lowest 4 bits of a lane: a lookup in a table of 16
  * floats. */

@@ -145,6 +145,12 @@ inline F load_half(const uint16_t *p) {
     LANES x.v[l] = half_to_float(p[l]);
     return x;
 }
+/* Sixteen float8 times FLOAT8_FACTOR. */
+inline F load_float8(const void *p) {
+    F x;
+    LANES x.v[l] = float8_to_float(static_cast<const uint8_t *>(p)[l]);
+    return x;
+}
 /* Codes in bits shift .. of each word, minus zero, as float32. */
 struct Codes {
     int zero;
