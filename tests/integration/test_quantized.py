@@ -79,6 +79,32 @@ def test_what_a_dtype_of_16_bits_rounds(form, tmp_path):
         assert distance < 1e-5
 
 
+@pytest.mark.parametrize(
+    ("form", "dtype"),
+    [
+        ("fp8-tensor", "fp8_128"),
+        ("compressed-fp8-dynamic", "fp8_128"),
+        ("compressed-fp8-rows", "float32"),  # its activations are not to be rounded
+        ("fp8-blocks", "float32"),
+        ("nf4", "float32"),
+        ("awq", "q4_1"),
+    ],
+)
+def test_float8_stays_for_kernels_that_multiply_it(form, dtype, tmp_path):
+    small, plain = saved(form, tmp_path)
+    language = open_model(small)
+    kept = language.checkpoint.rounded("fp8_128")
+    assert kept.spec("model.layers.0.mlp.down_proj.weight")[0] == dtype
+    way = "decoded" if dtype == "float32" else f"repacked as {dtype}"
+    assert way in kept.notes[0]
+    runner = families.load(
+        replace(language, checkpoint=kept), families.reference(), "float64"
+    )
+    expected = logits(plain, families.reference(), "float64")
+    bound = 2e-2 if form == "awq" else 1e-5
+    assert families.distance(families.logits(runner, ids()), expected) < bound
+
+
 def in_bfloat16(folder):
     """The folder with its matrices rounded to bfloat16."""
     path = folder / "model.safetensors"

@@ -212,6 +212,7 @@ def bnb_int8(weight):
 
 
 COMPRESSED = {"quant_method": "compressed-tensors"}
+DYNAMIC = {"group_0": {"input_activations": {"num_bits": 8, "dynamic": True}}}
 BLOCKS = {"name": "weight_scale_inv", "weight_block_size": [48, 48]}
 FORMATS = {
     "gptq": (gptq(), "repacked as q4_0"),
@@ -232,6 +233,9 @@ FORMATS = {
     "fp8-blocks": (fp8("fp8", per_block, **BLOCKS), "FP8, blocks of 48 x 48"),
     "compressed-fp8-rows": (
         fp8("compressed-tensors", per_row, format="float-quantized"), "float-quantized"
+    ),
+    "compressed-fp8-dynamic": (
+        fp8("compressed-tensors", per_row, config_groups=DYNAMIC), "decoded"
     ),
     "compressed-int8": (
         (int8_rows, COMPRESSED | {"format": "int-quantized"}),

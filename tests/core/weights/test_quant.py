@@ -23,7 +23,7 @@ from inl.weights.quant import (
 KINDS = {
     name: gguf.GGMLQuantizationType[name.upper()]
     for name in QUANTIZATIONS
-    if name != "mxfp8"  # not in GGUF files
+    if name not in ("mxfp8", "fp8_128")  # not in GGUF files
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inl.backend.base import PackedKernels
+from inl.backend.base import DecodedBlocks, PackedKernels
 from inl.errors import DeviceError
 from inl_cuda.settings import WEIGHTS, requested_weights
 
@@ -46,6 +46,10 @@ def test_models_quantized_while_loading_are_packed_by_default(
     kernels = list(offered.kernels()) if offered else []
     packed = {"packed", "int4_chunks"} if hopper else {"packed"}
     assert {kernel.layout for kernel in kernels} == (set() if given else packed)
+    blocks = backend.offers(DecodedBlocks)
+    assert (blocks.dtype if blocks else "") == (
+        "fp8_128" if hopper and given != "dense" else ""
+    )
     own = {kernel.layout for kernel in backend.kernels()}
     rows = {"float8_rows"} if hopper and given != "dense" else set()
     assert own == rows | (packed if given == "packed" else set())

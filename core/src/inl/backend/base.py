@@ -274,4 +274,6 @@ class DecodedBlocks(NamedTuple):
     """
 
     dtype: str = "q8_0"
-    """Dtype of the blocks: 32 columns with a scale in float16."""
+    """Dtype of the blocks: 32 columns with a scale in float16. Or "fp8_128", of E4M3:
+    128 columns with a scale in float32, for matrices that a file stores in E4M3 and
+    whose activations it wants rounded; nothing is rounded to these."""

@@ -221,8 +221,9 @@ def start_runner(
     if shape.adapters:
         tree = with_adapters(tree)
     groups = plan_weights(
-        tree, selection.kernels, stored, ranks=ranks, expert_ranks=sizes.expert
-    )
+        tree, selection.kernels, stored, ranks=ranks, expert_ranks=sizes.expert,
+        invariant=config.invariant,
+    )  # fmt: skip
     check_shares(groups, model.state(shaped), ranks)
     if language.quantize and rank == 0:
         _log_notes(language, groups)

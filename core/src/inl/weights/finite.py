@@ -44,6 +44,9 @@ finite ones all its elements are finite."""
 MAX_E8M0: Final = {"mxfp4": 253, "mxfp8": 246}
 """Exponents of blocks from here on may overflow float32; 255 is NaN."""
 
+MAX_SCALE: Final = 2.0**118
+"""Scales of E4M3 from here on may overflow float32."""
+
 CHUNK: Final = 1 << 16
 """Elements per pass: they and a scratch buffer fit in a core's cache."""
 
@@ -82,6 +85,11 @@ def _may_have_non_finite(array: HostArray) -> bool:
         if blocks[:, 0].max() >= MAX_E8M0[array.dtype]:
             return True
         return array.dtype == "mxfp8" and _any_all_ones(blocks[:, 1:].flatten(), 0x7F)
+    if array.dtype == "fp8_128":
+        blocks = array.data.reshape(-1, BLOCKS[array.dtype][1])
+        scales = np.abs(np.ascontiguousarray(blocks[:, :4]).view("<f4"))
+        limited = bool((scales < MAX_SCALE).all())
+        return not limited or _any_all_ones(blocks[:, 4:].flatten(), 0x7F)
     if array.dtype not in EXPONENTS:
         return False
     unsigned, mask = EXPONENTS[array.dtype]

@@ -98,13 +98,17 @@ def plan_weights(
     *,
     ranks: int = 1,
     expert_ranks: int = 1,
+    invariant: bool = False,
 ) -> Any:
     """Choose a layout for every group of a model's weight tree.
 
     Selects the kernel with the highest preference that can pack the group. stored:
     specs of the checkpoint's tensors, by name. expert_ranks: number of devices that
-    share the experts of a layer.
+    share the experts of a layer. invariant: whether to choose only layouts that a
+    batch-invariant kernel takes.
     """
+    accepted = [one for one in kernels if one.invariant] if invariant else []
+    served = {(one.op, one.layout) for one in accepted}
 
     def plan(group: Group) -> WeightPlan:
         params = resolved(group.params, stored)
@@ -113,7 +117,9 @@ def plan_weights(
         candidates = [
             kernel
             for kernel in kernels
-            if kernel.op == group.op and kernel.can_pack(**specs) is None
+            if kernel.op == group.op
+            and kernel.can_pack(**specs) is None
+            and (not invariant or (kernel.op, kernel.layout) in served)
         ]
         best = max(candidates, key=lambda kernel: kernel.preference, default=None)
         packing = best if best and best.pack else None

@@ -74,6 +74,7 @@ QUANTIZATIONS: Final = {
     "tq2_0": _super(2, 256, 66, "float16", zero=1),
     "mxfp4": Quantization(4, 32, 17, scale="float8_e8m0", table=True),
     "mxfp8": Quantization(8, 32, 33, scale="float8_e8m0", table=True),
+    "fp8_128": Quantization(8, 128, 132, scale="float32", block=128, table=True),
 }
 """Quantized dtypes with a decoder in this package."""
 
@@ -103,6 +104,7 @@ _DECODERS: Final[dict[str, Callable[[Bytes, Floats], None]]] = {
     "iq4_nl": quant_blocks.iq4_nl,
     "mxfp4": quant_blocks.mxfp4,
     "mxfp8": quant_blocks.mxfp8,
+    "fp8_128": quant_blocks.fp8_128,
     "q2_k": quant_k.q2_k,
     "q3_k": quant_k.q3_k,
     "q4_k": quant_k.q4_k,

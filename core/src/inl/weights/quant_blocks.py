@@ -106,6 +106,12 @@ def mxfp8(blocks: Bytes, out: Floats) -> None:
     out *= np.ldexp(np.float32(1), blocks[:, :1].astype(np.int32) - 127)
 
 
+def fp8_128(blocks: Bytes, out: Floats) -> None:
+    """Decode blocks of a float32 scale and 128 E4M3 floats."""
+    out[:] = E4M3[blocks[:, 4:]]
+    out *= np.ascontiguousarray(blocks[:, :4]).view("<f4")
+
+
 def floats(blocks: Bytes, at: int) -> Floats:
     """Return the float16 at byte ``at`` of each block, as float32 [count, 1]."""
     bits = np.ascontiguousarray(blocks[:, at : at + 2]).view("<f2")

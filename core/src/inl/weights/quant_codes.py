@@ -15,6 +15,9 @@ SPLIT: Final = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1")
 FLOAT8_BLOCKS: Final = "mxfp8"
 """Format of 8-bit floats with a power of two for 32 of them."""
 
+FLOAT8_SCALED: Final = "fp8_128"
+"""Format of 8-bit floats with a float32 for 128 of them."""
+
 FLOAT4_BLOCKS: Final = "mxfp4"
 """Format of 4-bit floats with a power of two for 32 of them."""
 
@@ -69,6 +72,18 @@ def split_float4(array: HostArray) -> tuple[Any, Any]:
     blocks = array.data.reshape(rows, columns // kind.block, kind.bytes)
     codes = np.ascontiguousarray(blocks[:, :, 1:]).reshape(rows, columns // 2)
     return codes, np.ascontiguousarray(blocks[:, :, 0])
+
+
+def split_scaled_float8(array: HostArray) -> tuple[Any, Any]:
+    """Split a stored matrix [N, K] of :data:`FLOAT8_SCALED` into codes and scales.
+
+    Codes are the bits of E4M3, uint8 [N, K]; scales are float32 [N, K / 128].
+    """
+    rows, columns = array.shape
+    kind = QUANTIZATIONS[array.dtype]
+    blocks = array.data.reshape(rows, columns // kind.block, kind.bytes)
+    scales = np.ascontiguousarray(blocks[:, :, :4]).view(np.float32)[:, :, 0]
+    return np.ascontiguousarray(blocks[:, :, 4:]).reshape(rows, columns), scales
 
 
 def unpack_nibbles(codes: Any) -> Any:

@@ -7,10 +7,11 @@ from typing import Any, Final, final
 
 import numpy as np
 
-from inl.dtypes import FLOAT8
+from inl.dtypes import FLOAT8, HostArray
 from inl.errors import CheckpointError
 from inl.weights.files import show
-from inl.weights.quant import dequantize
+from inl.weights.quant import QUANTIZATIONS, dequantize
+from inl.weights.quant_codes import FLOAT8_SCALED
 from inl.weights.quant_format import MatrixFormat, Parts, Shape, columns_of, option
 from inl.weights.quant_matrix import QuantMatrix, unpack_words
 
@@ -43,6 +44,30 @@ def scaled_matrix(parts: Parts, scale: str, block: tuple[int, int]) -> QuantMatr
     stored = array.dtype in FLOAT8
     codes = dequantize(array, parts.names["weight"]) if stored else array.data
     return QuantMatrix(codes.reshape(array.shape), scales, zero, rows, None, width)
+
+
+def float8_dtype(parts: Parts, scale: str, shape: Shape) -> str:
+    """Return :data:`FLOAT8_SCALED` if its blocks store the matrix, else "float32".
+
+    They do with one scale, or one for each row.
+    """
+    is_e4m3 = parts.dtype("weight") == "float8_e4m3"
+    rows = parts.shape(scale) in ((), (1,), (1, 1), shape[:1], (shape[0], 1))
+    whole = not shape[1] % QUANTIZATIONS[FLOAT8_SCALED].block
+    plain = not parts.has("weight_zero_point")
+    return FLOAT8_SCALED if is_e4m3 and rows and whole and plain else "float32"
+
+
+def float8_blocks(parts: Parts, scale: str) -> HostArray:
+    """Read a matrix of :func:`float8_dtype` in blocks."""
+    array, size = parts.array("weight"), QUANTIZATIONS[FLOAT8_SCALED].block
+    count, columns = array.shape
+    codes = array.data.view(np.uint8).reshape(count, -1, size)
+    scales = parts.floats(scale).astype(np.float32).reshape(-1, 1, 1)
+    heads = np.broadcast_to(scales, (count, columns // size, 1))
+    bits = np.ascontiguousarray(heads).view(np.uint8)
+    data = np.concatenate([bits, codes], axis=2).reshape(count, -1)
+    return HostArray(data, FLOAT8_SCALED, array.shape)
 
 
 def check_scaled(
@@ -99,7 +124,13 @@ class Fp8(MatrixFormat):
         self.ignored = IGNORED
 
     def spec(self, parts: Parts) -> tuple[str, Shape]:
-        return "float32", check_scaled(parts, self.scale, self._block, FLOAT8)
+        shape = check_scaled(parts, self.scale, self._block, FLOAT8)
+        return float8_dtype(parts, self.scale, shape), shape
+
+    def array(self, parts: Parts, dtype: str) -> HostArray | None:
+        if dtype == FLOAT8_SCALED:
+            return float8_blocks(parts, self.scale)
+        return super().array(parts, dtype)
 
     def matrix(self, parts: Parts) -> QuantMatrix:
         return scaled_matrix(parts, self.scale, self._block)
@@ -137,6 +168,7 @@ class CompressedTensors(MatrixFormat):
         self._block = block_of(
             _block_structure(config), "config_groups.block_structure"
         )
+        self._rounds_rows = _rounds_activations(config)
 
     def spec(self, parts: Parts) -> tuple[str, Shape]:
         if not parts.has("weight_packed"):
@@ -157,6 +189,11 @@ class CompressedTensors(MatrixFormat):
         dtype = parts.blocks(dtype, "weight_scale", width, size, exact=exact)
         return dtype, (rows, size)
 
+    def array(self, parts: Parts, dtype: str) -> HostArray | None:
+        if dtype == FLOAT8_SCALED:
+            return float8_blocks(parts, "weight_scale")
+        return super().array(parts, dtype)
+
     def matrix(self, parts: Parts) -> QuantMatrix:
         if not parts.has("weight_packed"):
             return scaled_matrix(parts, "weight_scale", self._block)
@@ -172,6 +209,8 @@ class CompressedTensors(MatrixFormat):
 
     def _blocks(self, parts: Parts, shape: Shape) -> str:
         """Return the dtype of a matrix of bytes."""
+        if self._rounds_rows and parts.dtype("weight") in FLOAT8:
+            return float8_dtype(parts, "weight_scale", shape)
         if parts.dtype("weight") not in INTEGERS or parts.has("weight_zero_point"):
             return "float32"
         scale = parts.shape("weight_scale")
@@ -194,6 +233,15 @@ class CompressedTensors(MatrixFormat):
         scale = parts.shape("weight_scale")
         groups = scale[1] if len(scale) == 2 and scale[1] else 1
         return rows, size, bits[packed[1]], -(-size // groups)
+
+
+def _rounds_activations(config: Mapping[str, Any]) -> bool:
+    """Whether the activations of all quantized layers are to be rounded."""
+    groups = list((config.get("config_groups") or {}).values())
+    return bool(groups) and all(
+        isinstance(scheme, Mapping) and scheme.get("input_activations")
+        for scheme in groups
+    )
 
 
 def _block_structure(config: Mapping[str, Any]) -> Any:

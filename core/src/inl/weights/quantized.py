@@ -15,6 +15,7 @@ from inl.dtypes import HostArray
 from inl.errors import CheckpointError
 from inl.weights.cache_scheme import cache_scheme
 from inl.weights.files import show
+from inl.weights.quant_codes import FLOAT8_SCALED
 from inl.weights.quant_encode import encode
 from inl.weights.quant_format import Format, Parts
 from inl.weights.quant_formats import METHODS
@@ -70,7 +71,10 @@ class QuantizedCheckpoint(WrappedCheckpoint):
             if name.endswith(form.marker)
         ]
         self._parts = {f"{stem}.weight": self._read(stem, stored) for stem in stems}
-        self._stored = {name: form.spec(parts) for name, parts in self._parts.items()}
+        self._stored = {
+            name: _kept(form.spec(parts), decoded)
+            for name, parts in self._parts.items()
+        }
         self._specs = {
             name: (_dtype_of(spec, decoded or "float32"), spec[1])
             for name, spec in self._stored.items()
@@ -138,7 +142,17 @@ class QuantizedCheckpoint(WrappedCheckpoint):
         return array if dtype == self._specs[name][0] else encode(array.data, "q8_0")
 
 
+def _kept(
+    spec: tuple[str, tuple[int, ...]], decoded: str | None
+) -> tuple[str, tuple[int, ...]]:
+    """Return a spec with float32 for float8, unless that is to stay as it is."""
+    dtype, shape = spec
+    return "float32" if dtype == FLOAT8_SCALED != decoded else dtype, shape
+
+
 def _dtype_of(spec: tuple[str, tuple[int, ...]], decoded: str) -> str:
     """Return the dtype of a matrix; ``decoded`` for those that no blocks store."""
     dtype, shape = spec
-    return dtype if dtype != "float32" or shape[-1] % BLOCK else decoded
+    if decoded == FLOAT8_SCALED or dtype != "float32" or shape[-1] % BLOCK:
+        return dtype
+    return decoded

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, TypeVar, cast, final
 
 import torch
 
-from inl.backend.base import PackedKernels
+from inl.backend.base import DecodedBlocks, PackedKernels
 from inl.errors import BackendUnavailable
+from inl.weights.quant_codes import FLOAT8_SCALED
 from inl_cuda.settings import requested_weights
 from inl_torch.gpu.backend import GpuBackend, has_triton
 
@@ -37,18 +38,18 @@ class CudaBackend(GpuBackend):
 
     def kernels(self) -> Iterable[Kernel]:
         yield from super().kernels()
-        if not has_triton() or requested_weights() == "dense":
-            return
-        if self._multiplies_float8():
+        if self._takes_float8():
             from inl_torch.triton.float8 import products
 
             yield from products.float8_kernels(self.tuning())
-        if requested_weights() == "packed":
+        if has_triton() and requested_weights() == "packed":
             yield from self._packed_kernels()
 
     def offers(self, kind: type[C]) -> C | None:
         if kind is PackedKernels and has_triton() and not requested_weights():
             return cast("C", PackedKernels(self._packed_kernels))
+        if kind is DecodedBlocks and self._takes_float8():
+            return cast("C", DecodedBlocks(FLOAT8_SCALED))
         return super().offers(kind)
 
     def _packed_kernels(self) -> Iterable[Kernel]:
@@ -61,6 +62,11 @@ class CudaBackend(GpuBackend):
             from inl_torch.triton.float8 import products as streamed
 
             yield from streamed.int4_kernels(self.tuning())
+
+    def _takes_float8(self) -> bool:
+        """Whether weights in float8 stay as they are."""
+        wanted = has_triton() and requested_weights() != "dense"
+        return wanted and self._multiplies_float8()
 
     def _multiplies_float8(self) -> bool:
         """Whether Triton multiplies float8 on the matrix units of this chip."""

@@ -120,7 +120,7 @@ def _over_blocks(
     keys = ids.shape[1] * size
     k, v = (
         fn.upcast(fn.take(part, ids, 1)).reshape(kv_heads, number, keys, dim)
-        for part in cache
+        for part in (cache.k, cache.v)
     )
     visible = visible_keys(tiles, keys, window)
     # A cell beyond every query may hold the NaN of an earlier request.
