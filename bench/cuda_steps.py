@@ -25,6 +25,7 @@ from cuda_graph import weight_bytes
 from random_models import SHAPES, Random, random_language
 from torch.profiler import ProfilerActivity, profile
 
+from inl.backend.base import PackedKernels
 from inl.device import Device
 from inl.executor.local_runner import Loaded, LocalRunner
 from inl.executor.tuning_results import load_tuning_results
@@ -40,7 +41,6 @@ from inl_cuda.backend import CudaBackend
 from inl_cuda.tuning import tuning
 from inl_torch import eager, triton
 from inl_torch.triton.float8 import products as float8
-from inl_torch.triton.quantized import products as quantized
 
 BLOCK = 16
 
@@ -182,11 +182,8 @@ def main() -> int:
         for early in ways:
             tuned = replace(tuning(backend.place), pdl=early)
             kernels = (*eager.kernels(), *triton.kernels(tuned))
-            if given.quantize:
-                kernels += (
-                    *float8.float8_kernels(tuned), *quantized.kernels(tuned),
-                    *float8.int4_kernels(tuned),
-                )  # fmt: skip
+            if packed := backend.offers(PackedKernels) if given.quantize else None:
+                kernels += (*float8.float8_kernels(tuned), *packed.kernels())
             for known in (TuningResults(), found) if found else (found,):
                 selection = KernelSelection(kernels, tuning_results=known)
                 bench = Bench(

@@ -49,6 +49,8 @@ from inl_torch.eager.linear import StackedQkv
 from inl_torch.eager.mlp import StackedMlp
 from inl_torch.triton.attention import prompt as attention_prompt
 from inl_torch.triton.dynamics import training as dynamics_training
+from inl_torch.triton.float8.products import Products, decoded
+from inl_torch.triton.float8.weights import Float8, Int4, StreamedMlp
 from inl_torch.triton.matmul.invariant import product as fixed_product
 from inl_torch.triton.matmul.products import library_is_faster
 from inl_torch.triton.matmul.streamed import stream_product
@@ -328,6 +330,30 @@ def packed_weights():
         yield PackedLinear(matrix(HIDDEN, HIDDEN)), mlp
 
 
+def call_streamed(dtype, tuning):
+    """Rows in float8 with matrices of 8 and 4 bits, of all tiles."""
+    products = Products(tuning)
+    for width in (32, 128, 0):
+        for tokens in (1, 40, 128):
+
+            def matrix(n, k, width=width):
+                if not width:
+                    return Float8(torch.ones(n, k).to(FLOAT8), torch.ones(n))
+                heads = torch.ones(n, k // width).half()
+                codes = torch.ones(n, k // 2, dtype=torch.uint8)
+                return Int4(codes, heads, heads)
+
+            x = torch.ones(tokens, 512, dtype=dtype)
+            few, many = matrix(64, 512), matrix(64 * 132, 512)
+            mlp = StreamedMlp(matrix(1024, 512), matrix(512, 512))
+            rows = products.normed(x, x, Norm(x[0]), 1e-5, few)[1]
+            products.multiply(rows, few, None, dtype)
+            products.multiply(rows, many, x.repeat(1, 17)[0, : 64 * 132], dtype)
+            products.mlp(products.quantized(x, few), mlp, dtype, "silu")
+        if width:
+            decoded(few, dtype)
+
+
 def packed_stack(kind, *shape):
     """Packed matrices of experts, of a dtype of files."""
     *lead, columns = shape
@@ -369,6 +395,8 @@ def call_all(dtype, dim, tuning, *, packed=True):
     call_attention(kernels, dtype, dim)
     if dtype == torch.bfloat16:
         call_float8(kernels, dtype, dim)
+    if dtype != torch.float32 and dim == 64 and has_copy_engine():
+        call_streamed(dtype, tuning)
     more = {kernel.op: kernel.run for kernel in packed_products.kernels(tuning)}
 
     def x(*shape):

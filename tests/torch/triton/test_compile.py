@@ -24,7 +24,7 @@ SHARED = {
 STACK = 40
 """Bytes of stack that are acceptable: a few scalars, or the slow path of a cosine."""
 
-MORE_STACK = {"attend_tiles": 80}
+MORE_STACK = {"attend_tiles": 88}
 """Kernels that are faster with small spills, as measured: tiles of a group of three
 heads of 128."""
 

@@ -15,12 +15,16 @@ from inl.ops.linear import Linear, QkvLinear
 from inl.ops.mlp import GatedMlp
 from inl.ops.norm import Norm
 from inl.spec.activation_quant import FLOAT8, float8_rows
+from inl.spec.kernel import PLAIN
 from inl.spec.op import Case, Spec
 from inl.spec.tolerance import judge
+from inl.spec.weights import Group, Param
+from inl.weights.plan import plan_weights
 from inl.weights.quant import dequantize
 from inl.weights.quant_encode import encode
 
 # isort: split
+from inl_torch import eager
 from inl_torch.tensors import from_host
 from inl_torch.triton.float8 import products, weights
 from inl_torch.triton.float8.weights import FLOAT8_ROWS, Float8
@@ -232,6 +236,28 @@ def test_matrices_that_are_refused():
     assert weights.refuse_int4(**both)
     assert weights.refuse_float8(**both)
     assert KERNELS["linear", FLOAT8_ROWS].activation_quant == FLOAT8
+
+
+def test_scales_of_a_file_stay(seed):
+    """One float32 for each row, which no power of two replaces."""
+    rng = np.random.default_rng(seed)
+    scales = rng.uniform(0.5, 2, (32, 1)).astype(np.float32)
+    codes = rng.integers(0, 127, (32, 256), np.uint8)
+    heads = np.ascontiguousarray(scales).view(np.uint8)
+    blocks = [heads, codes[:, :128], heads, codes[:, 128:]]
+    given = HostArray(np.concatenate(blocks, 1), "fp8_128", (32, 256))
+    w = weights.pack_linear({"weight": given}, Place(), "bfloat16")
+    assert w.layout == FLOAT8_ROWS
+    np.testing.assert_array_equal(w.matrix.scales.cpu().numpy(), scales[:, 0])
+    np.testing.assert_array_equal(exact(w.matrix), dequantize(given, "a matrix"))
+
+
+def test_layouts_without_an_invariant_kernel_are_not_chosen():
+    group = Group("linear", weight=Param("w", (32, 64)))
+    kernels = (*eager.kernels(), *products.float8_kernels(TUNING))
+    stored = {"w": Spec((32, 64), "mxfp8")}
+    assert plan_weights(group, kernels, stored).layout == FLOAT8_ROWS
+    assert plan_weights(group, kernels, stored, invariant=True).layout == PLAIN
 
 
 def test_a_matrix_needs_no_copy_of_another_dtype():

@@ -88,7 +88,8 @@ def offset_sums(
     return acc
 
 
-@triton.jit
+# A single row is no other kernel, in which Triton loads rows one number at a time.
+@triton.jit(do_not_specialize=["tokens"])
 def streamed_int4(
     x: tensor, x_scales: tensor, x_sums: tensor, codes: tensor, scales: tensor,
     offsets: tensor, bias: tensor, y: tensor, parts: tensor, counters: tensor,

@@ -137,7 +137,8 @@ def sum_parts(
     return last, acc
 
 
-@triton.jit
+# A single row is no other kernel, in which Triton loads rows one number at a time.
+@triton.jit(do_not_specialize=["tokens"])
 def streamed_float8(
     x: tensor, x_scales: tensor, weight: tensor, scales: tensor, bias: tensor,
     y: tensor, parts: tensor, counters: tensor, tokens: tensor, n: tensor, k: tensor,

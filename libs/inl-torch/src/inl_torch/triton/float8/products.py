@@ -35,12 +35,12 @@ from inl_torch.triton.matmul.activation import gated_activation, refuse_activati
 from inl_torch.triton.matmul.fused import refuse_attend
 from inl_torch.triton.tuning import Tuning
 
-MAX_STREAMED = {FLOAT8_ROWS: 128, INT4_CHUNKS: 512}
+MAX_STREAMED = {FLOAT8_ROWS: 128, INT4_CHUNKS: 128}
 """Most rows that stream a matrix. For more, the device's library is faster: with rows
 in float8, or with a decoded matrix of 4 bits."""
 
-TOKENS = 128
-"""Most rows of a program."""
+TOKENS = 64
+"""Most rows of a program that multiplies codes of 4 bits: it has two sums of each."""
 
 
 class Rows(NamedTuple):

@@ -1,8 +1,9 @@
 """Weights that rows in float8 multiply, in device memory: E4M3, or codes of 4 bits.
 
-A matrix in E4M3 has a scale for each row. Blocks of ``mxfp8`` have powers of two: their
-codes are shifted to the largest one of a row, which is exact but for elements below
-2**-15 of the row's largest, at least. Codes of 4 bits keep their scales and offsets.
+A matrix in E4M3 has a scale for each row, as in files. Blocks of ``mxfp8`` have powers
+of two: their codes are shifted to the largest one of a row, which is exact but for
+elements below 2**-15 of the row's largest, at least. Codes of 4 bits keep their scales
+and offsets.
 """
 
 from __future__ import annotations
@@ -15,7 +16,13 @@ import torch
 
 from inl.dtypes import HostArray, wrap
 from inl.spec.op import Spec
-from inl.weights.quant_codes import FLOAT8_BLOCKS, split_blocks, split_float8
+from inl.weights.quant_codes import (
+    FLOAT8_BLOCKS,
+    FLOAT8_SCALED,
+    split_blocks,
+    split_float8,
+    split_scaled_float8,
+)
 from inl_torch.eager.linear import can_stack_qkv, present
 from inl_torch.triton.quantized.packed import stack_biases
 
@@ -29,6 +36,9 @@ INT4_CHUNKS: Final = "int4_chunks"
 """Layout of weights of 4 bits."""
 
 FLOAT8: Final = torch.float8_e4m3fn
+
+KINDS: Final = (FLOAT8_BLOCKS, FLOAT8_SCALED)
+"""Dtypes of blocks in E4M3."""
 
 GROUP: Final = 32
 """Codes of 4 bits that share a scale in blocks of a file."""
@@ -133,8 +143,8 @@ class StreamedMlp(NamedTuple):
 def refuse_float8(**stored: Spec) -> str | None:
     """Return the reason why matrices cannot be packed in E4M3, or ``None``."""
     for name, spec in _matrices(stored).items():
-        if spec.dtype != FLOAT8_BLOCKS:
-            return f"{name} is stored as {spec.dtype}, not as {FLOAT8_BLOCKS}"
+        if spec.dtype not in KINDS:
+            return f"{name} is stored as {spec.dtype}, not as {' or '.join(KINDS)}"
         rows, columns = spec.shape
         if rows % MULTIPLE or columns % MULTIPLE:
             return f"{name} is {rows} x {columns}, takes multiples of {MULTIPLE}"
@@ -196,7 +206,7 @@ def pack_mlp(group: Group, backend: Any, dtype: str) -> StreamedMlp:  # noqa: AR
 def _stacked(parts: Sequence[HostArray | None], backend: Any) -> Matrix:
     """Stack matrices by rows."""
     arrays = [present(part) for part in parts]
-    if arrays[0].dtype == FLOAT8_BLOCKS:
+    if arrays[0].dtype in KINDS:
         return Float8(*_joined(_float8(array, backend) for array in arrays))
     fields = [split_blocks(array) for array in arrays]
     width = WIDE if all(is_wide(*each[1:]) for each in fields) else GROUP
@@ -221,6 +231,11 @@ def _joined(parts: Any) -> list[torch.Tensor]:
 
 def _float8(array: HostArray, backend: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Return codes [N, K] and scales [N] of a matrix in blocks."""
+    if array.dtype == FLOAT8_SCALED:
+        codes, scales = split_scaled_float8(array)
+        # The scales of a row are equal: see inl.weights.quant_scaled.
+        first = np.ascontiguousarray(scales[:, 0])
+        return backend.tensor(wrap(codes)).view(FLOAT8), backend.tensor(wrap(first))
     codes, bits = split_float8(array)
     given = backend.tensor(wrap(codes)).view(FLOAT8)
     powers = backend.tensor(HostArray(bits, "bfloat16", bits.shape)).float()
