@@ -252,6 +252,48 @@ def test_scales_of_a_file_stay(seed):
     np.testing.assert_array_equal(exact(w.matrix), dequantize(given, "a matrix"))
 
 
+@pytest.mark.parametrize("kind", ["mxfp8", "q4_1"])
+def test_shards_whose_blocks_were_decoded(kind, seed, on_torch, on_host):
+    """A rank's columns of the down projection may end within a block."""
+    rng, dtype = np.random.default_rng(seed), "bfloat16"
+    made = {name: stored(rng, 48, 64, kind) for name in ("gate", "up")}
+    down = rng.integers(-8, 8, (64, 48)) / 8
+    blocks = {name: one[0] for name, one in made.items()}
+    shard = HostArray(to_bfloat16(down), dtype, down.shape)
+    kernels = products.float8_kernels if kind == "mxfp8" else products.int4_kernels
+    (kernel,) = (one for one in kernels(TUNING) if one.op == "gated_mlp")
+    w = kernel.pack(blocks | {"down": shard}, Place(), dtype)
+    assert w.layout == kernel.layout
+    logical = GatedMlp(made["gate"][1], made["up"][1], down)
+    attrs = {"activation": "silu"}
+    for tokens in (1, 34):
+        case = Case(f"{tokens}", (inputs(rng, tokens, 64), logical), attrs)
+        check("gated_mlp", case, w, dtype, on_torch, on_host, seed)
+        if tokens > MOST and kind == "q4_1":
+            continue
+        args = inputs(rng, tokens, 64), inputs(rng, tokens, 64)
+        norm = Norm(rng.standard_normal(64))
+        case = Case(f"norm {tokens}", (*args, norm, logical), {"eps": 1e-5, **attrs})
+        check("norm_mlp", case, w, dtype, on_torch, on_host, seed)
+
+
+def to_bfloat16(values):
+    return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+
+
+def test_rows_of_large_models_are_rounded(seed):
+    """Wider than the norms of any model: inner sizes of the largest."""
+    rng = np.random.default_rng(seed)
+    x = torch.from_numpy(inputs(rng, 2, 28672).astype(np.float32)).bfloat16().to(PLACE)
+    codes = torch.zeros(16, 28672, dtype=torch.float8_e4m3fn, device=PLACE)
+    w = Float8(codes, torch.ones(16, device=PLACE))
+    rows = products.Products(TUNING).quantized(x, w)
+    got = rows.codes.float().cpu().numpy() * rows.scales.cpu().numpy()[:, None]
+    want = float8_rows(x.float().cpu().numpy())
+    assert np.isclose(got, want, rtol=1e-5).mean() > 0.99
+    assert "65536 at most" in weights.refuse_float8(weight=Spec((16, 1 << 17), "mxfp8"))
+
+
 def test_layouts_without_an_invariant_kernel_are_not_chosen():
     group = Group("linear", weight=Param("w", (32, 64)))
     kernels = (*eager.kernels(), *products.float8_kernels(TUNING))

@@ -15,7 +15,7 @@ from inl.spec.kernel import Kernel
 from inl.spec.step import Step
 from inl_torch.eager.linear import product as library_product
 from inl_torch.triton.attention.rope_attend import decode_attention, plan
-from inl_torch.triton.common import PREFERENCE, WIDEST, dense, power, refuse_row
+from inl_torch.triton.common import PREFERENCE, dense, power, refuse_dtype
 from inl_torch.triton.counters import Counters
 from inl_torch.triton.float8 import weights
 from inl_torch.triton.float8.int4_kernels import streamed_int4, unpack_int4
@@ -26,6 +26,7 @@ from inl_torch.triton.float8.weights import (
     Float8,
     Int4,
     Matrix,
+    Plain,
     StreamedLinear,
     StreamedMlp,
     StreamedQkv,
@@ -133,11 +134,12 @@ class Products:
             gain = norm.weight
             summed = torch.empty((tokens, width), dtype=x.dtype, device=place)
         block = power(width)
+        most = 16 if block <= 1 << 14 else 32
         quantize[(tokens,)](
             x, delta, gain, summed, codes, scales, sums if groups else scales,
             x.stride(0), delta.stride(0), width, eps, NORMED=added is not None,
             GATED=bool(gated), SILU=gated == "silu", WIDTH=group, BLOCK=block,
-            PDL=tuning.uses_pdl(tokens), num_warps=min(max(block // 512, 1), 16),
+            PDL=tuning.uses_pdl(tokens), num_warps=min(max(block // 512, 1), most),
             **tuning.launch(tokens),
         )  # fmt: skip
         return summed, Rows(codes, scales, sums)
@@ -148,6 +150,7 @@ class Products:
         """Return ``x`` [T, K] @ ``w`` [N, K].T + ``bias`` [N]: [T, N]."""
         if isinstance(w, Int4):
             return self._stream_int4(x, w, bias, dtype)
+        assert isinstance(w, Float8), "rows in the compute dtype multiply it"
         if len(x.codes) <= MAX_STREAMED[FLOAT8_ROWS]:
             return self._stream_float8(x, w, bias, dtype)
         # The only product of float8 in torch before 2.10; its result is bfloat16.
@@ -220,7 +223,7 @@ class Products:
     def decodes(self, x: torch.Tensor, w: Matrix) -> bool:
         """Whether rows [T, K] multiply decoded weights."""
         many = isinstance(w, Int4) and len(x) > MAX_STREAMED[INT4_CHUNKS]
-        return many or x.dtype == torch.float32
+        return many or isinstance(w, Plain) or x.dtype == torch.float32
 
     def mlp(
         self, x: Rows, w: StreamedMlp, dtype: torch.dtype, activation: str
@@ -229,15 +232,19 @@ class Products:
         most = MAX_STREAMED[FLOAT8_ROWS]
         if isinstance(w.gate_up, Float8) and len(x.codes) <= most:
             inner = self._stream_float8(x, w.gate_up, None, dtype, activation)
-            rows = self.quantized(inner, w.down)
-        else:
-            both = self.multiply(x, w.gate_up, None, dtype)
-            rows = self.quantized(both, w.down, gated=activation)
+            return self.product(inner, w.down, None)
+        both = self.multiply(x, w.gate_up, None, dtype)
+        if isinstance(w.down, Plain):
+            inner = gated_activation(*both.chunk(2, 1), activation=activation)
+            return self.product(inner, w.down, None)
+        rows = self.quantized(both, w.down, gated=activation)
         return self.multiply(rows, w.down, None, dtype)
 
 
 def decoded(w: Matrix, dtype: torch.dtype) -> torch.Tensor:
     """Return the weights [N, K]."""
+    if isinstance(w, Plain):
+        return w.weight
     if isinstance(w, Float8):
         return (w.codes.float() * w.scales[:, None]).to(dtype)
     n, k = w.shape
@@ -307,14 +314,11 @@ def attend_project(
 
 
 def refuse(x: Any, *_: Any, **__: Any) -> str | None:
-    """Refuse unsupported dtypes, and rows that do not fit one program."""
-    return refuse_row(x, x.shape[-1])
+    """Refuse unsupported dtypes."""
+    return refuse_dtype(x)
 
 
-def _refuse_mlp(x: Any, *rest: Any, activation: str, **_: Any) -> str | None:
-    inner = rest[-1].gate.shape[0]
-    if inner > WIDEST:
-        return f"an inner size of {inner}, takes {WIDEST} at most"
+def _refuse_mlp(x: Any, *_: Any, activation: str, **__: Any) -> str | None:
     return refuse_activation(activation) or refuse(x)
 
 
@@ -329,10 +333,10 @@ def _refuse_norm(residual: Any, *_: Any, layout: str, **__: Any) -> str | None:
 
 
 def _refuse_norm_mlp(
-    residual: Any, *rest: Any, activation: str, layout: str, **_: Any
+    residual: Any, *_: Any, activation: str, layout: str, **__: Any
 ) -> str | None:
     reason = _refuse_norm(residual, layout=layout)
-    return reason or _refuse_mlp(residual, *rest, activation=activation)
+    return reason or _refuse_mlp(residual, activation=activation)
 
 
 def float8_kernels(tuning: Tuning) -> Iterable[Kernel]:
@@ -350,7 +354,7 @@ def int4_kernels(tuning: Tuning) -> Iterable[Kernel]:
 def _kernels(
     name: str, layout: str, refuse_stored: weights.Refuse, products: Products
 ) -> Iterable[Kernel]:
-    groups = packers(refuse_stored)
+    groups = packers(layout, refuse_stored)
 
     def kernel(
         op: str, run: Callable[..., Any], refuse: Callable[..., Any], group: str = "",

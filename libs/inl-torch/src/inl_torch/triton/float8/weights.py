@@ -9,13 +9,15 @@ and offsets.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import torch
 
-from inl.dtypes import HostArray, wrap
+from inl.dtypes import SIZES, HostArray, wrap
 from inl.spec.op import Spec
+from inl.weights.loader import to_dtype
 from inl.weights.quant_codes import (
     FLOAT8_BLOCKS,
     FLOAT8_SCALED,
@@ -48,6 +50,9 @@ WIDE: Final = 128
 
 MULTIPLE: Final = 16
 """What the device's library divides rows and columns of a matrix in E4M3 by."""
+
+WIDEST: Final = 1 << 16
+"""Most columns of a matrix: one program rounds a row."""
 
 ROWS: Final = 1024
 """Rows that are converted at once, which bounds the temporary memory."""
@@ -99,7 +104,20 @@ class Int4(NamedTuple):
         return self.codes.shape[0], 2 * self.codes.shape[1]
 
 
-Matrix = Float8 | Int4
+class Plain(NamedTuple):
+    """A matrix [N, K] in the compute dtype: blocks of its file end within a shard."""
+
+    weight: torch.Tensor
+    layout: str
+    """Name of the layout of which the other ranks, or shards, are."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """N and K."""
+        return self.weight.shape[0], self.weight.shape[1]
+
+
+Matrix = Float8 | Int4 | Plain
 
 
 class StreamedLinear(NamedTuple):
@@ -137,7 +155,7 @@ class StreamedMlp(NamedTuple):
     @property
     def layout(self) -> str:
         """Name of the layout."""
-        return self.down.layout
+        return self.gate_up.layout
 
 
 def refuse_float8(**stored: Spec) -> str | None:
@@ -148,7 +166,7 @@ def refuse_float8(**stored: Spec) -> str | None:
         rows, columns = spec.shape
         if rows % MULTIPLE or columns % MULTIPLE:
             return f"{name} is {rows} x {columns}, takes multiples of {MULTIPLE}"
-    return None
+    return _refuse_width(stored)
 
 
 def refuse_int4(**stored: Spec) -> str | None:
@@ -158,6 +176,13 @@ def refuse_int4(**stored: Spec) -> str | None:
             return f"{name} is stored as {spec.dtype}, not as q4_0 or q4_1"
         if spec.shape[1] % (2 * GROUP):
             return f"{name} has {spec.shape[1]} columns, takes multiples of {2 * GROUP}"
+    return _refuse_width(stored)
+
+
+def _refuse_width(stored: Mapping[str, Spec]) -> str | None:
+    for name, spec in _matrices(stored).items():
+        if spec.shape[1] > WIDEST:
+            return f"{name} has {spec.shape[1]} columns, takes {WIDEST} at most"
     return None
 
 
@@ -169,21 +194,25 @@ Refuse = Callable[..., str | None]
 Group = Mapping[str, HostArray | None]
 
 
-def packers(refuse: Refuse) -> dict[str, tuple[Callable[..., Any], Refuse]]:
+def packers(
+    layout: str, refuse: Refuse
+) -> dict[str, tuple[Callable[..., Any], Refuse]]:
     """Return, by op, functions that pack its weights and why they cannot be."""
 
     def refuse_qkv(**stored: Spec) -> str | None:
         return refuse(**stored) or can_stack_qkv(**stored)
 
     return {
-        "linear": (pack_linear, refuse),
+        "linear": (partial(pack_linear, layout=layout), refuse),
         "qkv_linear": (pack_qkv, refuse_qkv),
-        "gated_mlp": (pack_mlp, refuse),
+        "gated_mlp": (partial(pack_mlp, layout=layout), refuse),
     }
 
 
-def pack_linear(group: Group, backend: Any, dtype: str) -> StreamedLinear:
-    matrix = _stacked([group["weight"]], backend)
+def pack_linear(
+    group: Group, backend: Any, dtype: str, *, layout: str = ""
+) -> StreamedLinear:
+    matrix = _shard(group["weight"], backend, dtype, layout)
     return StreamedLinear(
         matrix, stack_biases([group.get("bias")], [0], backend, dtype)
     )
@@ -198,12 +227,22 @@ def pack_qkv(group: Group, backend: Any, dtype: str) -> StreamedQkv:
     return StreamedQkv(matrix, keys, stack_biases(biases, rows, backend, dtype))
 
 
-def pack_mlp(group: Group, backend: Any, dtype: str) -> StreamedMlp:  # noqa: ARG001 - as others
+def pack_mlp(
+    group: Group, backend: Any, dtype: str, *, layout: str = ""
+) -> StreamedMlp:
     gate_up = _stacked([group["gate"], group["up"]], backend)
-    return StreamedMlp(gate_up, _stacked([group["down"]], backend))
+    return StreamedMlp(gate_up, _shard(group["down"], backend, dtype, layout))
 
 
-def _stacked(parts: Sequence[HostArray | None], backend: Any) -> Matrix:
+def _shard(part: HostArray | None, backend: Any, dtype: str, layout: str) -> Matrix:
+    """Pack a matrix that ranks divide by columns."""
+    array = present(part)
+    if array.dtype not in SIZES:
+        return _stacked([array], backend)
+    return Plain(backend.tensor(to_dtype(array, dtype)), layout)
+
+
+def _stacked(parts: Sequence[HostArray | None], backend: Any) -> Float8 | Int4:
     """Stack matrices by rows."""
     arrays = [present(part) for part in parts]
     if arrays[0].dtype in KINDS:
