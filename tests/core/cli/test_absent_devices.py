@@ -6,7 +6,7 @@ import pytest
 
 from inl.cli.devices import device_rows
 from inl.errors import BackendUnavailable
-from inl.plugin import torch_build
+from inl.plugin import frameworks, torch_build
 from inl.plugin.loader import load_registry
 from inl.plugin.rows import PACKAGES
 from inl.plugin.torch_build import TorchBuild, installed_torch, require_torch
@@ -45,7 +45,9 @@ def torch_files(tmp_path, monkeypatch):
     def make(source):
         (tmp_path / "version.py").write_text(source)
         spec = spec_from_file_location("torch", tmp_path / "__init__.py")
-        monkeypatch.setattr(torch_build, "find_spec", lambda _name: spec)
+        for module in (torch_build, frameworks):
+            monkeypatch.setattr(module, "find_spec", lambda _name: spec)
+        monkeypatch.setattr(frameworks, "import_failure", lambda _name: "")
 
     return make
 
