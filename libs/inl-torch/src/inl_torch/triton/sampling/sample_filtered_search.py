@@ -242,6 +242,10 @@ def search_pass(
     )
     if temperature <= 0:
         return
+    # Before anything is read of the previous pass, which stored nothing for such rows.
+    top_logit, top_id = global_top(top_logits, top_ids, sample, CHUNKS, CHUNKS_P)
+    if top_id < 0:
+        return
     threshold, target = ALL_KEYS, top_k
     if BY_MASS:
         if FIRST:
@@ -257,9 +261,6 @@ def search_pass(
         else:
             threshold = tl.load(thresholds + sample)
     if (top_p >= 1) if BY_MASS else (top_k < 1):
-        return
-    top_logit, top_id = global_top(top_logits, top_ids, sample, CHUNKS, CHUNKS_P)
-    if top_id < 0:
         return
     chunk, valid = group_chunks(CHUNKS, CHUNKS_PER_GROUP, CHUNKS_PER_GROUP_P)
     window_start, window_bits, below_weight = 0, FIRST_WINDOW_BITS, 0.0
