@@ -5,6 +5,8 @@ makes a table of dtypes at each operation, which takes half of its time. It mult
 the bit patterns of bfloat16 matrices, truncates where it should round, and reduces by
 uncommon functions one element at a time, which is slow. NumPy's products of float32
 depend on the place of a row in its matrix, which those of a chip do not.
+
+What torch allocates without values has values that no kernel may use.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import importlib.util
 import os
 import sys
 from functools import cache
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +23,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent))
 
 if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton"):
+    import torch
     import triton.language as tl
     from triton.runtime import interpreter
 
@@ -77,3 +81,25 @@ if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("trito
         return self.to_tensor(found, operands[0].dtype)
 
     interpreter.ReduceOps.apply_impl = apply_impl
+
+    unwritten_floats = cycle((float("nan"), None))
+
+    def fill_unwritten(allocate):
+        """Let ``allocate`` fill by turns with NaN, which a product with zero keeps,
+        and with the largest number, whose sums overflow; integers with a third of
+        theirs.
+        """
+
+        def allocated(*args, **options):
+            made = allocate(*args, **options)
+            if not made.is_floating_point():
+                is_bool = made.dtype == torch.bool
+                return made.fill_(is_bool or torch.iinfo(made.dtype).max // 3)
+            value = next(unwritten_floats)
+            return made.fill_(torch.finfo(made.dtype).max if value is None else value)
+
+        return allocated
+
+    torch.empty = fill_unwritten(torch.empty)
+    torch.empty_like = fill_unwritten(torch.empty_like)
+    torch.Tensor.new_empty = fill_unwritten(torch.Tensor.new_empty)

@@ -242,6 +242,9 @@ def search_pass(
     )
     if temperature <= 0:
         return
+    # The first pass by mass also stores the threshold of rows without top-p.
+    if ((top_p >= 1) & (not FIRST)) if BY_MASS else (top_k < 1):
+        return
     # Before anything is read of the previous pass, which stored nothing for such rows.
     top_logit, top_id = global_top(top_logits, top_ids, sample, CHUNKS, CHUNKS_P)
     if top_id < 0:
@@ -260,7 +263,7 @@ def search_pass(
                 tl.store(tie_quotas + sample, tie_quota)
         else:
             threshold = tl.load(thresholds + sample)
-    if (top_p >= 1) if BY_MASS else (top_k < 1):
+    if (top_p >= 1) & BY_MASS:
         return
     chunk, valid = group_chunks(CHUNKS, CHUNKS_PER_GROUP, CHUNKS_PER_GROUP_P)
     window_start, window_bits, below_weight = 0, FIRST_WINDOW_BITS, 0.0
