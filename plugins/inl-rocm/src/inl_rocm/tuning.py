@@ -13,7 +13,7 @@ Tiles = dict[tuple[str, int, bool], AttentionTile]
 """(Kind of attention, head size, whether float32) -> tile."""
 
 RDNA: Tiles = {
-    ("decode", 64, False): AttentionTile(1, 32, 4, 2),
+    ("decode", 64, False): AttentionTile(1, 32, 8, 2),
     ("decode", 128, False): AttentionTile(1, 16, 8, 2),
     ("single", 64, False): AttentionTile(1, 32, 2, 2),
     ("single", 128, False): AttentionTile(1, 32, 4, 2),
@@ -28,7 +28,8 @@ RDNA: Tiles = {
 
 ATTENTION: dict[Chip, Tiles] = {
     MI350: {("decode", 128, False): AttentionTile(1, 64, 4, 2)},
-    RDNA3: RDNA,
+    # Without an instruction for float8, two stages of such a cache spill.
+    RDNA3: RDNA | {("prompt", 128, False): AttentionTile(64, 16, 8, 1)},
     RDNA4: RDNA,
 }
 """Tiles of the chips on which those of NVIDIA's chips spill."""

@@ -49,6 +49,9 @@ HALF = Tiles(
 HIP_STAGES = 2
 """Most pipeline stages on AMD's chips, whose shared memory is 64 KiB."""
 
+HIP_WARPS = 8
+"""Fewest warps there: with 4 of 32 lanes, tiles of 128 x 128 spill registers."""
+
 PROGRAMS = 264
 """Fewest programs of large tiles."""
 
@@ -144,11 +147,14 @@ def _tile(x: torch.Tensor, rows: int, columns: int, size: int) -> Tile:
 
 
 def _fitted(tile: Tile, size: int) -> Tile:
-    """Restrict a tile to what divides a block."""
+    """Restrict a tile to what divides a block, and to what AMD's chips can hold."""
+    tile = tile._replace(
+        columns=_divisor(size, tile.columns), inner=_divisor(size, tile.inner)
+    )
+    if torch.version.hip is None:
+        return tile
     return tile._replace(
-        columns=_divisor(size, tile.columns),
-        inner=_divisor(size, tile.inner),
-        stages=min(tile.stages, HIP_STAGES) if torch.version.hip else tile.stages,
+        warps=max(tile.warps, HIP_WARPS), stages=min(tile.stages, HIP_STAGES)
     )
 
 
