@@ -56,9 +56,7 @@ SEARCH_BYTES = 1 << 10
 """Most shared memory of the search for a sampling threshold. Its accumulators belong to
 threads: with as many threads as accumulators nothing else is exchanged."""
 
-LONG = (
-    "cuda:80", "cuda:100", "hip:gfx90a", "hip:gfx950", "hip:gfx1100", "hip:gfx1201",
-)  # fmt: skip
+LONG = ("cuda:80", "cuda:100", "hip:gfx90a", "hip:gfx950", "hip:gfx1201")
 """Chips of ``make test-long``, beside those that every run compiles for."""
 
 SECONDS = 60
