@@ -41,6 +41,7 @@ from inl_cuda.backend import CudaBackend
 from inl_cuda.tuning import tuning
 from inl_torch import eager, triton
 from inl_torch.triton.float8 import products as float8
+from inl_torch.triton.int4 import products as int4
 
 BLOCK = 16
 
@@ -183,7 +184,8 @@ def main() -> int:
             tuned = replace(tuning(backend.place), pdl=early)
             kernels = (*eager.kernels(), *triton.kernels(tuned))
             if packed := backend.offers(PackedKernels) if given.quantize else None:
-                kernels += (*float8.float8_kernels(tuned), *packed.kernels())
+                streamed = *float8.float8_kernels(tuned), *int4.int4_kernels(tuned)
+                kernels += (*streamed, *packed.kernels())
             for known in (TuningResults(), found) if found else (found,):
                 selection = KernelSelection(kernels, tuning_results=known)
                 bench = Bench(

@@ -49,10 +49,14 @@ from inl_torch.eager.linear import StackedQkv
 from inl_torch.eager.mlp import StackedMlp
 from inl_torch.triton.attention import prompt as attention_prompt
 from inl_torch.triton.dynamics import training as dynamics_training
-from inl_torch.triton.float8.products import Products, decoded
-from inl_torch.triton.float8.weights import Float8, Int4, StreamedMlp
+from inl_torch.triton.float8.products import Products as Float8Products
+from inl_torch.triton.float8.weights import Float8
+from inl_torch.triton.int4.products import Products as Int4Products
+from inl_torch.triton.int4.products import decoded
+from inl_torch.triton.int4.weights import Int4
 from inl_torch.triton.matmul.invariant import product as fixed_product
 from inl_torch.triton.matmul.products import library_is_faster
+from inl_torch.triton.matmul.stored import StreamedMlp
 from inl_torch.triton.matmul.streamed import stream_product
 from inl_torch.triton.moe import experts as moe
 from inl_torch.triton.moe.packed import ExpertStack, PackedExperts
@@ -331,10 +335,10 @@ def packed_weights():
 
 
 def call_streamed(dtype, tuning):
-    """Rows in float8 with matrices of 8 and 4 bits, of all tiles."""
-    products = Products(tuning)
+    """Products with matrices of 8 and 4 bits, of all tiles."""
     for width in (32, 128, 0):
-        for tokens in (1, 40, 128):
+        products = (Int4Products if width else Float8Products)(tuning)
+        for tokens in (1, 10, 30, 40, 128):
 
             def matrix(n, k, width=width):
                 if not width:
@@ -346,10 +350,9 @@ def call_streamed(dtype, tuning):
             x = torch.ones(tokens, 512, dtype=dtype)
             few, many = matrix(64, 512), matrix(64 * 132, 512)
             mlp = StreamedMlp(matrix(1024, 512), matrix(512, 512))
-            rows = products.normed(x, x, Norm(x[0]), 1e-5, few)[1]
-            products.multiply(rows, few, None, dtype)
-            products.multiply(rows, many, x.repeat(1, 17)[0, : 64 * 132], dtype)
-            products.mlp(products.quantized(x, few), mlp, dtype, "silu")
+            products.norm_product(x, x, Norm(x[0]), 1e-5, few, None)
+            products.product(x, many, x.repeat(1, 17)[0, : 64 * 132])
+            products.mlp(x, mlp, "silu")
         if width:
             decoded(few, dtype)
 

@@ -59,7 +59,7 @@ class CudaBackend(GpuBackend):
         yield from products.kernels(self.tuning())
         yield from experts.PACKED_KERNELS
         if self._multiplies_float8():
-            from inl_torch.triton.float8 import products as streamed
+            from inl_torch.triton.int4 import products as streamed
 
             yield from streamed.int4_kernels(self.tuning())
 

@@ -1,4 +1,7 @@
-"""Products in float8 against the float64 bodies, with rows rounded as declared."""
+"""Products with weights of 8 and 4 bits against the float64 bodies.
+
+What multiplies E4M3 rounds its rows, as declared.
+"""
 
 from __future__ import annotations
 
@@ -28,18 +31,20 @@ from inl_torch import eager
 from inl_torch.tensors import from_host
 from inl_torch.triton.float8 import products, weights
 from inl_torch.triton.float8.weights import FLOAT8_ROWS, Float8
+from inl_torch.triton.int4 import products as int4
+from inl_torch.triton.int4.weights import INT4_CHUNKS, Int4, refuse_int4
 from inl_torch.triton.tuning import Tuning
 
 TUNING = Tuning(pdl=PDL)
 KERNELS = {
     (one.op, one.layout): one
-    for kernels in (products.float8_kernels, products.int4_kernels)
+    for kernels in (products.float8_kernels, int4.int4_kernels)
     for one in kernels(TUNING)
 }
 KINDS = ("mxfp8", "q4_1", "q4_0", "q4_1, wide")
 HALVES = ("bfloat16", "float16")
 DTYPES = (*HALVES, "float32")
-SIZES = ((1, 48, 288), (2, 80, 64), (17, 32, 544), (34, 48, 96))
+SIZES = ((1, 48, 288), (2, 80, 64), (17, 32, 544), (25, 48, 96), (34, 48, 96))
 """Rows, and rows and columns of the matrix."""
 MOST = 33
 """Most rows that the tests stream, for the interpreter is slow."""
@@ -47,9 +52,16 @@ MOST = 33
 
 @pytest.fixture(autouse=True)
 def few_rows(monkeypatch):
-    for layout in products.MAX_STREAMED:
-        monkeypatch.setitem(products.MAX_STREAMED, layout, MOST)
-    monkeypatch.setattr(products, "TOKENS", 16)
+    for module in (products, int4):
+        monkeypatch.setattr(module, "MAX_STREAMED", MOST)
+    monkeypatch.setattr(int4, "TOKENS", 16)
+    monkeypatch.setattr(int4, "MOST_EXACT", 20)
+
+
+def packed(op, kind, group, dtype):
+    """Pack a group of weights of a kind."""
+    layout = FLOAT8_ROWS if kind == "mxfp8" else INT4_CHUNKS
+    return KERNELS[op, layout].pack(group, Place(), dtype)
 
 
 class Place:
@@ -73,7 +85,8 @@ def stored(rng, rows, columns, kind="mxfp8"):
 
 def exact(matrix):
     """The weights of a matrix that was packed: shifted codes may be rounded."""
-    return products.decoded(matrix, torch.float32).double().cpu().numpy()
+    module = int4 if isinstance(matrix, Int4) else products
+    return module.decoded(matrix, torch.float32).double().cpu().numpy()
 
 
 def inputs(rng, rows, columns):
@@ -91,7 +104,9 @@ def check(op, case, packed, dtype, on_torch, on_host, seed):
     refused = kernel.refuse(traced, *rest[1:], case.args[-1], **case.attrs)
     assert refused is None, refused
     got = on_host(kernel.run(*rest, packed, **case.attrs))
-    quant = kernel.activation_quant if dtype != "float32" else ""
+    is_exact = isinstance(packed[0], Int4) and int4.is_exact(rest[0], packed[0])
+    is_rounded = dtype != "float32" and not is_exact
+    quant = kernel.activation_quant if is_rounded else ""
     verdict = judge(spec, case, dtype, got, quant)
     assert verdict.passed, f"{op}/{case.name} {dtype}, seed {seed}: {verdict}"
 
@@ -106,7 +121,7 @@ def test_linear(dtype, kind, seed, on_torch, on_host):
         blocks, values = stored(rng, rows, columns, kind)
         bias = rng.integers(-8, 8, rows) / 2 if tokens % 2 else None
         held = None if bias is None else wrap(bias.astype(np.float32))
-        w = weights.pack_linear({"weight": blocks, "bias": held}, Place(), dtype)
+        w = packed("linear", kind, {"weight": blocks, "bias": held}, dtype)
         assert kind == "mxfp8" or w.matrix.width == (128 if "wide" in kind else 32)
         if dtype == "float32":  # exact, but for codes that were shifted
             values = exact(w.matrix)
@@ -115,14 +130,15 @@ def test_linear(dtype, kind, seed, on_torch, on_host):
         check("linear", case, w, dtype, on_torch, on_host, seed)
 
 
-@pytest.mark.parametrize("kind", ["mxfp8", "q4_1"])
+@pytest.mark.parametrize("kind", ["mxfp8", "q4_1", "q4_1, wide"])
 def test_columns_divided_between_programs(kind, seed, on_torch, on_host):
     rng, dtype = np.random.default_rng(seed), "bfloat16"
-    width = 9 * 1024 if kind == "mxfp8" else 1536
+    width = 9 * 1024 if kind == "mxfp8" else 2048
     blocks, values = stored(rng, 48, width, kind)
-    w = weights.pack_linear({"weight": blocks}, Place(), dtype)
+    w = packed("linear", kind, {"weight": blocks}, dtype)
     assert products.float8_tile(48, width, 16, TUNING, gated=False).splits == 2
-    assert products.int4_tile(48, width, 32, 16, TUNING).splits > 2
+    assert int4.stream_tile(48, width // 256, 16, TUNING, gated=False).splits > 2
+    assert int4.rounded_tile(48, width, 32, 16, TUNING).splits > 2
     for tokens in (1, 3, 20):  # the counters serve several launches
         case = Case(f"{tokens}", (inputs(rng, tokens, width), Linear(values)))
         check("linear", case, w, dtype, on_torch, on_host, seed)
@@ -130,20 +146,22 @@ def test_columns_divided_between_programs(kind, seed, on_torch, on_host):
 
 @pytest.mark.parametrize(("kind", "dtype"), [
     ("mxfp8", "bfloat16"), ("mxfp8", "float16"), ("q4_0", "bfloat16"),
+    ("q4_1, wide", "float16"),
 ])  # fmt: skip
 def test_queries_keys_and_values(kind, dtype, seed, on_torch, on_host):
     rng = np.random.default_rng(seed)
-    made = [stored(rng, rows, 128, kind) for rows in (32, 16, 16)]
+    width = 256 if "wide" in kind else 128
+    made = [stored(rng, rows, width, kind) for rows in (32, 16, 16)]
     blocks, values = zip(*made, strict=True)
     group = dict(zip("qkv", blocks, strict=True))
     bias = wrap(rng.integers(-8, 8, 16).astype(np.float32))
     for tokens, biases in ((1, {"k_bias": bias}), (7, {}), (34, {"k_bias": bias})):
-        w = weights.pack_qkv(group | biases, Place(), dtype)
+        w = packed("qkv_linear", kind, group | biases, dtype)
         logical = QkvLinear(*values, None, bias.data if biases else None, None)
-        case = Case(f"{tokens}", (inputs(rng, tokens, 128), logical))
+        case = Case(f"{tokens}", (inputs(rng, tokens, width), logical))
         check("qkv_linear", case, w, dtype, on_torch, on_host, seed)
-        residual, delta = inputs(rng, tokens, 128), rng.standard_normal((tokens, 128))
-        norm = Norm(rng.standard_normal(128))
+        delta = rng.standard_normal((tokens, width))
+        residual, norm = inputs(rng, tokens, width), Norm(rng.standard_normal(width))
         case = Case(f"norm {tokens}", (residual, delta, norm, logical), {"eps": 1e-5})
         if tokens > MOST and kind != "mxfp8":
             continue
@@ -154,23 +172,26 @@ def test_queries_keys_and_values(kind, dtype, seed, on_torch, on_host):
     ("mxfp8", "bfloat16", "silu"), ("mxfp8", "float16", "gelu_tanh"),
     ("mxfp8", "float32", "silu"), ("q4_1", "bfloat16", "gelu_tanh"),
     ("q4_0", "float16", "silu"), ("q4_1", "float32", "silu"),
+    ("q4_1, wide", "bfloat16", "silu"), ("q4_1, wide", "float16", "gelu_tanh"),
 ])  # fmt: skip
 def test_feed_forward(kind, dtype, activation, seed, on_torch, on_host):
     rng = np.random.default_rng(seed)
-    shapes = {"gate": (128, 64), "up": (128, 64), "down": (64, 128)}
+    width, inner = (256, 512) if "wide" in kind else (64, 128)
+    shapes = {"gate": (inner, width), "up": (inner, width), "down": (width, inner)}
     made = {name: stored(rng, *shape, kind) for name, shape in shapes.items()}
-    w = weights.pack_mlp({name: one[0] for name, one in made.items()}, Place(), dtype)
+    w = packed("gated_mlp", kind, {name: one[0] for name, one in made.items()}, dtype)
     logical = GatedMlp(**{name: one[1] for name, one in made.items()})
     if dtype == "float32":
         logical = GatedMlp(*np.split(exact(w.gate_up), 2), exact(w.down))
     for tokens in (1, 5, 34):
         attrs = {"activation": activation}
-        case = Case(f"{tokens}", (inputs(rng, tokens, 64), logical), attrs)
+        case = Case(f"{tokens}", (inputs(rng, tokens, width), logical), attrs)
         check("gated_mlp", case, w, dtype, on_torch, on_host, seed)
         if dtype == "float32" or (tokens > MOST and kind != "mxfp8"):
             continue
-        residual, delta = inputs(rng, tokens, 64), rng.standard_normal((tokens, 64))
-        args = residual, delta, Norm(rng.standard_normal(64)), logical
+        delta = rng.standard_normal((tokens, width))
+        norm = Norm(rng.standard_normal(width))
+        args = inputs(rng, tokens, width), delta, norm, logical
         case = Case(f"norm {tokens}", args, {"eps": 1e-5, **attrs})
         check("norm_mlp", case, w, dtype, on_torch, on_host, seed)
 
@@ -178,13 +199,19 @@ def test_feed_forward(kind, dtype, activation, seed, on_torch, on_host):
 def test_rows_are_rounded_as_declared(seed):
     rng = np.random.default_rng(seed)
     x = torch.from_numpy(inputs(rng, 9, 320).astype(np.float32)).bfloat16().to(PLACE)
-    w = weights.pack_linear({"weight": stored(rng, 16, 320)[0]}, Place(), "bfloat16")
-    rows = products.Products(TUNING).quantized(x, w.matrix)
+    rows = products.quantized(x, TUNING)
+    assert_rounded(rows, x)
+
+
+def assert_rounded(rows, x):
+    """A quotient by another way may fall on the other side of the middle of two codes:
+    of up to 2 % of bfloat16 numbers, if the scale is close to a power of two.
+    """
     got = rows.codes.float().cpu().numpy() * rows.scales.cpu().numpy()[:, None]
     want = float8_rows(x.float().cpu().numpy())
-    # A quotient by another way may fall on the other side of the middle of two codes.
-    assert np.isclose(got, want, rtol=1e-5).mean() > 0.99
-    np.testing.assert_allclose(got, want, rtol=2**-3 + 2**-10)
+    assert np.isclose(got, want, rtol=1e-5).mean() > 0.95
+    least = float(rows.scales.max()) * 2**-8
+    np.testing.assert_allclose(got, want, rtol=2**-3 + 2**-10, atol=least)
 
 
 def test_the_declared_rounding_is_that_of_torch(seed):
@@ -201,7 +228,7 @@ def test_the_declared_rounding_is_that_of_torch(seed):
 def test_a_row_that_is_not_finite_stays_so(seed):
     rng = np.random.default_rng(seed)
     blocks, _ = stored(rng, 48, 96)
-    w = weights.pack_linear({"weight": blocks}, Place(), "bfloat16")
+    w = packed("linear", "mxfp8", {"weight": blocks}, "bfloat16")
     for bad in (float("nan"), float("inf"), float("-inf")):
         x = torch.from_numpy(rng.standard_normal((3, 96))).bfloat16().to(PLACE)
         x[1, 5] = bad
@@ -214,7 +241,7 @@ def test_shifted_codes_keep_their_values(seed):
     """Only elements far below the largest of their row are rounded."""
     rng = np.random.default_rng(seed)
     blocks, values = stored(rng, 48, 96)
-    w = weights.pack_linear({"weight": blocks}, Place(), "bfloat16")
+    w = packed("linear", "mxfp8", {"weight": blocks}, "bfloat16")
     got = exact(w.matrix)
     largest = np.abs(values).max(1, keepdims=True)
     error = np.abs(got - values)
@@ -229,11 +256,11 @@ def test_matrices_that_are_refused():
     assert reason(weight=Spec((32, 64), "mxfp8")) is None
     assert "q8_0" in reason(weight=Spec((32, 64), "q8_0"))
     assert "40 x 64" in reason(weight=Spec((40, 64), "mxfp8"))
-    assert weights.refuse_int4(weight=Spec((40, 64), "q4_0")) is None
-    assert "mxfp8" in weights.refuse_int4(weight=Spec((40, 64), "mxfp8"))
-    assert "96 columns" in weights.refuse_int4(weight=Spec((40, 96), "q4_0"))
+    assert refuse_int4(weight=Spec((40, 64), "q4_0")) is None
+    assert "mxfp8" in refuse_int4(weight=Spec((40, 64), "mxfp8"))
+    assert "96 columns" in refuse_int4(weight=Spec((40, 96), "q4_0"))
     both = {"gate": Spec((32, 64), "mxfp8"), "up": Spec((32, 64), "q4_1")}
-    assert weights.refuse_int4(**both)
+    assert refuse_int4(**both)
     assert weights.refuse_float8(**both)
     assert KERNELS["linear", FLOAT8_ROWS].activation_quant == FLOAT8
 
@@ -246,7 +273,7 @@ def test_scales_of_a_file_stay(seed):
     heads = np.ascontiguousarray(scales).view(np.uint8)
     blocks = [heads, codes[:, :128], heads, codes[:, 128:]]
     given = HostArray(np.concatenate(blocks, 1), "fp8_128", (32, 256))
-    w = weights.pack_linear({"weight": given}, Place(), "bfloat16")
+    w = packed("linear", "mxfp8", {"weight": given}, "bfloat16")
     assert w.layout == FLOAT8_ROWS
     np.testing.assert_array_equal(w.matrix.scales.cpu().numpy(), scales[:, 0])
     np.testing.assert_array_equal(exact(w.matrix), dequantize(given, "a matrix"))
@@ -260,7 +287,7 @@ def test_shards_whose_blocks_were_decoded(kind, seed, on_torch, on_host):
     down = rng.integers(-8, 8, (64, 48)) / 8
     blocks = {name: one[0] for name, one in made.items()}
     shard = HostArray(to_bfloat16(down), dtype, down.shape)
-    kernels = products.float8_kernels if kind == "mxfp8" else products.int4_kernels
+    kernels = products.float8_kernels if kind == "mxfp8" else int4.int4_kernels
     (kernel,) = (one for one in kernels(TUNING) if one.op == "gated_mlp")
     w = kernel.pack(blocks | {"down": shard}, Place(), dtype)
     assert w.layout == kernel.layout
@@ -285,12 +312,7 @@ def test_rows_of_large_models_are_rounded(seed):
     """Wider than the norms of any model: inner sizes of the largest."""
     rng = np.random.default_rng(seed)
     x = torch.from_numpy(inputs(rng, 2, 28672).astype(np.float32)).bfloat16().to(PLACE)
-    codes = torch.zeros(16, 28672, dtype=torch.float8_e4m3fn, device=PLACE)
-    w = Float8(codes, torch.ones(16, device=PLACE))
-    rows = products.Products(TUNING).quantized(x, w)
-    got = rows.codes.float().cpu().numpy() * rows.scales.cpu().numpy()[:, None]
-    want = float8_rows(x.float().cpu().numpy())
-    assert np.isclose(got, want, rtol=1e-5).mean() > 0.99
+    assert_rounded(products.quantized(x, TUNING), x)
     assert "65536 at most" in weights.refuse_float8(weight=Spec((16, 1 << 17), "mxfp8"))
 
 
@@ -304,6 +326,6 @@ def test_layouts_without_an_invariant_kernel_are_not_chosen():
 
 def test_a_matrix_needs_no_copy_of_another_dtype():
     blocks = HostArray(np.zeros((16, 33), np.uint8), "mxfp8", (16, 32))
-    w = weights.pack_linear({"weight": blocks}, Place(), "bfloat16").matrix
+    w = packed("linear", "mxfp8", {"weight": blocks}, "bfloat16").matrix
     assert isinstance(w, Float8)
     assert [one.dtype for one in w] == [torch.float8_e4m3fn, torch.float32]

@@ -90,7 +90,7 @@ def offset_sums(
 
 # A single row is no other kernel, in which Triton loads rows one number at a time.
 @triton.jit(do_not_specialize=["tokens"])
-def streamed_int4(
+def rounded_int4(
     x: tensor, x_scales: tensor, x_sums: tensor, codes: tensor, scales: tensor,
     offsets: tensor, bias: tensor, y: tensor, parts: tensor, counters: tensor,
     tokens: tensor, n: tensor, k: tensor, TOKENS: tl.constexpr, ROWS: tl.constexpr,
@@ -149,28 +149,3 @@ def streamed_int4(
     if HAS_BIAS:
         acc += tl.load(bias + row, mask=is_row, other=0).to(tl.float32)[:, None]
     tl.store(y + place, acc, mask=both)
-
-
-@triton.jit
-def unpack_int4(
-    codes: tensor, scales: tensor, offsets: tensor, y: tensor, n: tensor, k: tensor,
-    WIDTH: tl.constexpr, ROWS: tl.constexpr, CHUNKS: tl.constexpr,
-) -> None:  # fmt: skip
-    """Store decoded weights [n, k]."""
-    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-    chunks = k // (2 * WIDTH)
-    chunk = tl.program_id(1) * CHUNKS + tl.arange(0, CHUNKS)
-    inside = (row < n)[:, None] & (chunk < chunks)[None, :]
-    group = row[:, None] * chunks + chunk[None, :]
-    pair = tl.load(scales + group, mask=inside, other=0)
-    at = group[:, :, None] * WIDTH + tl.arange(0, WIDTH)[None, None, :]
-    b = tl.load(codes + at, mask=inside[:, :, None], other=0)
-    for half in tl.static_range(2):
-        bits = (pair >> (16 * half)).to(tl.int16).to(tl.float16, bitcast=True)
-        offset = tl.load(offsets + group * 2 + half, mask=inside, other=0)
-        code = ((b >> (4 * half)) & 15).to(tl.float32)
-        values = code * bits.to(tl.float32)[:, :, None]
-        values += offset.to(tl.float32)[:, :, None]
-        y_at = group[:, :, None] * (2 * WIDTH) + half * WIDTH
-        y_at += tl.arange(0, WIDTH)[None, None, :]
-        tl.store(y + y_at, values, mask=inside[:, :, None])
