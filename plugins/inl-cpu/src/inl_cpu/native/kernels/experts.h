@@ -83,13 +83,10 @@ int64_t expert_units(args::ExpertLinear op) {
 }
 
 int64_t expert_units_per_chunk(args::ExpertLinear op) {
-    const int64_t units = expert_units(op), blocks = expert_blocks(op);
-    int64_t size = BLOCK_BYTES / (tile_bytes(op.matrix()) * expert_unit_tiles(op));
-    const int64_t share = units * blocks / MIN_CHUNKS;
-    if (size > share) size = share;
-    if (size < 1) size = 1;
-    while (ceil_div(units, size) * blocks > MAX_CHUNKS) size *= 2;
-    return size;
+    const int64_t blocks = expert_blocks(op);
+    return chunk_units(expert_units(op),
+                       tile_bytes(op.matrix()) * expert_unit_tiles(op), blocks,
+                       op.slots() <= PRIVATE_ROWS * blocks);
 }
 
 int64_t expert_linear_chunks(args::ExpertLinear op) {

@@ -17,11 +17,32 @@ namespace {
 
 /* Up to this many rows, each thread encodes x for itself, which saves a barrier. */
 constexpr int64_t PRIVATE_ROWS = 4;
-/* Rows of a chunk, and the largest number of weight bytes of a chunk. */
+/* Rows of a chunk, and its weight bytes: all rows reuse weights from the L2 cache. */
 constexpr int64_t BLOCK_ROWS = 96;
 constexpr int64_t BLOCK_BYTES = 49152;
-/* Chunks are as long as this number permits: starting at a new address is slow. */
 constexpr int64_t MIN_CHUNKS = 12;
+/* A few rows read weights from memory, and starting at a new address is slow: nobody
+ * has prefetched the first lines of a chunk, and the last lines that were prefetched are
+ * those of another thread's chunk. So chunks are up to this long, if threads can share
+ * as many as these. */
+constexpr int64_t LONG_BYTES = 393216;
+constexpr int64_t MANY_CHUNKS = 48;
+
+/* Units of a chunk, of ``units`` with weights of ``bytes`` for each of ``blocks`` of
+ * rows. few: whether blocks have a few rows. */
+int64_t chunk_units(int64_t units, int64_t bytes, int64_t blocks, bool few) {
+    int64_t most = BLOCK_BYTES;
+    if (few) {
+        const int64_t part = units * bytes * blocks / MANY_CHUNKS;
+        if (part > most) most = part < LONG_BYTES ? part : LONG_BYTES;
+    }
+    int64_t size = most / bytes;
+    const int64_t share = units * blocks / MIN_CHUNKS;
+    if (size > share) size = share;
+    if (size < 1) size = 1;
+    while (ceil_div(units, size) * blocks > MAX_CHUNKS) size *= 2;
+    return size;
+}
 
 bool encodes_privately(args::Linear op) { return op.rows() <= PRIVATE_ROWS; }
 
@@ -30,15 +51,9 @@ int64_t unit_tiles(args::Linear op) { return op.flags() & INL_GATE_MASK ? 2 : 1;
 
 int64_t unit_count(args::Linear op) { return tiles_of(op.matrix()) / unit_tiles(op); }
 
-/* Units of a chunk. */
 int64_t units_per_chunk(args::Linear op) {
-    const int64_t units = unit_count(op), blocks = ceil_div(op.rows(), BLOCK_ROWS);
-    int64_t size = BLOCK_BYTES / (tile_bytes(op.matrix()) * unit_tiles(op));
-    const int64_t share = units * blocks / MIN_CHUNKS;
-    if (size > share) size = share;
-    if (size < 1) size = 1;
-    while (ceil_div(units, size) * blocks > MAX_CHUNKS) size *= 2;
-    return size;
+    return chunk_units(unit_count(op), tile_bytes(op.matrix()) * unit_tiles(op),
+                       ceil_div(op.rows(), BLOCK_ROWS), op.rows() <= PRIVATE_ROWS);
 }
 
 int64_t linear_chunks(args::Linear op) {
