@@ -32,6 +32,7 @@ from inl_jax.pallas import (
     matmul,
     packed,
     paged_attention,
+    rope,
     rows,
     write_kv,
 )
@@ -276,6 +277,21 @@ def plain(tokens: int, inputs: int, outputs: int) -> Launch:
     )
 
 
+def rotated(tokens: int, heads: int, dim: int, name: str) -> Launch:
+    """Rotation of queries, or of keys."""
+
+    def run(x: Any, cos: Any, sin: Any) -> Any:
+        return rope.rotated(x, (cos, sin), interpret=False, name=name)
+
+    wide = ((tokens, heads, dim), "bfloat16")
+    table = ((tokens, dim), "float32")
+    nbytes = 4 * tokens * heads * dim + 8 * tokens * dim
+    blocks = pl.cdiv(tokens, rope.TOKENS)
+    return Launch(
+        name, run, (wide, table, table), nbytes, runs=(1, blocks, blocks * heads)
+    )
+
+
 def masked(heads: int, dim: int, length: int) -> Launch:
     """Block-sparse causal attention: the first block of keys and the last eight."""
     block, wide = block_sparse_attention.BLOCK, ((heads, length, dim), "bfloat16")
@@ -320,6 +336,8 @@ CALLS: dict[str, Callable[[], Launch]] = {
     "8B prefill up int4": partial(product, 2048, 4096, 14336, "int4"),
     "8B prefill down int8": partial(product, 2048, 14336, 4096, "int8"),
     "8B prefill down": partial(plain, 2048, 14336, 4096),
+    "8B prefill rope queries": partial(rotated, 2048, 32, 128, "rope_q"),
+    "8B prefill rope keys": partial(rotated, 2048, 8, 128, "rope_k"),
     "8B prefill attention": partial(attended, 32, 8, 128, 2048, 1, 2048),
     "8B prefill attention int8": partial(
         attended, 32, 8, 128, 2048, 1, 2048, kv_dtype="int8"

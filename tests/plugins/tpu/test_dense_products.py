@@ -21,6 +21,7 @@ SIZES = {"rows": 128, "outputs": 256, "inputs": 256}
 def check(backend, monkeypatch, tokens=200, inputs=896, outputs=384):
     """Several blocks along each axis; the last ones of rows and outputs are partial."""
     monkeypatch.setattr(dense, "LEAST_ROWS", 16)
+    monkeypatch.setattr(dense, "LEAST_INPUTS", 128)
     monkeypatch.setattr(block_sizes, "searched", lambda *_: SIZES)
     rng = np.random.default_rng(4)
     x, weight = (rng.standard_normal((n, inputs)) for n in (tokens, outputs))
@@ -53,8 +54,8 @@ def test_blocks_of_inputs_are_whole():
     for inputs in (384, 896, 8192, 11008, 14336, 28672):
         blocks = dense.blocks_of(2048, inputs, 4096)
         assert inputs % blocks.inputs == 0
-        assert 0 < blocks.inputs <= 1024
-    assert dense.blocks_of(1100, 14336, 4096).rows == 1152
+        assert 0 < blocks.inputs <= 2048
+    assert dense.blocks_of(700, 14336, 4096).rows == 768
 
 
 @pytest.mark.parametrize(
@@ -63,8 +64,9 @@ def test_blocks_of_inputs_are_whole():
         (2048, 4096, 14336, "bfloat16", None),
         (64, 4096, 14336, "bfloat16", "1024 rows or more"),
         (2048, 4096, 14336, "float32", "takes bfloat16"),
-        (2048, 14336, 4096, "bfloat16", "XLA multiplies"),
-        (2048, 576, 1500, "bfloat16", "multiples of 128"),
+        (2048, 14336, 4096, "bfloat16", "8192 inputs or more"),
+        (2048, 8192, 8192, "bfloat16", "twice the outputs"),
+        (2048, 4096, 14300, "bfloat16", "multiples of 128"),
     ],
 )
 def test_other_products_are_refused(rows, outputs, inputs, dtype, reason):

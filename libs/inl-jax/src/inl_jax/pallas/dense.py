@@ -28,6 +28,10 @@ LANES = 128
 LEAST_ROWS = 1024
 """Fewest rows for which the kernel is used."""
 
+LEAST_INPUTS = 8192
+"""Fewest inputs: XLA multiplies smaller matrices as fast, and next to their
+neighbors."""
+
 VMEM_BYTES = 56 << 20
 
 
@@ -47,13 +51,13 @@ def blocks_of(
     sizes: of which the block sizes are at most, in place of those of the rule.
     """
     sizes = sizes or {}
-    unit = sizes.get("inputs", 1024) // LANES
+    unit = sizes.get("inputs", 2048) // LANES
     parts = inputs // LANES
     # Blocks of inputs are whole: a part beyond the matrix would be added.
     while parts % unit:
         unit -= 1
     return Blocks(
-        min(rows + -rows % LANES, sizes.get("rows", 2048)),
+        min(rows + -rows % LANES, sizes.get("rows", 1024)),
         min(outputs, sizes.get("outputs", 1024)),
         unit * LANES,
     )
@@ -125,8 +129,8 @@ def refuse(x: Any, w: Any, **_: Any) -> str | None:
         return f"takes {LEAST_ROWS} rows or more"
     if inputs % LANES or outputs % LANES:
         return f"takes multiples of {LANES}, found {inputs} inputs, {outputs} outputs"
-    if inputs < 2 * outputs:
-        return "XLA multiplies matrices with fewer inputs than twice the outputs"
+    if inputs < max(LEAST_INPUTS, 2 * outputs):
+        return f"takes {LEAST_INPUTS} inputs or more, and twice the outputs"
     return None
 
 
