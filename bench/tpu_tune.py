@@ -7,7 +7,8 @@ kernels read (``inl_jax.pallas.block_sizes``), for the chip and the searched sha
 The time of a candidate is that of its cycles by bundles or of its transfers between HBM
 and VMEM, whichever is longer. Candidates that the compiler refuses, or that spill too
 often, are listed with the reason. The first one has the sizes of the kernel's own rule,
-which are kept unless others are faster by 2 %. Where there is a TPU, ``inl tune``
+which are kept unless others are faster by 2 %; a shape whose candidates were not all
+tried is not stored. Where there is a TPU, ``inl tune``
 measures.
 """
 
@@ -229,7 +230,7 @@ def main() -> None:
                     f"{problem[:90]}",
                     flush=True,
                 )
-            if options.write:
+            if options.write and len(results) == 1 + len(SEARCHES[name].candidates):
                 store(options.topology, {key: entry(results)})
 
 
