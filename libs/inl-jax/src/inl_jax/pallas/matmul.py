@@ -93,11 +93,11 @@ def matmul(
     x: Array, w: Packed, bias: Array | None = None, *, interpret: Any = False
 ) -> Array:
     """Multiply ``x`` [T, K] by a packed matrix [N, K] transposed; returns [T, N]."""
-    name = shape_of(len(x), *w.codes.shape, w.codes.dtype, w.offsets is not None)
+    inputs, outputs = w.codes.shape
+    name = shape_of(len(x), inputs, outputs, w.codes.dtype, w.offsets is not None)
     if w.codes.dtype == CODE8 and reads_float8():
         w = w._replace(codes=jax.lax.bitcast_convert_type(w.codes, jnp.float8_e4m3fn))
-    tokens, outputs = x.shape[0], w.codes.shape[1]
-    inputs = w.codes.shape[0]
+    tokens = x.shape[0]
     most = block_sizes.searched(NAME, name)
     size = blocks_of(tokens, inputs, outputs, most)
     x = jnp.pad(x, ((0, -tokens % size.rows), (0, inputs - x.shape[1])))
