@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from inl.dtypes import SIZES
+from inl.ops.linear import Linear
 from inl.ops.moe import ExpertLinear
 from inl.ops.norm import Norm
 from inl.spec.cache import kv_token_bytes
@@ -20,11 +24,15 @@ from inl_jax.pages import Pages, scale_lanes
 from inl_jax.pallas import (
     attention_scores,
     attention_tile,
+    block_sizes,
     block_sparse,
+    block_sparse_attention,
+    dense,
     experts,
     matmul,
     packed,
     paged_attention,
+    rope,
     rows,
     write_kv,
 )
@@ -54,7 +62,9 @@ def product(
 ) -> Launch:
     """Linear layer with packed weights; kind: dtype of the codes."""
     size = packed.padded_inputs(inputs)
-    blocks = matmul.blocks_of(tokens, size, outputs)
+    shape = matmul.shape_of(tokens, size, outputs, kind, offsets)
+    most = block_sizes.searched(matmul.NAME, shape)
+    blocks = matmul.blocks_of(tokens, size, outputs, most)
     scale = ((size // packed.GROUP, outputs), "int16") if "int" in kind else None
     w = packed.Packed(((size, outputs), kind), scale, scale if offsets else None)
     bits = 4 if kind == "int4" else 8
@@ -98,7 +108,10 @@ def attended(
     each = tokens // count
     size = min(paged_attention.TILE, each)
     share = heads // kv_heads
-    keys = paged_attention.chunk_pages(size * share, PAGE, table) * PAGE
+    kv_dtype = kv_dtype or dtype
+    shape = paged_attention.shape_of(size * share, heads, kv_heads, dim, kv_dtype)
+    most = block_sizes.searched(paged_attention.NAME, shape)
+    keys = paged_attention.chunk_pages(size * share, PAGE, table, most) * PAGE
     few_too = size > attention_scores.FEW_TOKENS
     together = attention_tile.heads_together(kv_heads)
     unrolled = size * share <= attention_scores.FEW_ROWS
@@ -120,7 +133,6 @@ def attended(
         chunks = count * sum(b - a for a, b in zip(low, high, strict=True))
         loops += [chunks, *inner_loops(chunks)]
     loops += inner_loops(tiles)
-    kv_dtype = kv_dtype or dtype
     pages = cache_of(kv_heads, dim, kv_dtype)
     pairs = sum(min(context - each + i + 1, window or context) for i in range(each))
     read = count * min(context, (window or context) + each)
@@ -165,7 +177,7 @@ def routed(tokens: int, k: int, count: int, inputs: int, outputs: int) -> Launch
     """Product of experts, of which different rows choose different ones."""
     read = min(count, tokens * k)
     size = 128 if tokens * k > 16 * count else 16
-    block = experts.MATRIX_BYTES // (2 * inputs) // 128 * 128
+    block = experts.block_outputs(inputs, outputs, "bfloat16")
     tiles = tokens * k // size + read
     return Launch(
         "expert_linear",
@@ -177,7 +189,7 @@ def routed(tokens: int, k: int, count: int, inputs: int, outputs: int) -> Launch
         ),
         2 * read * inputs * outputs,
         2 * tokens * k * inputs * outputs,
-        (1, pl.cdiv(outputs, min(block, outputs)) * tiles),
+        (1, pl.cdiv(outputs, block) * tiles),
     )
 
 
@@ -248,36 +260,105 @@ def sparse(tokens: int, size: int, side: int) -> Launch:
     return Launch("block_sparse_matmul", run, shapes, nbytes, flops, (1, grid))
 
 
-LAUNCHES = {
-    "135M decode qkv int8": product(32, 576, 576, "int8"),
-    "135M decode up int8": product(32, 576, 1536, "int8"),
-    "135M decode down int8": product(32, 1536, 576, "int8"),
-    "135M decode attention": attended(9, 3, 64, 32, 32, 2048),
-    "135M prefill up int8": product(2048, 576, 1536, "int8"),
-    "135M prefill attention": attended(9, 3, 64, 2048, 1, 2048),
-    "8B decode up int8": product(32, 4096, 14336, "int8"),
-    "8B decode up int4": product(32, 4096, 14336, "int4"),
-    "8B decode up int4 offsets": product(32, 4096, 14336, "int4", offsets=True),
-    "8B decode up float8": product(32, 4096, 14336, "float8_e4m3b11fnuz"),
-    "8B decode down int8": product(32, 14336, 4096, "int8"),
-    "8B decode attention": attended(32, 8, 128, 64, 64, 4096),
-    "8B decode attention int8": attended(32, 8, 128, 64, 64, 4096, kv_dtype="int8"),
-    "8B decode write": written(64, 64, 8, 128, "bfloat16"),
-    "8B decode write int8": written(64, 64, 8, 128, "int8"),
-    "8B prefill write": written(2048, 1, 8, 128, "bfloat16"),
-    "8B prefill up int8": product(2048, 4096, 14336, "int8"),
-    "8B prefill up int4": product(2048, 4096, 14336, "int4"),
-    "8B prefill down int8": product(2048, 14336, 4096, "int8"),
-    "8B prefill attention": attended(32, 8, 128, 2048, 1, 2048),
-    "8B prefill attention int8": attended(32, 8, 128, 2048, 1, 2048, kv_dtype="int8"),
-    "float32 mixed attention": attended(9, 3, 64, 64, 8, 2048, "float32", 100),
-    "8x7B decode experts": routed(4, 2, 8, 4096, 14336),
-    "8B decode norm": normalized(32, 4096),
-    "8B prefill norm": normalized(2048, 4096),
-    "INL dynamics": moved(2048, 1024),
-    "INL dynamics backward": moved(2048, 1024, backward=True),
-    "block-sparse": sparse(2048, 512, 8),
+def plain(tokens: int, inputs: int, outputs: int) -> Launch:
+    """Linear layer of many rows with plain weights."""
+    shape = dense.shape_of(inputs, outputs, "bfloat16")
+    most = block_sizes.searched(dense.NAME, shape)
+    blocks = dense.blocks_of(tokens, inputs, outputs, most)
+    grid = pl.cdiv(outputs, blocks.outputs) * pl.cdiv(tokens, blocks.rows)
+    weight = ((outputs, inputs), "bfloat16")
+    return Launch(
+        dense.NAME,
+        lambda x, weight: dense.linear(x, Linear(weight)),
+        (((tokens, inputs), "bfloat16"), weight),
+        2 * (tokens * inputs + outputs * inputs + tokens * outputs),
+        2 * tokens * inputs * outputs,
+        (1, grid * (inputs // blocks.inputs)),
+    )
+
+
+def rotated(tokens: int, heads: int, dim: int, name: str) -> Launch:
+    """Rotation of queries, or of keys."""
+
+    def run(x: Any, cos: Any, sin: Any) -> Any:
+        return rope.rotated(x, (cos, sin), interpret=False, name=name)
+
+    wide = ((tokens, heads, dim), "bfloat16")
+    table = ((tokens, dim), "float32")
+    nbytes = 4 * tokens * heads * dim + 8 * tokens * dim
+    blocks = pl.cdiv(tokens, rope.TOKENS)
+    return Launch(
+        name, run, (wide, table, table), nbytes, runs=(1, blocks, blocks * heads)
+    )
+
+
+def masked(heads: int, dim: int, length: int) -> Launch:
+    """Block-sparse causal attention: the first block of keys and the last eight."""
+    block, wide = block_sparse_attention.BLOCK, ((heads, length, dim), "bfloat16")
+    rows, columns = np.indices([length // block] * 2)
+    mask = (columns <= rows) & ((columns == 0) | (columns > rows - 8))
+    visits = int(mask.sum())
+    run = partial(
+        block_sparse_attention.block_sparse_attention, block_mask=mask, causal=True
+    )
+    return Launch(
+        "block_sparse_attention",
+        run,
+        (wide, wide, wide),
+        4 * heads * dim * block * (visits + len(mask)),
+        4 * heads * visits * block * block * dim,
+        (1, heads * visits),
+    )
+
+
+CALLS: dict[str, Callable[[], Launch]] = {
+    "135M decode qkv int8": partial(product, 32, 576, 576, "int8"),
+    "135M decode up int8": partial(product, 32, 576, 1536, "int8"),
+    "135M decode down int8": partial(product, 32, 1536, 576, "int8"),
+    "135M decode attention": partial(attended, 9, 3, 64, 32, 32, 2048),
+    "135M prefill up int8": partial(product, 2048, 576, 1536, "int8"),
+    "135M prefill attention": partial(attended, 9, 3, 64, 2048, 1, 2048),
+    "8B decode up int8": partial(product, 32, 4096, 14336, "int8"),
+    "8B decode up int4": partial(product, 32, 4096, 14336, "int4"),
+    "8B decode up int4 offsets": partial(
+        product, 32, 4096, 14336, "int4", offsets=True
+    ),
+    "8B decode up float8": partial(product, 32, 4096, 14336, "float8_e4m3b11fnuz"),
+    "8B decode down int8": partial(product, 32, 14336, 4096, "int8"),
+    "8B decode attention": partial(attended, 32, 8, 128, 64, 64, 4096),
+    "8B decode attention int8": partial(
+        attended, 32, 8, 128, 64, 64, 4096, kv_dtype="int8"
+    ),
+    "8B decode write": partial(written, 64, 64, 8, 128, "bfloat16"),
+    "8B decode write int8": partial(written, 64, 64, 8, 128, "int8"),
+    "8B prefill write": partial(written, 2048, 1, 8, 128, "bfloat16"),
+    "8B prefill up int8": partial(product, 2048, 4096, 14336, "int8"),
+    "8B prefill up int4": partial(product, 2048, 4096, 14336, "int4"),
+    "8B prefill down int8": partial(product, 2048, 14336, 4096, "int8"),
+    "8B prefill down": partial(plain, 2048, 14336, 4096),
+    "8B prefill rope queries": partial(rotated, 2048, 32, 128, "rope_q"),
+    "8B prefill rope keys": partial(rotated, 2048, 8, 128, "rope_k"),
+    "8B prefill attention": partial(attended, 32, 8, 128, 2048, 1, 2048),
+    "8B prefill attention int8": partial(
+        attended, 32, 8, 128, 2048, 1, 2048, kv_dtype="int8"
+    ),
+    "float32 mixed attention": partial(attended, 9, 3, 64, 64, 8, 2048, "float32", 100),
+    "8x7B decode experts": partial(routed, 4, 2, 8, 4096, 14336),
+    "8B decode norm": partial(normalized, 32, 4096),
+    "8B prefill norm": partial(normalized, 2048, 4096),
+    "INL dynamics": partial(moved, 2048, 1024),
+    "INL dynamics backward": partial(moved, 2048, 1024, backward=True),
+    "block-sparse": partial(sparse, 2048, 512, 8),
+    "block-sparse attention": partial(masked, 32, 128, 4096),
 }
+"""Name -> function of no arguments that makes the launch, see :func:`launches`."""
+
+
+def launches(topology: str, only: str = "") -> dict[str, Launch]:
+    """Return the launches whose names contain ``only``, with a chip's block sizes."""
+    chip = topology.partition(":")[0].removeprefix("tpu")
+    with patch.object(block_sizes, "chip", lambda: chip):
+        return {name: make() for name, make in CALLS.items() if only in name}
 
 
 def planted(which: str) -> Launch:

@@ -27,7 +27,7 @@ import numpy as np
 import tpu_bundles
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from tpu_kernels import LAUNCHES, Launch, planted
+from tpu_kernels import Launch, launches, planted
 
 MOST_SPILLS = 0.6
 """Spilled registers per bundle at a depth of loops. Mosaic unrolls a product of many
@@ -65,12 +65,12 @@ class Row(NamedTuple):
     problem: str = ""
 
 
-def compiled(topology: str, launches: dict[str, Launch], folder: Path) -> Iterator[Row]:
+def compiled(topology: str, chosen: dict[str, Launch], folder: Path) -> Iterator[Row]:
     """Compile each launch for one chip of a topology; the compiler writes to folder."""
     tpu_bundles.dump_to(folder)
     chip = CHIPS[topology.partition(":")[0]]
     with one_chip(topology) as spec:
-        for name, launch in launches.items():
+        for name, launch in chosen.items():
             arguments = jax.tree.map(
                 lambda leaf: spec(*leaf), launch.shapes, is_leaf=is_spec
             )
@@ -131,11 +131,11 @@ def main() -> int:
     parser.add_argument("--plant", choices=("vmem", "spills", "mosaic"))
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    launches = {n: launch for n, launch in LAUNCHES.items() if options.only in n}
+    chosen = launches(options.topology, options.only)
     if options.plant:
-        launches = {"planted": planted(options.plant)}
+        chosen = {"planted": planted(options.plant)}
     with TemporaryDirectory(prefix="tpu-bundles-") as folder:
-        rows = list(compiled(options.topology, launches, Path(folder)))
+        rows = list(compiled(options.topology, chosen, Path(folder)))
     if options.json:
         print(json.dumps([each._asdict() for each in rows]))
     else:

@@ -22,7 +22,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from tpu_kernels import LAUNCHES
+from tpu_kernels import launches
 from tpu_roofline import CHIPS, compiled, one_chip
 
 from inl.executor.model_step import advance
@@ -53,7 +53,7 @@ class StepShape(NamedTuple):
     rows: int
     context: int
     kernels: dict[str, str]
-    """Pallas kernel -> its name in ``LAUNCHES``."""
+    """Pallas kernel -> its name among the launches of ``tpu_kernels.py``."""
 
 
 STEPS = {
@@ -61,6 +61,9 @@ STEPS = {
         "ragged_paged_attention": "8B prefill attention",
         "write_kv": "8B prefill write",
         "reduce_add_norm": "8B prefill norm",
+        "dense_matmul": "8B prefill down",
+        "rope_q": "8B prefill rope queries",
+        "rope_k": "8B prefill rope keys",
     }),
     "decode": StepShape(64, 64, 4096, {
         "ragged_paged_attention": "8B decode attention",
@@ -123,17 +126,18 @@ def needs(step: StepShape) -> tuple[int, int]:
 
 
 def kernel_cycles(topology: str, name: str, folder: Path) -> dict[str, int]:
-    """Return the cycles of a step's Pallas kernels, by their names in ``LAUNCHES``.
+    """Return the cycles of a step's Pallas kernels, by the names of their launches.
 
     Those of their transfers, if these take longer.
     """
     chip = CHIPS[topology.partition(":")[0]]
-    launches = {label: LAUNCHES[label] for label in STEPS[name].kernels.values()}
+    known = launches(topology)
+    chosen = {label: known[label] for label in STEPS[name].kernels.values()}
     return {
         row.name: max(
-            row.cycles, int(launches[row.name].nbytes / chip.bandwidth * chip.clock)
+            row.cycles, int(chosen[row.name].nbytes / chip.bandwidth * chip.clock)
         )
-        for row in compiled(topology, launches, folder)
+        for row in compiled(topology, chosen, folder)
     }
 
 

@@ -85,7 +85,7 @@ def test_other_ops(tpu_backend, name):
 def test_blocks_of_inputs_rows_and_outputs(tpu_backend, monkeypatch, tokens):
     """Several blocks along each axis, the last one partly outside of the matrix."""
 
-    def small(rows, inputs, outputs):
+    def small(rows, inputs, outputs, _most):
         assert (inputs, outputs) == (384, 200)
         return matmul.Blocks(32, 128, 128, 3, buffered=rows > 64)
 

@@ -22,7 +22,7 @@ from inl.spec.step import Step
 from inl.spec.tolerance import judge, stored
 from inl.spec.tree import tree_map
 from inl_jax.pages import Pages
-from inl_jax.pallas import attention_scores, attention_tile, paged_attention
+from inl_jax.pallas import attention_scores, block_sizes, paged_attention
 from inl_jax.xla.attention import plan
 from tpu_simulator import races, simulated
 
@@ -105,7 +105,6 @@ def small_blocks(monkeypatch, rows=256):
     monkeypatch.setattr(paged_attention, "PROMPT_KEYS", 32)
     monkeypatch.setattr(paged_attention, "ROWS", rows)
     monkeypatch.setattr(paged_attention, "COLUMNS", 128)
-    monkeypatch.setattr(attention_tile, "COLUMNS", 128)
     monkeypatch.setattr(paged_attention, "AHEAD", 2)
     monkeypatch.setattr(attention_scores, "AHEAD", 2)
 
@@ -129,6 +128,23 @@ def test_equals_the_body_without_races(monkeypatch, dim, dtype, rows, attrs):
     verdict = run(make_case(1, dim, rows, **attrs), dtype)
     assert verdict.passed, str(verdict)
     assert not races()
+
+
+@pytest.mark.parametrize("rows", [DECODE, pytest.param(PROMPT, marks=pytest.mark.full)])
+def test_sizes_of_the_table_do_not_change_results(monkeypatch, rows):
+    sizes, asked = {"keys": 48, "columns": 128}, []
+
+    def searched(*key):
+        asked.append(key)
+        return sizes
+
+    monkeypatch.setattr(block_sizes, "searched", searched)
+    verdict = run(make_case(1, 64, rows), "bfloat16")
+    assert verdict.passed, str(verdict)
+    assert not races()
+    kind = "decode" if rows is DECODE else "prompt"
+    name = f"{kind}, 6 heads, 2 of keys, 64 wide, bfloat16 cache"
+    assert set(asked) == {(paged_attention.NAME, name)}
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""Experts, norms, INL dynamics and block-sparse products in the TPU simulator."""
+"""Experts, norms and INL dynamics in the TPU simulator."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from inl.kernels import block_sparse_matmul as reference
 from inl.ops import catalog
 from inl.ops.moe import ExpertLinear
 from inl.ops.norm import Norm
@@ -15,7 +14,7 @@ from inl.spec.op import Case
 from inl.testing.op_call import OpCall
 from inl.testing.op_check import judged, require_passed, run_checked
 from inl_jax import functional
-from inl_jax.pallas import block_sparse, experts, rows
+from inl_jax.pallas import experts, rows
 from op_cases import Target
 from tpu_simulator import races, simulated
 
@@ -95,25 +94,6 @@ def test_inl_gradients_equal_those_of_float64(seed):
     assert not races()
     for one, other in zip(found, exact, strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
-
-
-@pytest.mark.parametrize("pairs", [[(2, 0), (0, 0), (1, 3)], []])
-def test_block_sparse(pairs):
-    rng = np.random.default_rng(3)
-    dense = rng.standard_normal((9, 3 * 128)).astype(np.float32)
-    values = rng.standard_normal((len(pairs), 128, 128)).astype(np.float32)
-    indices = np.array(pairs, np.int32).reshape(-1, 2)
-    wide = dense.astype(np.float64), values.astype(np.float64)
-    exact = reference(*wide, indices, columns=512)
-    found = block_sparse.block_sparse_matmul(
-        jnp.asarray(dense), jnp.asarray(values), indices, columns=512,
-        interpret=simulated(),
-    )  # fmt: skip
-    assert not races()
-    np.testing.assert_allclose(found, exact, rtol=1e-4, atol=1e-4)
-    assert block_sparse.visits_of(indices, 4).shape[1] == len(pairs) + 4 - len(
-        set(indices[:, 1].tolist())
-    )
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from inl.backend.reference import ReferenceBackend
 from inl.device import Device
 from inl.executor.model_loader import open_model, start_runner
 from inl.models.mixtral import MODEL
+from inl.scheduling.drafters import SyntheticDrafter
 from inl.spec.limits import Limits
 from inl.spec.tree import leaves
 from inl.testing.near_tie import compare
@@ -80,6 +81,16 @@ def test_a_mixture_of_experts_equals_its_float64_reference(tpu_backend):
     assert found == texts(reference)
 
 
+def assert_oracle(answers, cases, capsys):
+    compared = [
+        compare(answer.token_ids, case["token_ids"][:TOKENS], case["margins"])
+        for answer, case in zip(answers, cases, strict=True)
+    ]
+    with capsys.disabled():
+        print(f"\n{[c for c in compared if c.gap]} leave the oracle")
+    assert all(each.allowed("float32") for each in compared)
+
+
 @pytest.mark.full
 def test_the_default_model_follows_the_oracle(tpu_backend, capsys):
     """One answer alone, streamed; then nine in a batch."""
@@ -93,10 +104,24 @@ def test_the_default_model_follows_the_oracle(tpu_backend, capsys):
         answers = engine.generate(prompts, max_tokens=TOKENS)
     assert cases[7]["text"].startswith(text)
     assert text
-    compared = [
-        compare(answer.token_ids, case["token_ids"][:TOKENS], case["margins"])
-        for answer, case in zip(answers, cases, strict=True)
-    ]
-    with capsys.disabled():
-        print(f"\n{[c for c in compared if c.gap]} leave the oracle")
-    assert all(each.allowed("float32") for each in compared)
+    assert_oracle(answers, cases, capsys)
+
+
+@pytest.mark.full
+def test_the_default_model_follows_the_oracle_with_speculation(tpu_backend, capsys):
+    """Of the drafted tokens, most are right."""
+    cases = json.loads(ORACLE.read_text("utf-8"))["cases"]
+    prompts = [case["prompt_ids"] for case in cases]
+    known = {tuple(case["prompt_ids"]): case["token_ids"] for case in cases}
+    language = open_model(default_model())
+    config = EngineConfig(
+        dtype="float32", max_batch=9, context=128, sampling="greedy",
+        speculation="ngram", max_drafts=3, adaptive_drafts=False,
+    )  # fmt: skip
+    runner = start_runner(language, tpu_backend, config)
+    drafter = SyntheticDrafter(known, 0.7)
+    parts = {"runner": runner, "drafter": drafter}
+    with InferenceEngine(language, None, config, **parts) as engine:
+        answers = engine.generate(prompts, max_tokens=TOKENS)
+        assert engine.speculation.drafted > engine.speculation.accepted > 20
+    assert_oracle(answers, cases, capsys)

@@ -127,6 +127,16 @@ def test_a_host_callback_and_a_copied_cache_are_found(runner):
     assert copies_of_a_cache(program.compile().as_text())
 
 
+@pytest.mark.parametrize("bucket", BUCKETS[:2])
+def test_no_program_converts_a_cache_of_bfloat16(tpu_backend, files, bucket):
+    """As XLA for CPUs would, to write to it."""
+    runner = local_runner(tpu_backend, MODEL, files, LIMITS, dtype="bfloat16")
+    text = lowered(runner, bucket).compile().as_text()
+    shape = ",".join(map(str, runner.executor.state.caches[0].kv.shape))
+    assert f"u16[{shape}]" in text
+    assert not re.findall(rf"= (?:f32|bf16)\[{shape}\]", text)
+
+
 @pytest.mark.parametrize("bucket", BUCKETS)
 def test_every_product_has_float32_precision(runner, bucket):
     products = re.findall(

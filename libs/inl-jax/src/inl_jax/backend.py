@@ -28,7 +28,7 @@ from inl.spec.program import ProgramInfo
 from inl.spec.step import Bucket
 from inl_jax import xla
 from inl_jax.buckets import compiled_sizes
-from inl_jax.pages import paged_state
+from inl_jax.pages import BITS, paged_state
 from inl_jax.programs import OOM, Compiler
 from inl_jax.tensors import from_host, jax_dtype, to_host
 
@@ -56,8 +56,16 @@ class JaxBackend(Backend):
         def zeros(shape: tuple[int, ...], dtype: str) -> Any:
             return jnp.zeros(shape, jax_dtype(dtype), device=self.place)
 
+        def cells(shape: tuple[int, ...], dtype: str) -> Any:
+            on_cpu = getattr(self.place, "platform", "") == "cpu"
+            if dtype == "bfloat16" and on_cpu:
+                return jnp.zeros(shape, BITS, device=self.place)
+            return zeros(shape, dtype)
+
         size = state_bytes(spec, limits)
-        return self._allocate(lambda: paged_state(spec, limits, zeros), size, "state")
+        return self._allocate(
+            lambda: paged_state(spec, limits, zeros, cells), size, "state"
+        )
 
     def memory(self) -> DeviceMemory:
         assert isinstance(self.place, jax.Device), "a mesh has several"

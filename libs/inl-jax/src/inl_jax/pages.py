@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from inl.backend.base import StateSpec
@@ -17,6 +18,10 @@ INT8 = "int8"
 """Dtype of quantized caches."""
 
 INT8_MAX = 127
+
+BITS = jnp.uint16
+"""Dtype of bfloat16 caches on CPUs: XLA converts all of a cache of bfloat16 to float32
+and back to write to it there."""
 
 LANES = 128
 """Width of a vector register of a TPU."""
@@ -34,7 +39,8 @@ class Pages(NamedTuple):
     """
 
     kv: Array
-    """[blocks, kv_heads, block_size, 2 * head_dim]: keys, then values."""
+    """[blocks, kv_heads, block_size, 2 * head_dim]: keys, then values; bfloat16
+    may be stored as :data:`BITS`."""
     scales: Array | None = None
     """[blocks, kv_heads, lanes] float32, of an int8 cache: those of a block's keys,
     then of its values, then padding. Tokens run along lanes, as scores do."""
@@ -100,7 +106,11 @@ def cells_of(k: Array, v: Array, cache: Pages) -> tuple[Array, Array | None]:
     Those of an int8 cache are codes, with scales [T, kv_heads, 2] float32.
     """
     if cache.scales is None:
-        return jnp.concatenate([k, v], axis=-1).astype(cache.kv.dtype), None
+        cells = jnp.concatenate([k, v], axis=-1)
+        if cache.kv.dtype == BITS:
+            cells = cells.astype(jnp.bfloat16)
+            return jax.lax.bitcast_convert_type(cells, BITS), None
+        return cells.astype(cache.kv.dtype), None
     pair = jnp.stack([k, v], axis=-2).astype(jnp.float32)
     scales = jnp.abs(pair).max(-1) / INT8_MAX
     codes = jnp.round(pair / jnp.where(scales > 0, scales, 1)[..., None])
@@ -123,9 +133,10 @@ def read_kv(cache: Pages, ids: Array) -> tuple[Array, Array]:
     Both are [N, kv_heads, B * block_size, head_dim]; those of an int8 cache float32.
     """
     heads, size = cache.kv.shape[1:3]
-    cells = (
-        cache.kv[ids].swapaxes(1, 2).reshape(len(ids), heads, -1, 2, head_dim(cache))
-    )
+    found = cache.kv[ids]
+    if found.dtype == BITS:
+        found = jax.lax.bitcast_convert_type(found, jnp.bfloat16)
+    cells = found.swapaxes(1, 2).reshape(len(ids), heads, -1, 2, head_dim(cache))
     if cache.scales is not None:
         # [N, B, heads, 2, size] -> [N, heads, B, size, 2]
         scales = cache.scales[ids][..., : 2 * size]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar, cast, final
 import jax
 
 from inl.backend.base import Traits
+from inl.backend.tunable import Tunable
 from inl.errors import BackendUnavailable
 from inl.spec.mesh import Meshes, MeshSizes
 from inl.weights.cache_folder import cache_folder
@@ -17,6 +18,7 @@ from inl_jax.mesh.backend import MeshBackend
 from inl_jax.mesh.distributed import join
 from inl_jax.programs import Compiler, use_disk_cache
 from inl_tpu.settings import VARIABLE, platform
+from inl_tpu.tuner import Tuner
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -63,6 +65,8 @@ class TpuBackend(JaxBackend):
     def offers(self, kind: type[C]) -> C | None:
         if kind is Meshes:
             return cast("C", Meshes(self._over))
+        if kind is Tunable and self._target == "tpu":
+            return cast("C", Tuner(cast("jax.Device", self.place)))
         return super().offers(kind)
 
     def _over(self, sizes: MeshSizes) -> MeshBackend:

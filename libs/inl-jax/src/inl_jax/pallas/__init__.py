@@ -9,10 +9,20 @@ from inl.spec.kernel import Kernel
 
 def kernels() -> Iterable[Kernel]:
     """List the kernels; imports Pallas."""
-    from inl_jax.pallas import experts, linear, paged_attention, rows, write_kv
+    from inl_jax.pallas import (
+        dense,
+        experts,
+        linear,
+        paged_attention,
+        rope,
+        rows,
+        write_kv,
+    )
 
     yield write_kv.kernel()
     yield paged_attention.kernel()
     yield from linear.kernels()
+    yield dense.kernel()
+    yield rope.kernel()
     yield from experts.kernels()
     yield from rows.kernels()

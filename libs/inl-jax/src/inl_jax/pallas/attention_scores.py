@@ -59,6 +59,8 @@ class Shape(NamedTuple):
     scale: float
     window: int | None
     cap: float | None
+    columns: int
+    """Queries of a block of scores, if ``turned``."""
 
     @property
     def keys(self) -> int:

@@ -32,9 +32,6 @@ from inl_jax.xla.attention import MASKED
 HEADS = 4
 """Most heads that a loop computes together, so that their instructions overlap."""
 
-COLUMNS = 512
-"""Queries of a block of scores."""
-
 
 class Ranges(NamedTuple):
     """Positions and chunks of each tile, [N] int32."""
@@ -208,7 +205,7 @@ def arrange_scales(
 
 def columns(shape: Shape, rows: int) -> list[tuple[int, int]]:
     """Return the start and the number of queries of each block of scores."""
-    most = COLUMNS if shape.turned else rows
+    most = shape.columns if shape.turned else rows
     return [(start, min(most, rows - start)) for start in range(0, rows, most)]
 
 

@@ -10,7 +10,6 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from inl.errors import KernelError
 from inl_jax.tensors import Array
 
 LANES = 128
@@ -21,22 +20,23 @@ MOST_ROWS = 512
 def block_sparse_matmul(
     dense: Array, values: Array, indices: Any, *, columns: int, interpret: Any = False
 ) -> Array:
-    """As :func:`inl.kernels.block_sparse_matmul`, for blocks of a multiple of 128.
+    """As :func:`inl.kernels.block_sparse_matmul`.
 
     dense: [T, K]. values: [B, b, b]. indices: B pairs on the host, row and column of a
-    block. Columns of blocks of which none is stored are 0. Raises
-    :class:`~inl.errors.KernelError` for another size of blocks.
+    block. Columns of blocks of which none is stored are 0. Blocks are padded to a
+    multiple of 128.
     """
-    size = values.shape[-1]
-    if size % LANES:
-        raise KernelError(
-            f"block_sparse_matmul: found blocks of {size}, accepted: a multiple of "
-            f"{LANES}"
-        )
-    visits = jnp.asarray(visits_of(np.asarray(indices), columns // size))
+    block = values.shape[-1]
+    size, count = block + -block % LANES, columns // block
+    if size != block:
+        more = (0, size - block)
+        tiles = dense.reshape(len(dense), -1, block)
+        dense = jnp.pad(tiles, ((0, 0), (0, 0), more)).reshape(len(dense), -1)
+        values = jnp.pad(values, ((0, 0), more, more))
+    visits = jnp.asarray(visits_of(np.asarray(indices), count))
     values = values if len(values) else jnp.zeros((1, size, size), dense.dtype)
     rows = min(dense.shape[0], MOST_ROWS)
-    return pl.pallas_call(
+    out = pl.pallas_call(
         body,
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
@@ -48,11 +48,13 @@ def block_sparse_matmul(
             out_specs=pl.BlockSpec((rows, size), lambda m, i, v: (m, v[2, i])),
             scratch_shapes=[pltpu.VMEM((rows, size), jnp.float32)],
         ),
-        out_shape=jax.ShapeDtypeStruct((dense.shape[0], columns), dense.dtype),
+        out_shape=jax.ShapeDtypeStruct((len(dense), count * size), dense.dtype),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",) * 2),
         interpret=interpret,
         name="block_sparse_matmul",
     )(visits, dense, values)
+    out = out.reshape(len(out), count, size)[:, :, :block]
+    return out.reshape(len(out), columns)
 
 
 def visits_of(indices: Any, columns: int) -> Any:

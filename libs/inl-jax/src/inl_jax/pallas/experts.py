@@ -7,7 +7,7 @@ block of its matrix that is in VMEM.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,8 +18,12 @@ from jax.experimental.pallas import tpu as pltpu
 
 from inl.ops.moe import ExpertLinear
 from inl.spec.kernel import Kernel
+from inl_jax.pallas import block_sizes
+from inl_jax.pallas.block_sizes import Sizes, static
 from inl_jax.tensors import Array
 from inl_jax.xla.kernel import inlined
+
+NAME = "expert_linear"
 
 LANES = 128
 
@@ -64,15 +68,23 @@ def grouped(ids: Array, experts: int, size: int) -> Tiles:
 
 
 def expert_linear(
-    x: Array, ids: Array, w: ExpertLinear, *, interpret: Any = False
+    x: Array,
+    ids: Array,
+    w: ExpertLinear,
+    *,
+    sizes: Sizes = (),
+    interpret: Any = False,
 ) -> Array:
+    """The op ``expert_linear``.
+
+    sizes: bytes of a block of a matrix, in place of those of the table.
+    """
     tokens, k = ids.shape
     experts, outputs, inputs = w.weight.shape
     rows = jnp.broadcast_to(x, (tokens, k, inputs)).reshape(tokens * k, inputs)
     size = 128 if tokens * k > 16 * experts else 16
     tiles = grouped(ids.reshape(-1), experts, size)
-    block = MATRIX_BYTES // (inputs * x.dtype.itemsize) // LANES * LANES
-    block = min(max(block, LANES), outputs)
+    block = block_outputs(inputs, outputs, x.dtype, sizes)
     out = pl.pallas_call(
         body,
         grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -89,9 +101,18 @@ def expert_linear(
             dimension_semantics=("arbitrary",) * 2, vmem_limit_bytes=VMEM_BYTES
         ),
         interpret=interpret,
-        name="expert_linear",
+        name=NAME,
     )(tiles.experts, tiles.used, rows[tiles.rows], w.weight)
     return out[tiles.places].reshape(tokens, k, outputs)
+
+
+def block_outputs(inputs: int, outputs: int, dtype: Any, sizes: Sizes = ()) -> int:
+    """Return the outputs of a block of a matrix [outputs, inputs]."""
+    dtype = jnp.dtype(dtype)
+    shape = f"{inputs} to {outputs}, {dtype}"
+    size = block_sizes.chosen(sizes, NAME, shape).get("bytes", MATRIX_BYTES)
+    block = size // (inputs * dtype.itemsize) // LANES * LANES
+    return min(max(block, LANES), outputs)
 
 
 def body(_experts: Any, used: Any, x: Any, weight: Any, out: Any) -> None:
@@ -118,7 +139,15 @@ def refuse(x: Any, _ids: Any, w: Any, **_: Any) -> str | None:
     return None
 
 
-def kernels(interpret: Any = False) -> Iterable[Kernel]:
-    """Return the kernels; ``interpret`` simulates them on the CPU."""
-    run = partial(inlined(expert_linear), interpret=interpret)
-    yield Kernel("expert_linear", "pallas", run, refuse, preference=10)
+def kernels(
+    interpret: Any = False, config: Mapping[str, int] | None = None
+) -> Iterable[Kernel]:
+    """Return the kernels; ``interpret`` simulates them on the CPU.
+
+    config: block sizes, see :func:`expert_linear`.
+    """
+    sizes = static(config or {})
+    run = partial(inlined(expert_linear), sizes=sizes, interpret=interpret)
+    yield Kernel(
+        "expert_linear", "pallas", run, refuse, preference=10, config=dict(sizes)
+    )

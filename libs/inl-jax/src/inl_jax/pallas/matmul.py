@@ -7,7 +7,7 @@ unit; for many rows to a buffer, once for all rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from inl_jax.pallas import block_sizes
 from inl_jax.pallas.packed import CODE8, CODE8_SCALE, GROUP, LANES, WHOLE, Packed
 from inl_jax.tensors import Array
 
@@ -25,8 +26,13 @@ CHUNK = 1024
 SUBLANES = 16
 """Rows are padded to a multiple of this."""
 
+NAME = "packed_matmul"
+
 FEW_ROWS = 64
 """Most rows for which codes are converted on their way to the matrix unit."""
+
+MANY_ROWS = 512
+"""Fewest rows of a shape with many, in the table of block sizes."""
 
 WIDE = 1024
 """Outputs of a block for many rows, where they divide those of the matrix."""
@@ -51,35 +57,49 @@ class Blocks(NamedTuple):
     """Whether converted codes are kept in a buffer."""
 
 
-def blocks_of(rows: int, inputs: int, outputs: int) -> Blocks:
-    """Return the block sizes of a shape, by the number of rows and of inputs."""
-    few = rows <= FEW_ROWS
+def blocks_of(
+    rows: int, inputs: int, outputs: int, most: Mapping[str, int] | None = None
+) -> Blocks:
+    """Return the block sizes of a shape, by the number of rows and of inputs.
+
+    most: rows and outputs of a block, at most, in place of those of the rule.
+    """
+    most, few = most or {}, rows <= FEW_ROWS
     parts = 1
     while inputs > parts * WHOLE or inputs % (parts * LANES):
         parts += 1
     # Rows are read again for each block of outputs: bench/tpu_tune.py.
-    most = 512 if few or outputs % WIDE else WIDE
-    block = min(rows + -rows % SUBLANES, 512)
-    while parts > 1 and 4 * (rows + -rows % block) * most > SUMS_BYTES and most > LANES:
-        most //= 2
+    wide = most.get("outputs", 512 if few or outputs % WIDE else WIDE)
+    block = min(rows + -rows % SUBLANES, most.get("rows", 512))
+    while parts > 1 and 4 * (rows + -rows % block) * wide > SUMS_BYTES and wide > LANES:
+        wide //= 2
     return Blocks(
         rows=block,
-        outputs=min(outputs, most),
+        outputs=min(outputs, wide),
         inputs=inputs // parts,
         parts=parts,
         buffered=not few,
     )
 
 
+def shape_of(rows: int, inputs: int, outputs: int, dtype: Any, offsets: bool) -> str:
+    """Name a shape in the table of block sizes; dtype: that of the codes."""
+    kind = "few" if rows <= FEW_ROWS else "many" if rows >= MANY_ROWS else "some"
+    more = " with offsets" if offsets else ""
+    return f"{kind} rows, {inputs} to {outputs}, {jnp.dtype(dtype)}{more}"
+
+
 def matmul(
     x: Array, w: Packed, bias: Array | None = None, *, interpret: Any = False
 ) -> Array:
     """Multiply ``x`` [T, K] by a packed matrix [N, K] transposed; returns [T, N]."""
+    inputs, outputs = w.codes.shape
+    name = shape_of(len(x), inputs, outputs, w.codes.dtype, w.offsets is not None)
     if w.codes.dtype == CODE8 and reads_float8():
         w = w._replace(codes=jax.lax.bitcast_convert_type(w.codes, jnp.float8_e4m3fn))
-    tokens, outputs = x.shape[0], w.codes.shape[1]
-    inputs = w.codes.shape[0]
-    size = blocks_of(tokens, inputs, outputs)
+    tokens = x.shape[0]
+    most = block_sizes.searched(NAME, name)
+    size = blocks_of(tokens, inputs, outputs, most)
     x = jnp.pad(x, ((0, -tokens % size.rows), (0, inputs - x.shape[1])))
     wide = (size.inputs, size.outputs)
     scale = pl.BlockSpec((size.inputs // GROUP, size.outputs), lambda n, k, _: (k, n))
@@ -124,7 +144,7 @@ def matmul(
             transcendentals=0,
         ),
         interpret=interpret,
-        name="packed_matmul",
+        name=NAME,
     )(*(operand for operand, _ in present))
     return out[:tokens]
 

@@ -6,6 +6,7 @@ The grid runs over tiles, each of up to ``Q`` consecutive tokens of one row.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -17,12 +18,16 @@ from jax.experimental.pallas import tpu as pltpu
 from inl.spec.kernel import Kernel
 from inl.spec.step import Step
 from inl_jax.pages import Pages
+from inl_jax.pallas import block_sizes
 from inl_jax.pallas.attention_scores import AHEAD, FEW_ROWS, LANES, QUERIES, Shape
-from inl_jax.pallas.attention_tile import COLUMNS, Ranges, body
+from inl_jax.pallas.attention_tile import Ranges, body
+from inl_jax.pallas.block_sizes import static
 from inl_jax.pallas.write_kv import in_hbm
 from inl_jax.tensors import Array
 from inl_jax.xla.attention import Plan, plan, plan_of
 from inl_jax.xla.kernel import inlined
+
+NAME = "ragged_paged_attention"
 
 LABEL = "attention/pallas"
 """Key of this kernel's plan in ``Step.plan``."""
@@ -32,6 +37,9 @@ KEYS = 512
 
 PROMPT_KEYS = 256
 """Keys of a chunk for tiles of many rows, which mask the last one."""
+
+COLUMNS = 512
+"""Queries of a block of scores."""
 
 TILE = 256
 """Most tokens of a tile."""
@@ -58,8 +66,14 @@ def attention(
     window: int | None,
     cap: float | None,
     group: int,
+    sizes: block_sizes.Sizes = (),
     interpret: Any = False,
 ) -> Array:
+    """The op ``attention`` on pages.
+
+    sizes: keys of a chunk and queries of a block of scores (``columns``), in place of
+    those of the table.
+    """
     tokens, heads, dim = q.shape
     _, kv_heads, page, _ = cache.kv.shape
     tiles = plan_of(step, LABEL, page, **TILES)
@@ -70,7 +84,9 @@ def attention(
     padded = max(tokens + -tokens % QUERIES, size) - tokens if turned else 0
     q = jnp.pad(q, ((0, padded), (0, 0), (0, lanes)))
     queries = q.swapaxes(0, 1) if turned else tile_queries(q, tiles, kv_heads)
-    pages = chunk_pages(size * share, page, step.blocks.shape[-1])
+    name = shape_of(size * share, heads, kv_heads, dim, cache.kv.dtype)
+    chosen = block_sizes.chosen(sizes, NAME, name)
+    pages = chunk_pages(size * share, page, step.blocks.shape[-1], chosen)
     table = step.blocks[group]
     table = jnp.pad(table, ((0, 0), (0, -table.shape[1] % pages)))
     shape = Shape(
@@ -86,6 +102,7 @@ def attention(
         scale,
         window,
         cap,
+        chosen.get("columns", COLUMNS),
     )
     out = launch(shape, queries, cache, table, tiles, interpret)
     if not turned:
@@ -175,13 +192,19 @@ def launch(
             transcendentals=pairs,
         ),
         interpret=interpret,
-        name="ragged_paged_attention",
+        name=NAME,
     )(begin, tiles.rows, *ranges, table.reshape(-1), q, *pages)
 
 
-def chunk_pages(rows: int, page: int, table: int) -> int:
+def shape_of(rows: int, heads: int, kv_heads: int, dim: int, dtype: Any) -> str:
+    """Name a shape in the table of block sizes; rows: of queries per key head."""
+    kind = "decode" if rows <= FEW_ROWS else "prompt"
+    return f"{kind}, {heads} heads, {kv_heads} of keys, {dim} wide, {dtype} cache"
+
+
+def chunk_pages(rows: int, page: int, table: int, sizes: Mapping[str, int]) -> int:
     """Return the pages of a chunk for tiles of ``rows`` rows of queries per head."""
-    keys = KEYS if rows <= FEW_ROWS else PROMPT_KEYS
+    keys = sizes.get("keys", KEYS if rows <= FEW_ROWS else PROMPT_KEYS)
     return max(1, min(keys // page, table))
 
 
@@ -193,7 +216,7 @@ def buffers(shape: Shape, lanes: int) -> list[tuple[int, ...]]:
         (shape.heads, shape.parts, each, shape.rows)
         for each in (1, shape.dim + QUERIES)
     ]
-    return [*sums, (AHEAD + 1, shape.keys, min(COLUMNS, shape.rows))]
+    return [*sums, (AHEAD + 1, shape.keys, min(shape.columns, shape.rows))]
 
 
 def chunk_ranges(shape: Shape, tiles: Plan) -> Ranges:
@@ -228,9 +251,13 @@ def refuse(q: Any, cache: Any, step: Any, **_: Any) -> str | None:  # noqa: ARG0
     return None
 
 
-def kernel(interpret: Any = False) -> Kernel:
-    """Return the kernel; ``interpret`` simulates it on the CPU."""
-    run = partial(attention, interpret=interpret)
+def kernel(interpret: Any = False, config: Mapping[str, int] | None = None) -> Kernel:
+    """Return the kernel; ``interpret`` simulates it on the CPU.
+
+    config: block sizes, see :func:`attention`.
+    """
+    sizes = static(config or {})
+    run = partial(attention, sizes=sizes, interpret=interpret)
     return Kernel(
         "attention",
         "pallas",
@@ -238,4 +265,5 @@ def kernel(interpret: Any = False) -> Kernel:
         refuse,
         plan=inlined(partial(plan, **TILES)),
         preference=10,
+        config=dict(sizes),
     )
