@@ -44,7 +44,7 @@ RECOMPILED = 31
 """Spilled registers of 32 bytes above which Intel's driver of Triton compiles again
 with 256 for each thread."""
 
-NARROW_MAY_SPILL = {"combine": 25, "conv_state": 10, "delta_steps": 25}
+NARROW_MAY_SPILL = {"_write": 10, "combine": 25, "conv_state": 10, "delta_steps": 25}
 """Likewise, of those that such GPUs use."""
 
 needs_compiler = pytest.mark.skipif(
