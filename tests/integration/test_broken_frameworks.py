@@ -32,6 +32,7 @@ from inl_directml import probe as directml
 from inl_intel import probe as intel
 from inl_rocm import probe as rocm
 from inl_rocm.kfd import Gpu
+from inl_torch.gpu.backend import has_triton
 from inl_tpu import probe as tpu
 
 ROOT = Path(__file__).parents[2]
@@ -188,6 +189,24 @@ def test_a_framework_that_can_be_imported(kind, row):
     if kind in ("cuda", "rocm", "xpu"):
         assert found["note"].startswith("Triton is not installed")
     assert row(source="")["status"] == "ready"
+
+
+@pytest.mark.parametrize(
+    ("version", "note"),
+    [
+        ("3.3.1", "found Triton 3.3.1, needs triton>=3.4: slower, by torch's kernels"),
+        ("3.4.0", ""),
+        ("3.7.1+rocm7.1", ""),
+    ],
+)
+def test_an_old_triton_is_not_used(kind, row, install, version, note):
+    """Before 3.4 it lacks modules that the kernels import."""
+    if kind not in ("cuda", "rocm", "xpu"):
+        pytest.skip("does not use Triton")
+    install("triton", version, f"__version__ = '{version}'\n")
+    assert row()["note"].startswith(note)
+    assert bool(row()["note"]) == bool(note)
+    assert has_triton() == (not note)
 
 
 def test_a_slow_failure_is_known_to_the_next_process(kind, row, monkeypatch, tmp_path):

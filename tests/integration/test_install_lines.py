@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from inl.cli.checks_packages import OLDEST_PYTHON
+from inl.device import DeviceType
 from inl.errors import BackendUnavailable
-from inl.plugin import torch_build
+from inl.plugin import rows, torch_build
 from inl_directml import settings
 from inl_intel import probe as intel
 from inl_rocm import probe as rocm
+from inl_tpu import probe as tpu
 
 ROOT = Path(__file__).parents[2]
 INDEX = re.compile(r"--index-url\s+(https://[\w./]+)")
@@ -39,6 +41,15 @@ def test_readme_and_page_name_the_index_of_the_error(name, monkeypatch):
     page = (ROOT / "docs/amd-intel.md").read_text("utf-8")
     assert INDEX.findall(readme(name)) == [index]
     assert index in INDEX.findall(page)
+
+
+def test_a_type_without_a_package_names_the_index_or_the_extra_of_the_plugin():
+    """The command of `inl devices`, and of errors, where the package is missing."""
+    core = rows.INSTALL
+    for kind, (_, command) in zip(("rocm", "xpu"), INSTALL.values(), strict=True):
+        assert INDEX.findall(core[DeviceType(kind)]) == INDEX.findall(command)
+    assert core[DeviceType.DIRECTML] == settings.INSTALL["dml"]
+    assert core[DeviceType.TPU] == tpu.INSTALL["tpu"]
 
 
 def test_readme_names_every_extra_of_the_errors():

@@ -1,13 +1,12 @@
-"""Collects these tests only where onnx and ONNX Runtime are installed."""
+"""A backend on ONNX Runtime; these tests need it and onnx."""
 
 from __future__ import annotations
 
-import importlib.util
-
 import pytest
 
-if any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxruntime")):
-    collect_ignore_glob = ["test_*.py"]
+from needed_packages import needing
+
+pytest_pycollect_makemodule = needing("onnx", "onnxruntime")
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from inl.cli.devices import device_rows
 from inl.errors import BackendUnavailable
 from inl.plugin import frameworks, torch_build
 from inl.plugin.loader import load_registry
-from inl.plugin.rows import PACKAGES
+from inl.plugin.rows import INSTALL, PACKAGES
 from inl.plugin.torch_build import TorchBuild, installed_torch, require_torch
 
 BROKEN = """
@@ -24,8 +24,9 @@ def test_each_type_without_a_plugin_names_its_package():
     rows = device_rows(load_registry((), ()))
     absent = [row for row in rows if row["status"] == "not installed"]
     assert {row["device"]: row["reason"] for row in absent} == {
-        kind: f"try: pip install {name}" for kind, name in PACKAGES.items()
+        kind: f"try: {command}" for kind, command in INSTALL.items()
     }
+    assert all(name in INSTALL[kind] for kind, name in PACKAGES.items())
     assert [row["device"] for row in rows if row not in absent] == ["reference:0"]
 
 

@@ -11,7 +11,9 @@ from inl.cli import checks_machine, checks_model, checks_packages
 from inl.cli.checks import ORDER
 from inl.cli.checks_machine import NEEDED_MEMORY, cgroup_cores, memory, threads
 from inl.cli.checks_packages import Package
+from inl.device import DeviceType
 from inl.errors import BackendUnavailable
+from inl.plugin.rows import INSTALL
 from inl.plugin.torch_build import TorchBuild
 from inl.weights import hub
 
@@ -188,7 +190,7 @@ def test_a_driver_without_a_backend_has_an_install_command(without_backend):
     without_backend("rocm")
     rows = list(checks_packages.unsupported_hardware(lambda path: path == "/dev/kfd"))
     assert [(row.subject, row.fix) for row in rows] == [
-        ("device rocm", "pip install inl-rocm")
+        ("device rocm", INSTALL[DeviceType.ROCM])
     ]
 
 

@@ -77,7 +77,8 @@ def refused(kind, device, known):
 def test_a_well_known_type_that_is_not_installed_gets_the_install_line(site, serve):
     serve("cpu")
     assert refused(BackendNotFound, "rocm", site.load()) == (
-        "no backend for rocm; installed: cpu, reference. try: pip install inl-rocm"
+        "no backend for rocm; installed: cpu, reference. try: pip install torch "
+        "--index-url https://download.pytorch.org/whl/rocm7.1 && pip install inl-rocm"
     )
     known = site.load()
     assert refused(BackendNotFound, "xpu:1", known).endswith("pip install inl-intel")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import pytest
 
-if any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxruntime")):
-    collect_ignore_glob = ["test_directml_models.py", "test_webgpu.py"]
+from needed_packages import needing
+
+pytest_pycollect_makemodule = needing(
+    "onnx",
+    "onnxruntime",
+    modules=("test_directml_models.py", "test_webgpu.py"),
+)
 
 
 @pytest.fixture(autouse=True)

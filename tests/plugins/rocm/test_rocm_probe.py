@@ -196,6 +196,13 @@ def test_amdsmi_names_the_product(two, monkeypatch):
     assert names == ["MI300X OAM", "AMD Radeon RX 7000 (gfx1100)"]
 
 
+@pytest.mark.parametrize("name", ["", "N/A"])
+def test_a_product_that_amdsmi_does_not_know(two, monkeypatch, name):
+    fake = fake_amdsmi(amdsmi_get_gpu_asic_info=lambda _handle: {"market_name": name})
+    monkeypatch.setitem(sys.modules, "amdsmi", fake)
+    assert probe(two)[0].name == "AMD Instinct MI300 (gfx942)"
+
+
 def test_a_failing_amdsmi_is_not_needed(two, monkeypatch):
     def fail():
         raise KeyError("driver")

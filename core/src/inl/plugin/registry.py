@@ -11,7 +11,7 @@ from inl.plugin.contribution import BackendEntry, Contribution, resolve
 from inl.plugin.discover import Origin
 from inl.plugin.kernels import import_kernels
 from inl.plugin.probe import ProbeResult, run_probe
-from inl.plugin.rows import PACKAGES, DeviceRow, Plugin, PluginRow
+from inl.plugin.rows import INSTALL, PACKAGES, DeviceRow, Plugin, PluginRow
 
 if TYPE_CHECKING:
     from inl.spec.functions import Functions
@@ -113,8 +113,8 @@ class Registry:
 
     def advice(self, kind: DeviceType) -> str:
         """Return advice for a device type that no plugin serves."""
-        if kind in PACKAGES:
-            return f"try: pip install {PACKAGES[kind]}"
+        if kind in INSTALL:
+            return f"try: {INSTALL[kind]}"
         accepted = ", ".join(sorted({*PACKAGES, *self.types}))
         return f"accepted: {accepted}, or a type that an installed plugin serves"
 

@@ -20,6 +20,20 @@ PACKAGES = {
 }
 """Distribution that provides each well-known device type."""
 
+TORCH_INDEX = "https://download.pytorch.org/whl"
+
+INSTALL = {
+    DeviceType.CPU: "pip install inl-cpu",
+    DeviceType.CUDA: "pip install inl-cuda",
+    DeviceType.ROCM: f"pip install torch --index-url {TORCH_INDEX}/rocm7.1 && "
+    "pip install inl-rocm",
+    DeviceType.XPU: f"pip install torch --index-url {TORCH_INDEX}/xpu && "
+    "pip install inl-intel",
+    DeviceType.DIRECTML: "pip install 'inl-directml[dml]'",
+    DeviceType.TPU: "pip install 'inl-tpu[tpu]'",
+}
+"""Command that installs the distribution with the framework that it computes with."""
+
 
 @dataclass(frozen=True, slots=True)
 class Plugin:

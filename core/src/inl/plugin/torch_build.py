@@ -1,4 +1,6 @@
-"""The installed build of torch, read from its files: importing it takes seconds."""
+"""The installed build of torch, and of Triton, read from their files: importing torch
+takes seconds.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from inl.errors import BackendUnavailable
-from inl.plugin.frameworks import require_framework
+from inl.plugin.frameworks import accepts, require_framework
 
 RUNTIMES = {"cuda": "CUDA", "hip": "ROCm", "xpu": "XPU"}
 """Variable of ``torch/version.py`` -> name of the runtime that it is the version of."""
+
+TRITON = "triton>=3.4"
+"""Versions of Triton with all that the kernels import; torch 2.8 brings the first."""
 
 ASSIGNED = re.compile(r"^(\w+)(?:: [^=]+)? = '([^']*)'$", re.MULTILINE)
 """A variable to which a string is assigned."""
@@ -53,10 +58,30 @@ def require_torch(runtime: str, install: str, versions: str = "torch") -> TorchB
 
 
 def without_triton(install: str) -> str:
-    """Return a note with the command ``install`` if Triton is missing, else ""."""
-    if find_spec("triton") is not None:
+    """Return a note with the command ``install`` if Triton is missing or too old, else
+    an empty string.
+    """
+    if reason := why_no_triton():
+        return f"{reason}: slower, by torch's kernels. Try: {install}"
+    return ""
+
+
+def why_no_triton() -> str:
+    """Return why Triton's kernels cannot be used; empty if they can. Does not import
+    it: its version is read from its files, since its builds for AMD's and Intel's GPUs
+    have other distribution names.
+    """
+    spec = find_spec("triton")
+    if spec is None:
+        return "Triton is not installed"
+    try:
+        values = dict(ASSIGNED.findall(Path(spec.origin or "").read_text("utf-8")))
+    except (OSError, ValueError):
+        return ""  # its import will tell
+    version = values.get("__version__")
+    if version is None or accepts(TRITON, version):
         return ""
-    return f"Triton is not installed: slower, by torch's kernels. Try: {install}"
+    return f"found Triton {version}, needs {TRITON}"
 
 
 def installed_torch() -> TorchBuild | None:

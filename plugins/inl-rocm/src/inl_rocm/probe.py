@@ -27,6 +27,9 @@ VISIBLE: Final = (
 """Variables that select GPUs, each level out of what the previous one has left. Of the
 variables of a level, the first that is set counts."""
 
+UNNAMED: Final = ("", "N/A")
+"""What amdsmi returns as the name of a product that it does not know."""
+
 EAGER: Final = "unknown to inl-rocm: computes without Triton"
 
 
@@ -89,11 +92,11 @@ def selected(found: Sequence[Gpu], value: str) -> list[Gpu]:
 
 def describe(index: int, gpu: Gpu, names: Mapping[str, str]) -> DeviceInfo:
     """Describe a GPU by amdsmi's name of the product, or by the name of its family."""
-    chip = chip_of(gpu.architecture)
+    chip, name = chip_of(gpu.architecture), names.get(gpu.bus_address, "")
     family = f"{chip.name} ({gpu.architecture})" if chip else gpu.architecture
     return DeviceInfo(
         index,
-        names.get(gpu.bus_address, family),
+        name if name not in UNNAMED else family,
         gpu.memory_bytes,
         without_triton(INSTALL)
         if chip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
@@ -15,6 +14,7 @@ import torch
 from inl.backend.base import C, DeviceMemory, Precompiler, Program, Traits
 from inl.backend.tunable import Facts, Tunable
 from inl.dtypes import E4M3, SIZES
+from inl.plugin.torch_build import why_no_triton
 from inl_torch.backend import TorchBackend, inference_mode
 from inl_torch.gpu.capture_sizes import capture_sizes
 from inl_torch.gpu.graphs import AsyncHostCopy, CapturedByShape, capture
@@ -167,5 +167,5 @@ def distribution_version(name: str) -> str:
 
 
 def has_triton() -> bool:
-    """Whether Triton is installed; does not import it."""
-    return importlib.util.find_spec("triton") is not None
+    """Whether Triton is installed, of an accepted version; does not import it."""
+    return not why_no_triton()

@@ -18,7 +18,7 @@ from inl_torch.triton.common import PREFERENCE, dense, power, refuse_row, warps
 @triton.jit
 def _write(
     k: tensor, v: tensor, k_cache: tensor, v_cache: tensor, writes: tensor,
-    scales: tensor | None, k_stride: tensor, v_stride: tensor, width: tensor,
+    scales: tensor, k_stride: tensor, v_stride: tensor, width: tensor,
     BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
     token = tl.program_id(0).to(tl.int64)

@@ -30,7 +30,7 @@ def from_cache(x: tensor, half: tl.constexpr) -> tensor:
 
 
 @triton.jit
-def to_cache(x: tensor, scales: tensor | None, PART: tl.constexpr) -> tensor:
+def to_cache(x: tensor, scales: tensor, PART: tl.constexpr) -> tensor:
     """Convert keys (``PART`` 0) or values (1) to what a cache stores.
 
     With scales that are bits of ``x / scale``, to nearest, ties to even, magnitudes
@@ -54,7 +54,7 @@ def to_cache(x: tensor, scales: tensor | None, PART: tl.constexpr) -> tensor:
 
 
 @triton.jit
-def times(x: tensor, scales: tensor | None, PART: tl.constexpr) -> tensor:
+def times(x: tensor, scales: tensor, PART: tl.constexpr) -> tensor:
     """Multiply by the scale of keys (``PART`` 0) or values (1), if there is one."""
     return x if scales is None else x * tl.load(scales + PART)
 

@@ -14,7 +14,7 @@ def attend(
     q: tensor, k: tensor, v: tensor, table: tensor, token_rows: tensor,
     positions: tensor, used: tensor, items: tensor, out: tensor, split_acc: tensor,
     split_stats: tensor, q_stride: tensor, width: tensor, scale: tensor, window: tensor,
-    cap: tensor, scales: tensor | None, SIZE: tl.constexpr, KV_HEADS: tl.constexpr,
+    cap: tensor, scales: tensor, SIZE: tl.constexpr, KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr, LANES: tl.constexpr, DIM: tl.constexpr, DIM_P: tl.constexpr,
     KEYS: tl.constexpr, M: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
 ) -> None:  # fmt: skip

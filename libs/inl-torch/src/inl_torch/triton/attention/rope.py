@@ -21,7 +21,7 @@ from inl_torch.triton.tuning import Tuning
 
 @triton.jit
 def rotate(
-    x: tensor, y: tensor, cos: tensor, sin: tensor, scales: tensor | None,
+    x: tensor, y: tensor, cos: tensor, sin: tensor, scales: tensor,
     HEADS: tl.constexpr, HALF: tl.constexpr, HEADS_P: tl.constexpr,
     HALF_P: tl.constexpr,
 ) -> None:  # fmt: skip

@@ -152,7 +152,7 @@ def rope_attend(
     starts: tensor, used_counts: tensor, writes: tensor, out: tensor, split_acc: tensor,
     split_stats: tensor, counters: tensor, items: tensor, q_stride: tensor,
     k_stride: tensor, v_stride: tensor, width: tensor, scale: tensor, window: tensor,
-    cap: tensor, scales: tensor | None, LISTED: tl.constexpr, SINGLE: tl.constexpr,
+    cap: tensor, scales: tensor, LISTED: tl.constexpr, SINGLE: tl.constexpr,
     SIZE: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
     LANES: tl.constexpr, HALF: tl.constexpr, DIM_P: tl.constexpr, KEYS: tl.constexpr,
     SPLITS: tl.constexpr, M: tl.constexpr, WINDOWED: tl.constexpr,

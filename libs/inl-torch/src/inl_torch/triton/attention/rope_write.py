@@ -17,7 +17,7 @@ from inl_torch.triton.common import dense, power, warps
 def _rope_write(
     q: tensor, k: tensor, v: tensor, cos: tensor, sin: tensor, writes: tensor,
     q_out: tensor, k_cache: tensor, v_cache: tensor, q_stride: tensor,
-    k_stride: tensor, v_stride: tensor, scales: tensor | None, HEADS: tl.constexpr,
+    k_stride: tensor, v_stride: tensor, scales: tensor, HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr, HALF: tl.constexpr, HEADS_P: tl.constexpr,
     KV_HEADS_P: tl.constexpr, HALF_P: tl.constexpr, VALUES_P: tl.constexpr,
 ) -> None:  # fmt: skip

@@ -74,7 +74,7 @@ def accumulate_tile(
 def attend_tiles(
     q: tensor, k: tensor, v: tensor, table: tensor, positions: tensor, work: tensor,
     out: tensor, q_stride: tensor, width: tensor, scale: tensor, window: tensor,
-    cap: tensor, scales: tensor | None, SIZE: tl.constexpr, KV_HEADS: tl.constexpr,
+    cap: tensor, scales: tensor, SIZE: tl.constexpr, KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr, LANES: tl.constexpr, DIM: tl.constexpr, DIM_P: tl.constexpr,
     KEYS: tl.constexpr, M: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
 ) -> None:  # fmt: skip
