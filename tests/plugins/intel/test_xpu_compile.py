@@ -33,8 +33,8 @@ the sorting of experts' slots, and rotated keys written to a cache."""
 NARROW = "dg2-g10"
 LEFT_TO_TORCH = {
     "attend", "attend_tiles", "blocks_product", "columns_product", "fixed_product",
-    "lora_expand", "lora_shrink", "rope_attend", "row_product", "search_pass",
-    "tile_product", "_rope_table",
+    "lora_expand", "lora_shrink", "place_slots", "rope_attend", "row_product",
+    "search_pass", "tile_product", "_rope_table",
 }  # fmt: skip
 """Kernels of ops that GPUs with registers of 32 bytes leave to torch (``WIDE_ONLY``),
 of filters (left to torch on all Intel GPUs) and of block-sparse matrices (NVIDIA's and
