@@ -62,7 +62,11 @@ LONG = ("cuda:80", "cuda:100", "hip:gfx90a", "hip:gfx950", "hip:gfx1201")
 SECONDS = 60
 """Most seconds to compile one kernel, on a slow processor."""
 
+PATIENCE = 1700
+"""Seconds for all kernels of a chip; a few minutes on a machine without other work."""
+
 pytestmark = [
+    pytest.mark.timeout(PATIENCE + 60),
     pytest.mark.skipif(
         importlib.util.find_spec("triton") is None, reason="triton is not installed"
     ),
@@ -84,7 +88,7 @@ def targets(kind="", long=LONG):
 def compiled(target, *words):
     done = subprocess.run(
         [sys.executable, str(SCRIPT), target, *words],
-        capture_output=True, text=True, timeout=580,
+        capture_output=True, text=True, timeout=PATIENCE,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout)

@@ -28,9 +28,9 @@ from inl.spec.program import ProgramInfo
 from inl.spec.step import Bucket
 from inl_jax import xla
 from inl_jax.buckets import compiled_sizes
-from inl_jax.pages import BITS, paged_state
+from inl_jax.pages import paged_state
 from inl_jax.programs import OOM, Compiler
-from inl_jax.tensors import from_host, jax_dtype, to_host
+from inl_jax.tensors import BITS, from_host, jax_dtype, to_host
 
 C = TypeVar("C")
 

@@ -12,16 +12,12 @@ from inl.backend.base import StateSpec
 from inl.backend.simple import zeroed_state
 from inl.spec.cache import Paged, State
 from inl.spec.limits import Limits
-from inl_jax.tensors import Array
+from inl_jax.tensors import BITS, Array
 
 INT8 = "int8"
 """Dtype of quantized caches."""
 
 INT8_MAX = 127
-
-BITS = jnp.uint16
-"""Dtype of bfloat16 caches on CPUs: XLA converts all of a cache of bfloat16 to float32
-and back to write to it there."""
 
 LANES = 128
 """Width of a vector register of a TPU."""
@@ -40,7 +36,7 @@ class Pages(NamedTuple):
 
     kv: Array
     """[blocks, kv_heads, block_size, 2 * head_dim]: keys, then values; bfloat16
-    may be stored as :data:`BITS`."""
+    may be stored as :data:`~inl_jax.tensors.BITS`."""
     scales: Array | None = None
     """[blocks, kv_heads, lanes] float32, of an int8 cache: those of a block's keys,
     then of its values, then padding. Tokens run along lanes, as scores do."""

@@ -14,6 +14,10 @@ from inl.errors import DeviceError
 
 Array = jax.Array
 
+BITS = jnp.uint16
+"""Dtype of bfloat16 caches on CPUs: XLA converts all of a cache of bfloat16 to float32
+and back to write to it there. No other array has it."""
+
 einsum = partial(
     jnp.einsum,
     precision=jax.lax.Precision.HIGHEST,
@@ -51,7 +55,7 @@ def from_host(array: HostArray, device: jax.Device | jax.sharding.Sharding) -> A
 def to_host(x: Any) -> HostArray:
     """Copy an array to the host; blocks until it is computed."""
     data = np.asarray(x)
-    if data.dtype == jnp.bfloat16:
+    if data.dtype in (jnp.bfloat16, BITS):
         return HostArray(data.view(np.uint16), "bfloat16", data.shape)
     return wrap(data)
 
