@@ -16,7 +16,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from peers.environments import (
     is_portable,
     llama_server,
 )
+from peers.instructions import ISAS, check_rows
 from peers.machine import cpu_name, load_average, usable_cores
 from peers.models import Models
 from peers.picture import check_picture, draw
@@ -43,6 +44,7 @@ from peers.report import (
     show_ratios,
     table,
 )
+from peers.requantize import requantized
 
 HERE = Path(__file__).parent
 DRIVERS = HERE / "peers" / "drivers"
@@ -66,6 +68,10 @@ def arguments() -> argparse.Namespace:
     add("--inl-dtypes", default="auto", help="a row of INL for each: auto,bfloat16")
     models = "GGUF files, one table each (default: INL's default model)"
     add("--model", type=Path, nargs="+", default=[None], help=models)
+    kinds = "also each model in these kinds, such as Q8_0 Q5_K_M, a table each"
+    add("--requantize", nargs="+", default=[], metavar="KIND", help=kinds)
+    forced = "instruction set for INL and llama.cpp, and no other peers"
+    add("--isa", choices=ISAS, help=forced)
     add("--rounds", type=int, default=5)
     add("--threads", type=int, default=usable_cores())
     add("--cache", type=Path, default=Path(base) / "inl-peers")
@@ -129,7 +135,7 @@ class Bench:
             driver = peer.driver
             python = environment(self.cache, peer.name, peer.requirements, peer.removed)
             if peer.name == "llama.cpp":
-                program = llama_server(self.cache, python)
+                program = llama_server(self.cache, python, self.options.isa)
                 more = {"program": str(program), "version": LLAMA_VERSION}
         made = self.models.make(row.model, python)
         result.weight_bytes = made.weight_bytes
@@ -139,7 +145,7 @@ class Bench:
     def try_llama(self, results: list[Result]) -> None:
         """Find out whether a native build runs here, and build another if not."""
         mine = [r for r in results if r.row.peer == "llama.cpp" and not r.failures]
-        if not mine or is_portable(self.cache):
+        if not mine or self.options.isa or is_portable(self.cache):
             return
         try:
             self.run(mine[0].row, QUICK | {"batches": []}, seed=0)
@@ -154,20 +160,21 @@ class Bench:
     def run(self, row: Row, sizes: Mapping[str, Any], seed: int) -> dict[str, Any]:
         """Run one row once. Raises :class:`Failed`."""
         python, driver, more = self.jobs[row.key]
-        build = "portable" if is_portable(self.cache) else "native"
         job = {
             "threads": self.options.threads,
             "vocabulary": self.facts["vocabulary"],
             "question": self.facts["question_ids"],
             "question_tokens": len(self.facts["answer"]),
             "seed": seed,
-            "build": build,
+            "build": self.llama_build(),
             **sizes,
             **more,
         }
         count = str(self.options.threads)
         settings = dict.fromkeys(("OMP_NUM_THREADS", "INL_THREADS"), count)
         settings |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+        if self.options.isa:
+            settings["INL_CPU_ISA"] = ISAS[self.options.isa].inl
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "job.json"
             file.write_text(json.dumps({**job, "started": time.time()}), "utf-8")
@@ -178,6 +185,11 @@ class Bench:
                 environment=settings,
             )
         return parse_line(out)
+
+    def llama_build(self) -> str:
+        """Name the build of llama.cpp."""
+        native = "portable" if is_portable(self.cache) else "native"
+        return self.options.isa or native
 
     def measure_bandwidth(self) -> None:
         """Read memory as fast as it goes, in this same run."""
@@ -251,7 +263,8 @@ def machine(bench: Bench, load: float | None) -> dict[str, Any]:
         "rounds": bench.rounds,
         "quick": bench.options.quick,
         "sizes": bench.sizes,
-        "llama_build": "portable" if is_portable(bench.cache) else "native",
+        "llama_build": bench.llama_build(),
+        "isa": bench.options.isa,
         "read_bandwidth": Spread.of(bench.bandwidths)._asdict(),
     }
 
@@ -294,7 +307,7 @@ def record(about: dict[str, Any], results: list[Result]) -> dict[str, Any]:
 def compare(options: argparse.Namespace, model: Path | None) -> dict[str, Any]:
     """Measure all rows with one model, and show them; gives the record."""
     load = load_average()
-    rows = [*inl_rows(options.inl_dtypes), *select_rows(options.peers)]
+    rows = rows_of(options)
     bench = Bench(options, model)
     results = [bench.prepare(row) for row in rows]
     bench.try_llama(results)
@@ -303,18 +316,38 @@ def compare(options: argparse.Namespace, model: Path | None) -> dict[str, Any]:
     about = machine(bench, load)
     show(bench, about, results)
     if options.plot:
-        name = bench.models.source.stem if len(options.model) > 1 else ""
+        several = len(options.model) > 1 or options.requantize
+        name = bench.models.source.stem if several else ""
         path = options.plot.with_stem("-".join(filter(None, (options.plot.stem, name))))
         draw(results, path, f"{about['model']} on {about['cpu']}")
     return record(about, results)
 
 
+def rows_of(options: argparse.Namespace) -> list[Row]:
+    """Rows of the table. Raises :class:`Unknown`."""
+    rows = [*inl_rows(options.inl_dtypes), *select_rows(options.peers)]
+    check_rows(options.isa, rows)
+    return rows
+
+
+def models_of(options: argparse.Namespace) -> Iterator[Path | None]:
+    """Give the models, each followed by its other kinds. Raises :class:`Failed`."""
+    for model in options.model:
+        yield model
+        for kind in options.requantize:
+            if model is None:
+                raise Failed("--requantize: found no --model, accepted: GGUF files")
+            say(f"quantizing {model.name} to {kind}")
+            yield requantized(model.absolute(), kind, options.cache.absolute())
+
+
 def main() -> None:
     options = arguments()
     try:
+        rows_of(options)
         if options.plot:
             check_picture(options.plot)
-        found = [compare(options, model) for model in options.model]
+        found = [compare(options, model) for model in models_of(options)]
     except (Failed, Unknown) as reason:
         sys.exit(f"cpu_peers: {reason}")
     if options.json:

@@ -30,7 +30,7 @@ TEXTS = [
         "ARCHITECTURE.md",
         "docs/how-it-works.md",
         "docs/inl.md",
-        "core/src/inl/runtime/scheduler.py",
+        "core/src/inl/scheduling/scheduler.py",
     )
 ]
 MODES = {

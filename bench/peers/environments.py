@@ -13,6 +13,7 @@ from pathlib import Path
 
 from peers.catalog import LLAMA_VERSION
 from peers.commands import Failed, run_logged
+from peers.instructions import build_options
 
 INSTALL_SECONDS = 3600
 
@@ -69,19 +70,21 @@ def inl_environment(cache: Path, checkout: Path) -> Path:
     return python_of(folder)
 
 
-def llama_server(cache: Path, python: Path) -> Path:
+def llama_server(cache: Path, python: Path, isa: str | None = None) -> Path:
     """Build llama.cpp's server from the source that llama-cpp-python brings.
 
-    For this machine's own instructions; where such a build meets one that the machine
+    isa: of :data:`peers.instructions.ISAS`, in a folder of its own. Without it for this
+    machine's own instructions; where such a build meets one that the machine
     claims and does not have (some virtual machines), for the common ones among those
     it claims. Raises :class:`Failed`.
     """
-    folder = cache / f"llama.cpp-{LLAMA_VERSION}"
+    folder = cache / "-".join(filter(None, ("llama.cpp", LLAMA_VERSION, isa)))
     program = folder / "build" / "bin" / "llama-server"
     if (folder / "complete").exists():
         return program
     log = cache / "logs" / "llama.cpp.log"
-    _build(folder, python, ["-DGGML_NATIVE=ON"], log)
+    options = build_options(isa) if isa else ["-DGGML_NATIVE=ON"]
+    _build(folder, python, options, log)
     return program
 
 

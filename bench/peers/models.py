@@ -17,6 +17,16 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 """Converters look things up on a model hub unless told not to."""
 
 
+def folder_of(source: Path, cache: Path) -> Path:
+    """Folder of a file's other forms, named by its digest. Raises :class:`Failed`."""
+    try:
+        with source.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()[:12]
+    except OSError as error:
+        raise Failed(f"{source}: {error.strerror}") from error
+    return cache / digest
+
+
 @dataclass(frozen=True, slots=True)
 class Made:
     """A model in one format."""
@@ -39,12 +49,8 @@ class Models:
     @classmethod
     def of(cls, source: Path, cache: Path, converter: Path) -> Models:
         """Raises :class:`Failed` where the file cannot be read."""
-        try:
-            with source.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()[:12]
-        except OSError as error:
-            raise Failed(f"{source}: {error.strerror}") from error
-        folder = cache / "models" / f"{digest}-{converter.parts[-3]}"
+        folder = folder_of(source, cache / "models")
+        folder = folder.with_name(f"{folder.name}-{converter.parts[-3]}")
         folder.mkdir(parents=True, exist_ok=True)
         return cls(source, folder, converter, cache / "logs" / "convert.log")
 

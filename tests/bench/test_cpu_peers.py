@@ -7,12 +7,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import cpu_peers
+import cpu_quality
 import harness
 import pytest
-from peers import report
+from peers import report, requantize
 from peers.catalog import PEERS, Row, Unknown, inl_rows, select
 from peers.commands import Failed, run_logged
 from peers.environments import portable_flags
+from peers.instructions import build_options, check_rows
 from peers.models import Models
 from peers.report import COLUMNS, Result, Spread
 
@@ -199,3 +201,72 @@ def test_measuring_a_peer_of_known_speed(monkeypatch: pytest.MonkeyPatch) -> Non
     assert measured["decode_rate"] == pytest.approx(1 / 0.002)
     assert measured["c8_rate"] == pytest.approx(8 * 16 / 0.05)
     assert measured["c32_rate"] == pytest.approx(32 * 16 / 0.05)
+
+
+def test_instruction_sets_are_forced_for_engines_that_can_be_held_to_them() -> None:
+    avx2 = build_options("avx2")
+    assert "-DGGML_NATIVE=OFF" in avx2
+    assert "-DGGML_AVX2=ON" in avx2
+    assert not any("AVX512" in option for option in avx2)
+    assert set(avx2) < set(build_options("avx512"))
+    check_rows("avx2", [*inl_rows("auto"), *select("llama.cpp:source,ik_llama.cpp")])
+    check_rows(None, select("openvino"))
+    with pytest.raises(Unknown, match=r"--isa avx2: found openvino among the rows"):
+        check_rows("avx2", select("llama.cpp,openvino:int8"))
+    with pytest.raises(Unknown, match=r"found ik_llama\.cpp"):
+        check_rows("avx512", select("ik_llama.cpp"))
+
+
+def options(**given: object) -> SimpleNamespace:
+    return SimpleNamespace(
+        **{"model": [None], "requantize": [], "cache": Path("cache")} | given
+    )
+
+
+def test_each_model_is_followed_by_its_other_kinds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = lambda model, kind, cache: cache / f"{model.stem}-{kind}.gguf"  # noqa: E731
+    monkeypatch.setattr(cpu_peers, "requantized", made)
+    models = [tmp_path / "a.gguf", tmp_path / "b.gguf"]
+    given = options(model=models, requantize=["Q8_0", "Q5_K_M"], cache=tmp_path)
+    names = [path.name for path in cpu_peers.models_of(given)]
+    assert names == [
+        "a.gguf", "a-Q8_0.gguf", "a-Q5_K_M.gguf",
+        "b.gguf", "b-Q8_0.gguf", "b-Q5_K_M.gguf",
+    ]  # fmt: skip
+    assert list(cpu_peers.models_of(options())) == [None]
+    with pytest.raises(Failed, match="--requantize: found no --model"):
+        list(cpu_peers.models_of(options(requantize=["Q8_0"])))
+
+
+def test_a_file_is_quantized_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "m.gguf"
+    source.write_bytes(b"weights")
+    commands = []
+
+    def run(command: list[object], log: Path, *, limit: float) -> str:
+        commands.append(command)
+        if command[1] == "-c":
+            return "quantizer\n"
+        Path(str(command[3])).write_bytes(b"other")
+        return ""
+
+    monkeypatch.setattr(requantize, "environment", lambda *_: Path("python"))
+    monkeypatch.setattr(requantize, "run_logged", run)
+    made = requantize.requantized(source, "Q5_K_M", tmp_path / "cache")
+    assert made.read_bytes() == b"other"
+    assert made.name == "m-Q5_K_M.gguf"
+    assert commands[-1][:3] == ["quantizer", "--allow-requantize", source]
+    count = len(commands)
+    assert requantize.requantized(source, "Q5_K_M", tmp_path / "cache") == made
+    assert len(commands) == count
+    source.write_bytes(b"others")
+    assert requantize.requantized(source, "Q5_K_M", tmp_path / "cache") != made
+
+
+def test_texts_of_the_quality_benchmark_are_in_the_tree() -> None:
+    missing = [path for path in cpu_quality.TEXTS if not path.is_file()]
+    assert not missing

@@ -7,9 +7,11 @@ library is imported here: this runs in the peer's environment.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import random
+import re
 import statistics
 import sys
 import time
@@ -136,6 +138,17 @@ def check(got: Answered, count: int, tokens: int) -> None:
     lengths = [len(ids) for ids in got.ids]
     if lengths != [tokens] * count:
         raise RuntimeError(f"answers of {lengths} tokens, asked: {count} of {tokens}")
+
+
+def ggml_instructions(llama: Path) -> str:
+    """Instruction sets that a build of llama.cpp uses here; by its own report."""
+    ggml = llama.with_name(llama.name.replace("llama", "ggml"))
+    if ggml.exists():
+        ctypes.CDLL(str(ggml), mode=ctypes.RTLD_GLOBAL)
+    report = ctypes.CDLL(str(llama)).llama_print_system_info
+    report.restype = ctypes.c_char_p
+    used = re.findall(r"(\w+) = [1-9]", report().decode())
+    return f"instructions: {' '.join(used) or 'not reported'}"
 
 
 def limit_cores(threads: int) -> None:

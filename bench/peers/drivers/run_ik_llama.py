@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from harness import Answered, Loaded, main
+from harness import Answered, Loaded, ggml_instructions, main
 
 CONTEXT = 1024
 
@@ -63,11 +63,15 @@ class Model:
 
 
 def load(job: dict[str, Any]) -> Loaded:
-    name = Path(job["model"]).name
+    import ik_llama_cpp
+
+    name, model = Path(job["model"]).name, Model(job)
+    library = Path(ik_llama_cpp.__file__).parent / "lib" / "libllama.so"
     return Loaded(
-        Model(job).answer,
+        model.answer,
         {"ik-llama-cpp-python": version("ik-llama-cpp-python")},
-        f"the wheel's AVX2 build, {name}, KV float16, one request at a time",
+        f"the wheel's build, {name}, KV float16, one request at a time; "
+        f"{ggml_instructions(library)}",
     )
 
 

@@ -10,6 +10,7 @@ from harness import Answered, Loaded, main
 
 def load(job: dict[str, Any]) -> Loaded:
     from inl import EngineConfig, InferenceEngine
+    from inl_cpu.selection import select_backend
 
     config = EngineConfig(
         backend="cpu",
@@ -29,7 +30,7 @@ def load(job: dict[str, Any]) -> Loaded:
     return Loaded(
         answer,
         versions(),
-        f"dtype {job['mode']} on {engine.device}",
+        f"dtype {job['mode']} on {engine.device}; {select_backend().note}",
         weight_bytes=weight_bytes(engine),
         close=engine.close,
     )

@@ -30,11 +30,13 @@ def load(job: dict[str, Any]) -> Loaded:
         first = found[0].perf_metrics.get_ttft().mean / 1000
         return Answered([list(each.m_generation_ids[0]) for each in found], first)
 
+    precisions = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     names = ("openvino-genai", "openvino")
     return Loaded(
         answer,
         {name: version(name) for name in names},
-        f"{job['mode']}, paged attention, precisions by default",
+        f"{job['mode']}, paged attention, precisions by default; instructions chosen "
+        f"by oneDNN; the device computes in {' '.join(sorted(precisions))}",
     )
 
 

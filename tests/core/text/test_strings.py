@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from inl.errors import CheckpointError
-from inl.text.strings import PIECE, Strings, scan
+from inl.text.strings import PIECE, Strings, scan, walk
 from inl.weights.files import TensorFile
 from inl.weights.gguf_header import CHUNK, Header
 
@@ -109,3 +109,32 @@ def test_wrong_lengths_are_detected(length, found) -> None:
     data[0] = length
     with pytest.raises(CheckpointError, match="the rest of the file"):
         found(bytes(data), 3)
+
+
+@pytest.mark.parametrize("every", [20, 300, 5000])
+def test_few_bytes_are_searched_twice(every, found, monkeypatch) -> None:
+    searched = []
+
+    def counted(block, count):
+        bounds = scan(block, count)
+        searched.append(len(block))
+        return bounds
+
+    monkeypatch.setattr("inl.weights.gguf_header.scan", counted)
+    texts = [b"x" * (300 if at % every == 0 else 9) for at in range(200_000)]
+    data = written(texts)
+    assert list(found(data, len(texts))[-2:]) == ["x" * 9] * 2
+    assert sum(searched) < 12 * len(data)
+
+
+def test_one_long_string_costs_few_steps(found, monkeypatch) -> None:
+    walked = []
+
+    def counted(block, count):
+        walked.append(count)
+        return walk(block, count)
+
+    monkeypatch.setattr("inl.weights.gguf_header.walk", counted)
+    texts = [b"x" * (300 if at == 500 else 9) for at in range(50_000)]
+    assert len(found(written(texts), len(texts))) == len(texts)
+    assert sum(walked) < 100

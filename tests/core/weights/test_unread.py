@@ -59,10 +59,7 @@ def test_rows_are_those_of_the_tensor(checkpoint):
     assert np.array_equal(array.rows(indices), whole.data[indices])
 
 
-def test_only_the_rows_are_read_of_a_quantized_tensor(
-    reads, default_checkpoint, monkeypatch
-):
-    monkeypatch.setattr(default_checkpoint, "_family", None)
+def test_only_the_rows_are_read_of_a_quantized_tensor(reads, default_checkpoint):
     array = UnreadArray(default_checkpoint, NAME)
     rows = array.rows(np.array([5, 9]))
     assert reads == [rows[0].nbytes] * 2
@@ -78,10 +75,7 @@ def test_pieces_are_the_tensor(checkpoint, rows):
     assert {shape[1:] for shape, _ in pieces} == {whole.shape[1:]}
 
 
-def test_pieces_of_a_quantized_tensor_share_memory(
-    reads, default_checkpoint, monkeypatch
-):
-    monkeypatch.setattr(default_checkpoint, "_family", None)
+def test_pieces_of_a_quantized_tensor_share_memory(reads, default_checkpoint):
     array = UnreadArray(default_checkpoint, NAME)
     memory = {piece.data.ctypes.data for piece in array.pieces(4096)}
     assert len(memory) == 1
@@ -91,10 +85,7 @@ def test_pieces_of_a_quantized_tensor_share_memory(
     assert sum(numbers) == whole.sum(dtype=np.int64)
 
 
-def test_a_number_in_a_later_piece_is_named_by_its_place(
-    default_checkpoint, monkeypatch
-):
-    monkeypatch.setattr(default_checkpoint, "_family", None)
+def test_a_number_in_a_later_piece_is_named_by_its_place(default_checkpoint):
     last = default_checkpoint.tensor(NAME).data[-1]
 
     def check(array):

@@ -20,6 +20,10 @@ MAX_STRINGS: Final = 1 << 22
 CHUNK: Final = 1 << 20
 """Bytes that are read, and searched for strings, at a time."""
 
+FEW_STRINGS: Final = 16
+"""Strings that are parsed one by one where a search ends. Twice as many each time that
+a search did not find a quarter of a chunk, so that few bytes are searched twice."""
+
 
 class Header:
     """A buffer for the first bytes of a file; memory is taken as it is read.
@@ -66,12 +70,13 @@ class Header:
         if self._strings > MAX_STRINGS:
             self._fail(what, f"{self._strings} strings", f"at most {MAX_STRINGS}")
         starts = np.empty(count, np.uint32)
-        done = 0
+        done, steps = 0, FEW_STRINGS
         while done < count:
             block = self.array(at, min(at + CHUNK, self.size))
             bounds = scan(block, count - done)
+            steps = FEW_STRINGS if bounds[-1] > CHUNK // 4 else 2 * steps
             if len(bounds) == 1:
-                bounds = walk(block, count - done)
+                bounds = walk(block, min(steps, count - done))
                 self._check(bounds + at, block, done, what)
             if len(bounds) == 1:  # longer than the chunk
                 start, stop = self._span(at, f"{what}: length of string {done}")

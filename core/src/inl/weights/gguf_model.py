@@ -15,7 +15,7 @@ from inl.weights.checkpoint import Checkpoint
 from inl.weights.files import Entry, show
 from inl.weights.gguf import GgufFile
 from inl.weights.gguf_config import DRAFT_LAYERS, config
-from inl.weights.gguf_names import Family, architecture, family, hf_name
+from inl.weights.gguf_names import architecture, family, hf_name
 from inl.weights.gguf_rope import (
     LONG_FACTORS,
     ROPE_FACTORS,
@@ -100,11 +100,12 @@ class GgufCheckpoint(Checkpoint):
         dtype, _ = self.spec(name)
         file, entry = self._gguf.file, self._gguf.tensors[self._stored[name]]
         array = file.array(entry) if dtype in SIZES else file.rows(entry)
-        return self._restored(self._family, array, name) if self._family else array
+        restore = self._restoration(name)
+        return restore(array) if restore else array
 
     def row_reader(self, name: str) -> Callable[[int, memoryview], None] | None:
         dtype, shape = self.spec(name)
-        if self._family or dtype in SIZES:
+        if dtype in SIZES or self._restoration(name):
             return None
         file, entry = self._gguf.file, self._gguf.tensors[self._stored[name]]
         size = (entry.stop - entry.start) // shape[0]
@@ -120,21 +121,25 @@ class GgufCheckpoint(Checkpoint):
     def identities(self) -> Mapping[Path, FileIdentity]:
         return {self.path: self._gguf.file.identity}
 
-    def _restored(self, family: Family, array: HostArray, name: str) -> HostArray:
-        """Revert the transformation of a tensor in files of ``family``."""
+    def _restoration(self, name: str) -> Callable[[HostArray], HostArray] | None:
+        """Return what reverts the transformation of a tensor, ``None`` without one."""
+        family, where = self._family, self._where(name)
+        if family is None:
+            return None
+        stored = self._gguf.tensors[self._stored[name]].shape
+        shape = _shape(name, stored)
         module = name.rpartition(".")[0].rpartition(".")[2]
-        if family.permuted and module in HEADS:
-            return unpermute(array, self.config[HEADS[module]], self._where(name))
-        if name.endswith(RATES):
-            return wrap(rates(widen(array), self._where(name)))
-        if array.shape != _shape(name, array.shape):
-            shape = _shape(name, array.shape)
-            return HostArray(array.data.reshape(shape), array.dtype, shape)
         is_inner = name.endswith("linear_attn.norm.weight")
+        if family.permuted and module in HEADS:
+            return lambda x: unpermute(x, self.config[HEADS[module]], where)
+        if name.endswith(RATES):
+            return lambda x: wrap(rates(widen(x), where))
+        if shape != stored:
+            return lambda x: HostArray(x.data.reshape(shape), x.dtype, shape)
         if family.norm_offset and module.endswith("norm") and not is_inner:
             offset = np.float32(family.norm_offset)
-            return wrap(widen(array).astype(np.float32) - offset)
-        return array
+            return lambda x: wrap(widen(x).astype(np.float32) - offset)
+        return None
 
     def tokenizer(self) -> Tokenizer:
         from inl.text.gguf_vocabulary import open_tokenizer

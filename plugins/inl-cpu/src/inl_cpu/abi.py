@@ -86,6 +86,7 @@ class Scale(IntEnum):
     BYTE = 1
     NIBBLE = 2
     EXPONENT = 3
+    SIX = 4
 
 
 KINDS: Final = {

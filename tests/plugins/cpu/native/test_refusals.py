@@ -85,7 +85,11 @@ BAD = {
         linear(matrix(columns=65)),
         linear(matrix(scale=1)),
     ],
-    "matrix: accepted scales": [linear(matrix(scale=4)), linear(matrix(scale=-1))],
+    "matrix: accepted scales": [linear(matrix(scale=5)), linear(matrix(scale=-1))],
+    "matrix: scales of 6 bits are for groups of 16": [
+        linear(matrix(scale=4, columns=256)),
+        linear(matrix(format=3, group=16, zero=4, scale=4, offsets=1, columns=256)),
+    ],
     "matrix: exponents have no offsets": [linear(matrix(scale=3, offsets=1))],
     "matrix: zero must be": [linear(matrix(zero=16)), linear(matrix(zero=-1))],
     "matrix: zero of codes of 8 bits is 128": [

@@ -82,6 +82,8 @@ struct BlockScales {
     const bool has_offsets;
     const int64_t scales, offsets; /* places in a run */
     F scale, offset;               /* of the block */
+    float sixes[64];               /* bytes: scales of 6 bits, of all groups */
+    int64_t number = 0;            /* of the run in its block */
 
     BlockScales(const inl_matrix &m, const BlockShape &shape, const char *block)
         : kind(SCALE == ANY_SCALE ? m.scale : SCALE), has_offsets(m.offsets),
@@ -91,10 +93,27 @@ struct BlockScales {
         const uint16_t *halves = reinterpret_cast<const uint16_t *>(block);
         scale = load_half(halves);
         if (has_offsets) offset = load_half(halves + INL_LANES);
+        if (kind == INL_SCALE_SIX) decode_sixes(block + shape.halves);
+    }
+    /* Bytes of four groups in a step. */
+    void decode_sixes(const char *packed) {
+        const I high = load_ints(packed + SIX_LOW), mask = set_int(0x0f0f0f0f);
+        for (int part = 0; part < 4; part++) {
+            const I low = load_ints(packed + part % 2 * 64);
+            const I lower = bit_and(shift_right(low, part / 2 * 4), mask);
+            const I upper = bit_and(part < 2 ? shift_left(high, 4 - 2 * part)
+                                             : shift_right(high, 2 * part - 4),
+                                    set_int(0x30303030));
+            store(sixes + 16 * part, as_float(bit_or(lower, upper)));
+        }
     }
     /* Of a group of a run. */
     F scale_of(const char *run, int group) const {
         if (kind == INL_SCALE_HALF) return scale;
+        if (kind == INL_SCALE_SIX) {
+            const I code = load_bytes(sixes + (2 * number + group) * (INL_LANES / 4));
+            return mul(scale, to_float(add(code, set_int(-32))));
+        }
         const I bytes = load_bytes(run + scales + INL_LANES * group);
         if (kind == INL_SCALE_BYTE) return mul(scale, to_float(bytes));
         if (kind == INL_SCALE_EXPONENT) return power_of_two(bytes);
@@ -116,9 +135,10 @@ inline void for_each_run(const inl_matrix &m, const char *tile, Visit visit) {
     const BlockShape shape(m);
     const char *end = tile + m.columns / shape.columns * shape.bytes;
     while (tile < end) {
-        const BlockScales<SCALE> scales(m, shape, tile);
+        BlockScales<SCALE> scales(m, shape, tile);
         const char *next = tile + shape.bytes;
-        for (tile += shape.halves; tile < next; tile += shape.run) visit(tile, scales);
+        for (tile += shape.head; tile < next; tile += shape.run, scales.number++)
+            visit(tile, scales);
     }
 }
 

@@ -57,13 +57,27 @@ void pack_plane(const uint8_t *codes, int bits, int shift, char *plane, int lane
     }
 }
 
+/* Write the scales of 6 bits of a lane. scales: minus 32, as bytes. */
+void pack_sixes(const uint8_t *scales, char *lane) {
+    for (int at = 0; at < 8; at++)
+        lane[at * INL_LANES] =
+            char(((scales[at] + 32) & 15) | ((scales[at + 8] + 32) & 15) << 4);
+    for (int at = 0; at < 4; at++) {
+        int high = 0;
+        for (int part = 0; part < 4; part++)
+            high |= ((scales[at + 4 * part] + 32) >> 4 & 3) << 2 * part;
+        lane[SIX_LOW + at * INL_LANES] = char(high);
+    }
+}
+
 void pack_block(const inl_matrix &m, const BlockShape &shape, const Decoded &d,
                 char *block, int lane) {
     const CodeBits bits = code_bits(m.format);
     const int groups = int(RUN / m.group);
     if (shape.halves) std::memcpy(block + 2 * lane, &d.scale, 2);
     if (m.offsets) std::memcpy(block + 2 * (INL_LANES + lane), &d.offset, 2);
-    char *run = block + shape.halves;
+    if (m.scale == INL_SCALE_SIX) pack_sixes(d.scales, block + shape.halves + lane);
+    char *run = block + shape.head;
     for (int at = 0; at < shape.columns / RUN; at++, run += shape.run) {
         const uint8_t *codes = d.codes + at * RUN;
         pack_plane(codes, bits.low, 0, run, lane);

@@ -225,12 +225,15 @@ template <class C, int R, int GROUP>
 void quantized_tile(const inl_matrix &m, const char *tile, const TileView<R> &x,
                     F *sums) {
     using Bytes = IntegerSums<C, R, GROUP, 1>;
-    constexpr int WIDE = GROUP == RUN ? INL_SCALE_HALF : ANY_SCALE;
+    constexpr int OTHER = GROUP == RUN      ? INL_SCALE_HALF
+                          : C::LARGEST == 7 ? INL_SCALE_SIX
+                                            : ANY_SCALE;
     switch (x.shape.mode) {
     case INL_X_INT8: /* the default mode: kernels for the common scales */
         if (m.scale == INL_SCALE_BYTE)
             return coded_tile<Bytes, R, GROUP, INL_SCALE_BYTE>(m, tile, x, sums);
-        if (m.scale == WIDE) return coded_tile<Bytes, R, GROUP, WIDE>(m, tile, x, sums);
+        if (m.scale == OTHER)
+            return coded_tile<Bytes, R, GROUP, OTHER>(m, tile, x, sums);
         return coded_tile<Bytes, R, GROUP>(m, tile, x, sums);
     case INL_X_INT16:
         return coded_tile<IntegerSums<C, R, GROUP, 2>, R, GROUP>(m, tile, x, sums);

@@ -13,17 +13,19 @@ const char *matrix_refusal(const inl_matrix &m) {
     if (m.format == INL_F32 || m.format == INL_BF16) return nullptr;
     if (m.format < 0 || m.format >= INL_FORMATS)
         return "matrix: accepted formats are F32, BF16 and those with codes";
-    if (m.scale < INL_SCALE_HALF || m.scale > INL_SCALE_EXPONENT)
-        return "matrix: accepted scales are HALF, BYTE, NIBBLE and EXPONENT";
+    if (m.scale < INL_SCALE_HALF || m.scale > INL_SCALE_SIX)
+        return "matrix: accepted scales are HALF, BYTE, NIBBLE, EXPONENT and SIX";
     const bool small = m.format == INL_U2 || m.format == INL_U3 || m.format == INL_U6;
     if (m.group != (small ? 16 : RUN))
         return "matrix: groups must have 16 columns for U2, U3 and U6, else 32";
-    if (m.group != RUN && m.scale != INL_SCALE_BYTE && m.scale != INL_SCALE_NIBBLE)
-        return "matrix: groups of 16 columns require scales of bytes or nibbles";
+    if (m.group != RUN && (m.scale == INL_SCALE_HALF || m.scale == INL_SCALE_EXPONENT))
+        return "matrix: groups of 16 columns require scales of bytes, nibbles or 6 bits";
     if (m.columns % BlockShape(m).columns)
         return "matrix: columns must be whole blocks";
     if (m.scale == INL_SCALE_EXPONENT && m.offsets)
         return "matrix: exponents have no offsets";
+    if (m.scale == INL_SCALE_SIX && (m.group == RUN || m.offsets))
+        return "matrix: scales of 6 bits are for groups of 16 columns without offsets";
     const int bits = code_bits(m.format).all();
     const bool table = m.format == INL_N4 || m.format == INL_M4;
     const int32_t largest = table ? 255 : (1 << bits) - 1;

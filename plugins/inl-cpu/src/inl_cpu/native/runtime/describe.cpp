@@ -55,7 +55,8 @@ Text formats() {
 
 Text scales() {
     return object("scales", {NUMBER(INL_SCALE_HALF), NUMBER(INL_SCALE_BYTE),
-                             NUMBER(INL_SCALE_NIBBLE), NUMBER(INL_SCALE_EXPONENT)});
+                             NUMBER(INL_SCALE_NIBBLE), NUMBER(INL_SCALE_EXPONENT),
+                             NUMBER(INL_SCALE_SIX)});
 }
 
 Text kinds() {

@@ -62,7 +62,9 @@ enum inl_scale {
     INL_SCALE_BYTE = 1,   /* int8 for each group, times a float16 for 256 columns */
     INL_SCALE_NIBBLE = 2, /* 4 bits for each group, times a float16 for 256 columns; the
                            * offset is in the high half of the byte */
-    INL_SCALE_EXPONENT = 3 /* a byte e for each 32 columns: the scale is 2^(e - 128) */
+    INL_SCALE_EXPONENT = 3, /* a byte e for each 32 columns: the scale is 2^(e - 128) */
+    INL_SCALE_SIX = 4 /* 6 bits, minus 32, for each group of 16, times a float16 for 256
+                       * columns */
 };
 
 /* Weights [rows, columns] in tiles of 16 rows; the last tile is padded with zeros.
@@ -73,7 +75,9 @@ enum inl_scale {
  *            with zeros);
  *   others   for each block of columns, which is 256 if a float16 scales 256 columns,
  *            else 32:
- *            the float16 scales [16], then the float16 scales of offsets [16]; then
+ *            the float16 scales [16], then the float16 scales of offsets [16];
+ *            for scales of 6 bits: the low 4 bits [8][16], of groups g and g + 8 in a
+ *            byte, then the high 2 bits [4][16], of groups g, g + 4, g + 8 and g + 12;
  *            for each run of 32 columns:
  *            the codes, in one or two planes;
  *            for scales of bytes, for each group: 16 bytes of scales; then the same of

@@ -30,11 +30,15 @@ static constexpr CodeBits code_bits(int32_t format) {
 constexpr int64_t RUN = 32;
 /* Columns of a block with two levels of scales. */
 constexpr int64_t WIDE_BLOCK = 256;
+/* Bytes of the low bits of scales of 6 bits in a block, and of their high bits. */
+constexpr int64_t SIX_LOW = WIDE_BLOCK / 16 / 2 * INL_LANES;
+constexpr int64_t SIX_HIGH = SIX_LOW / 2;
 
 /* Sizes in bytes of a block of a quantized tile, see inl_matrix. */
 struct BlockShape {
     int64_t columns; /* number of columns */
     int64_t halves;  /* the float16 numbers, before the runs */
+    int64_t head;    /* all before the runs */
     int64_t codes;   /* the codes of a run */
     int64_t scales;  /* after the codes of a run: scales of bytes of its groups */
     int64_t offsets; /* and offsets of bytes */
@@ -43,14 +47,17 @@ struct BlockShape {
     /* Inlined, as the functions above are static: objects of several instruction sets
        must share no function. */
     __attribute__((always_inline)) explicit BlockShape(const inl_matrix &m) {
-        const bool two = m.scale == INL_SCALE_BYTE || m.scale == INL_SCALE_NIBBLE;
+        const bool six = m.scale == INL_SCALE_SIX;
+        const bool two =
+            six || m.scale == INL_SCALE_BYTE || m.scale == INL_SCALE_NIBBLE;
         columns = two ? WIDE_BLOCK : RUN;
         halves = m.scale == INL_SCALE_EXPONENT ? 0 : (m.offsets ? 4 : 2) * INL_LANES;
+        head = halves + (six ? SIX_LOW + SIX_HIGH : 0);
         codes = RUN * INL_LANES * code_bits(m.format).all() / 8;
-        scales = m.scale == INL_SCALE_HALF ? 0 : RUN / m.group * INL_LANES;
+        scales = six || m.scale == INL_SCALE_HALF ? 0 : RUN / m.group * INL_LANES;
         offsets = m.scale == INL_SCALE_BYTE && m.offsets ? scales : 0;
         run = codes + scales + offsets;
-        bytes = halves + columns / RUN * run;
+        bytes = head + columns / RUN * run;
     }
 };
 

@@ -166,7 +166,7 @@ constexpr Kind KINDS[INL_KINDS] = {
     {32, 24, INL_U5, 32, 0, INL_SCALE_HALF, 1, 16, q5_1},
     {32, 34, INL_U8, 32, MIDDLE, INL_SCALE_HALF, 0, MIDDLE, q8_0},
     {256, 84, INL_U2, 16, 0, INL_SCALE_NIBBLE, 1, 2, q2_k},
-    {256, 110, INL_U3, 16, 4, INL_SCALE_BYTE, 0, 4, q3_k},
+    {256, 110, INL_U3, 16, 4, INL_SCALE_SIX, 0, 4, q3_k},
     {256, 144, INL_U4, 32, 0, INL_SCALE_BYTE, 1, 8, q4_k},
     {256, 176, INL_U5, 32, 0, INL_SCALE_BYTE, 1, 16, q5_k},
     {256, 210, INL_U6, 16, 32, INL_SCALE_BYTE, 0, 32, q6_k},
