@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -9,11 +10,15 @@ from harness import Answered, Loaded, main
 
 
 def load(job: dict[str, Any]) -> Loaded:
+    on_openvino = job["mode"] == "openvino"
+    if on_openvino:
+        os.environ["INL_XPU_RUNTIME"] = "openvino-cpu"
     from inl import EngineConfig, InferenceEngine
 
+    dtype = "auto" if on_openvino else job["mode"]
     config = EngineConfig(
-        backend="cpu",
-        dtype=job["mode"],
+        backend="xpu:0" if on_openvino else "cpu",
+        dtype=dtype,
         max_batch=max([1, *job["batches"]]),
         prefix_cache=False,
         context=1024,
@@ -29,7 +34,7 @@ def load(job: dict[str, Any]) -> Loaded:
     return Loaded(
         answer,
         versions(),
-        f"dtype {job['mode']} on {engine.device}",
+        f"dtype {dtype} on {engine.device}",
         weight_bytes=weight_bytes(engine),
         close=engine.close,
     )
@@ -37,7 +42,7 @@ def load(job: dict[str, Any]) -> Loaded:
 
 def versions() -> dict[str, str]:
     found = {}
-    for name in ("inl-core", "inl-cpu", "torch"):
+    for name in ("inl-core", "inl-cpu", "torch", "openvino"):
         try:
             found[name] = version(name)
         except PackageNotFoundError:
