@@ -44,6 +44,9 @@ def test_the_models_functions_are_those_of_the_capability():
         runner = start_runner(tiny.language, backend, config, limits=tiny.limits())
         found[name] = prompt_logits(runner, IDS)
         assert runner.loaded.model is tiny.language.model
+        executor = runner.executor
+        assert (executor._model is tiny.language.model) == (name == "plain")
         runner.close()
+        assert executor._model is tiny.language.model, "it may refer to the weights"
     assert calls == [2]
     assert np.array_equal(found["own"], 2 * found["plain"])

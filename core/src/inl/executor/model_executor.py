@@ -275,6 +275,8 @@ class ModelExecutor:
         """Drop programs, state and weights."""
         self._drop_state()
         self.loaded = replace(self.loaded, weights=None)
+        # The backend's own may refer to the weights.
+        self._model = self.loaded.model
 
     def _drop_state(self) -> None:
         """Drop the state, and the programs, which may refer to it."""
