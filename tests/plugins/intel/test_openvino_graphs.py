@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import openvino as ov
 import pytest
 
 from inl.device import Device
@@ -198,6 +199,8 @@ def test_a_graph_that_a_device_refuses_names_both(monkeypatch, runtime):
         runtime.compile(graph, x + x)
 
 
-def test_a_cache_that_does_not_fit_is_reported(runtime):
+@pytest.mark.parametrize("kind", ["f32", "bf16"])
+def test_a_cache_that_does_not_fit_is_reported(kind, runtime):
+    assert runtime.zeros((2, 3), getattr(ov.Type, kind)).shape == [2, 3]
     with pytest.raises(OutOfMemory, match="CPU: cache of "):
-        runtime.zeros((1 << 40, 1 << 12), "float32")
+        runtime.zeros((1 << 40, 1 << 12), getattr(ov.Type, kind))

@@ -56,7 +56,7 @@ class OpenVinoBackend(Backend):
         device: Device,
         *,
         name: str = "",
-        dtype: str = "float32",
+        dtype: str = "",
         pages: bool | None = None,
     ) -> None:
         self.device = device
@@ -64,7 +64,7 @@ class OpenVinoBackend(Backend):
         self.pages = is_paged(self.runtime) if pages is None else pages
         self.form = form_of(self.runtime, pages=self.pages)
         self.traits = Traits(
-            dtypes=(dtype,),
+            dtypes=(self.runtime.dtype,),
             block_size=paged.BLOCK_SIZE,
             depth=1,
             readers=min(os.cpu_count() or 1, 8),

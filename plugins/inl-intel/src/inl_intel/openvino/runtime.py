@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any, Final
 
+import numpy as np
 import openvino as ov
 from openvino import opset15 as opset
 
@@ -32,11 +33,12 @@ def core() -> ov.Core:
 class Runtime:
     """A device by OpenVINO's name, such as "CPU" or "GPU.1", in one compute dtype.
 
+    dtype: the first of :attr:`dtypes` by default, which is float32 but on NPUs.
     Raises :class:`BackendUnavailable` where OpenVINO has no such device.
     """
 
-    def __init__(self, name: str, dtype: str) -> None:
-        self.name, self.dtype = name, dtype
+    def __init__(self, name: str, dtype: str = "") -> None:
+        self.name = name
         self.kind = name.partition(".")[0]
         found = core().available_devices
         if name not in found and f"{name}.0" not in found:
@@ -44,12 +46,14 @@ class Runtime:
                 f"OpenVINO {ov.__version__} finds no device {name}: found "
                 f"{', '.join(found) or 'none'}; is its driver installed?"
             )
+        self.dtype = dtype or self.dtypes[0]
 
     @property
     def dtypes(self) -> tuple[str, ...]:
         """Compute dtypes of the device, float32 first."""
         served = core().get_property(self.name, "OPTIMIZATION_CAPABILITIES")
-        return tuple(dtype for dtype, name in CAPABILITIES.items() if name in served)
+        found = (dtype for dtype, name in CAPABILITIES.items() if name in served)
+        return tuple(found) or ("float32",)
 
     def settings(self) -> dict[str, Any]:
         """Return the properties that graphs are compiled with."""
@@ -95,9 +99,12 @@ class Runtime:
         Raises :class:`~inl.errors.OutOfMemory`.
         """
         try:
+            if kind == ov.Type.f32:
+                # The system provides these pages when they are written.
+                return ov.Tensor(np.zeros(shape, np.float32), shared_memory=True)
             made = ov.Tensor(kind, ov.Shape(list(shape)))
             made.data[...] = 0
-        except (MemoryError, RuntimeError) as error:
+        except (MemoryError, RuntimeError, ValueError) as error:
             raise OutOfMemory(
                 f"OpenVINO's device {self.name}: cache of {list(shape)} {kind}: {error}"
             ) from error
