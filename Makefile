@@ -8,7 +8,7 @@ BUILD = "pip>=25.1" "setuptools>=77"
 EDITABLE = --no-build-isolation
 TORCH = -e libs/inl-torch -e "plugins/inl-cpu[torch]"
 EVERYTHING = -e "core[cli,edge,guidance,otel,serve]" $(TORCH) -e plugins/inl-cuda \
-	-e plugins/inl-rocm -e plugins/inl-intel -e libs/inl-jax -e plugins/inl-tpu \
+	-e plugins/inl-rocm -e "plugins/inl-intel[openvino]" -e libs/inl-jax -e plugins/inl-tpu \
 	-e "libs/inl-onnx[cpu]" -e plugins/inl-directml
 NATIVE = plugins/inl-cpu/src/inl_cpu/native/libinl.so
 NATIVE_SOURCES = $(shell find plugins/inl-cpu/src/inl_cpu/native -name '*.cpp' -o -name '*.h')

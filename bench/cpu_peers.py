@@ -65,7 +65,7 @@ def arguments() -> argparse.Namespace:
     add("--peers", help="such as llama.cpp,openvino:int8; all; none (only INL)")
     where = "interpreter that has INL, or a checkout to install (default: this one)"
     add("--inl", type=Path, default=HERE.parent, help=where)
-    add("--inl-dtypes", default="auto", help="a row of INL for each: auto,bfloat16")
+    add("--inl-dtypes", default="auto", help="a row of INL for each: auto,openvino")
     models = "GGUF files, one table each (default: INL's default model)"
     add("--model", type=Path, nargs="+", default=[None], help=models)
     kinds = "also each model in these kinds, such as Q8_0 Q5_K_M, a table each"

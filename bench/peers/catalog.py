@@ -126,7 +126,10 @@ class Unknown(ValueError):
 
 
 def inl_rows(dtypes: str) -> tuple[Row, ...]:
-    """Rows of INL, one for each dtype of a list such as ``auto,bfloat16``."""
+    """Rows of INL, one for each dtype of a list such as ``auto,bfloat16``.
+
+    "openvino" is the backend of inl-intel on OpenVINO's CPU device.
+    """
     names = [name.strip() for name in dtypes.split(",") if name.strip()]
     if not names:
         raise Unknown("--inl-dtypes: found nothing, accepted: auto,bfloat16 and so on")

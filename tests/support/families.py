@@ -266,7 +266,9 @@ def reference(dtype="float64"):
     return ReferenceBackend(Device("reference:0"), dtype=dtype)
 
 
-def load(language: LanguageModel, backend, dtype, *, weights=None) -> LocalRunner:
+def load(
+    language: LanguageModel, backend, dtype, *, weights=None, block_size=4
+) -> LocalRunner:
     """A runner for few tokens; ``weights`` may change what was loaded."""
     from dataclasses import replace
 
@@ -279,13 +281,14 @@ def load(language: LanguageModel, backend, dtype, *, weights=None) -> LocalRunne
     loaded = Loaded(language.model, config, groups, held, KernelSelection(kernels))
     count = sum(isinstance(item, Paged) for item in language.model.state(config))
     limits = Limits(
-        slots=4, blocks=(48,) * count, block_size=4, max_blocks_per_seq=12, vocab=VOCAB
-    )
+        slots=4, blocks=(48,) * count, block_size=block_size, max_blocks_per_seq=12,
+        vocab=VOCAB,
+    )  # fmt: skip
     return LocalRunner(backend, loaded, limits)
 
 
-def opened(made, backend, dtype="float32"):
-    return load(open_model(made.path), backend, dtype)
+def opened(made, backend, dtype="float32", **options):
+    return load(open_model(made.path), backend, dtype, **options)
 
 
 def logits(runner, ids, cuts=()):

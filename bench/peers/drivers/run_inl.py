@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -9,12 +10,20 @@ from harness import Answered, Loaded, main
 
 
 def load(job: dict[str, Any]) -> Loaded:
+    on_openvino = job["mode"] == "openvino"
+    if on_openvino:
+        os.environ["INL_XPU_RUNTIME"] = "openvino-cpu"
     from inl import EngineConfig, InferenceEngine
-    from inl_cpu.selection import select_backend
 
+    note = ""
+    if not on_openvino:
+        from inl_cpu.selection import select_backend
+
+        note = f"; {select_backend().note}"
+    dtype = "auto" if on_openvino else job["mode"]
     config = EngineConfig(
-        backend="cpu",
-        dtype=job["mode"],
+        backend="xpu:0" if on_openvino else "cpu",
+        dtype=dtype,
         max_batch=max([1, *job["batches"]]),
         prefix_cache=False,
         context=1024,
@@ -30,7 +39,7 @@ def load(job: dict[str, Any]) -> Loaded:
     return Loaded(
         answer,
         versions(),
-        f"dtype {job['mode']} on {engine.device}; {select_backend().note}",
+        f"dtype {dtype} on {engine.device}{note}",
         weight_bytes=weight_bytes(engine),
         close=engine.close,
     )
@@ -38,7 +47,7 @@ def load(job: dict[str, Any]) -> Loaded:
 
 def versions() -> dict[str, str]:
     found = {}
-    for name in ("inl-core", "inl-cpu", "torch"):
+    for name in ("inl-core", "inl-cpu", "torch", "openvino"):
         try:
             found[name] = version(name)
         except PackageNotFoundError:

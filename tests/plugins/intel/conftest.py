@@ -7,8 +7,30 @@ from pathlib import Path
 
 import pytest
 
+from inl.plugin import loader
+from needed_packages import needing
+
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER))
+
+pytest_pycollect_makemodule = needing(
+    "openvino",
+    modules=tuple(
+        f"test_openvino_{name}.py" for name in ("contract", "models", "graphs")
+    ),
+)
+
+
+@pytest.fixture
+def openvino_cpu(monkeypatch):
+    """Set ``INL_XPU_RUNTIME``, which is read when plugins are loaded."""
+    monkeypatch.setenv("INL_XPU_RUNTIME", "openvino-cpu")
+    caches = loader.registry, loader._registry_of
+    for each in caches:
+        each.cache_clear()
+    yield
+    for each in caches:
+        each.cache_clear()
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from inl.device import Device
     from inl.dtypes import HostArray
     from inl.spec.kernel import Kernel
+    from inl.spec.model import Model
     from inl.spec.program import ProgramInfo
 
 C = TypeVar("C")
@@ -108,6 +109,19 @@ class WeightUpdates(NamedTuple):
     """Takes a tensor of :meth:`Backend.tensor` and new data of its shape and dtype.
     Returns the same tensor, overwritten in the order of the device's work, or another
     one that the compiled programs accept in its place."""
+
+
+class WholeModels(NamedTuple):
+    """Capability: computes the layers of a model at once, not op by op.
+
+    For runtimes that optimize the graph of a whole model. Steps, embeddings and
+    sampling stay functions of the core.
+    """
+
+    replace: Callable[[Model], Model]
+    """Takes a model and returns one that takes its place in the programs of a runner:
+    with the same weights, state and results. Its three functions are called as those of
+    every model; they may compute all layers in ``head``."""
 
 
 class CachedMemory(NamedTuple):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from inl.backend.base import DeviceLoops, Precompiler, WeightUpdates
+from inl.backend.base import DeviceLoops, Precompiler, WeightUpdates, WholeModels
 from inl.backend.programs import compile_program, info_of
 from inl.dtypes import wrap
 from inl.errors import OutOfMemory, RunnerError
@@ -59,6 +59,9 @@ class ModelExecutor:
         self.backend, self.loaded, self.limits = backend, loaded, limits
         self.loops = backend.offers(DeviceLoops)
         """Loops of programs; ``None`` where repeated steps are submitted one by one."""
+        whole = backend.offers(WholeModels)
+        self._model = whole.replace(loaded.model) if whole else loaded.model
+        """The model that programs compute."""
         self.state: State = backend.state(loaded.shard_state(), limits=limits)
         self.taps: Any = None
         """Hidden states of the newest step, [T, taps * H], if the model has taps."""
@@ -184,7 +187,7 @@ class ModelExecutor:
         elif loaded.taps:
             keywords |= {"body": body, "taps": loaded.taps}
             body = with_taps
-        return partial(body, ops, loaded.model, loaded.config, **keywords)
+        return partial(body, ops, self._model, loaded.config, **keywords)
 
     def precompile(self, buckets: Iterable[Bucket], width: int | None = None) -> None:
         """Compile the kernels of these buckets in parallel, if the backend can."""
@@ -272,6 +275,8 @@ class ModelExecutor:
         """Drop programs, state and weights."""
         self._drop_state()
         self.loaded = replace(self.loaded, weights=None)
+        # The backend's own may refer to the weights.
+        self._model = self.loaded.model
 
     def _drop_state(self) -> None:
         """Drop the state, and the programs, which may refer to it."""

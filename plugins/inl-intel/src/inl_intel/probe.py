@@ -140,7 +140,7 @@ def cards(root: Path) -> Iterator[Card]:
 
 
 def driver_of(card: Path) -> str:
-    """Name of the kernel driver of a card; empty if it has none."""
+    """Name of the kernel driver of a card or an accelerator; empty if it has none."""
     try:
         return (card / "device/driver").readlink().name
     except OSError:

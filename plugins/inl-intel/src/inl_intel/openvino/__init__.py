@@ -1,0 +1,1 @@
+"""Models on OpenVINO's devices: one graph of all layers, the rest on the host."""
