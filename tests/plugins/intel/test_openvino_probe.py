@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import inl_intel.plugin
+import inl_intel.probe
 from inl.device import Device, DeviceInfo
 from inl.errors import BackendUnavailable
 from inl_intel.openvino import probe as module
@@ -59,11 +60,12 @@ def test_an_npu_needs_its_driver(runtime, tmp_path):
     assert [info.name for info in probe(tmp_path)] == ["OpenVINO on NPU"]
 
 
+@pytest.mark.parametrize("called", [requested_runtime, probe, inl_intel.probe.probe])
 @pytest.mark.parametrize("value", ["openvino", "OpenVINO-CPU", "cuda"])
-def test_other_values_are_refused(value, runtime):
+def test_other_values_are_refused(value, called, runtime):
     runtime(value)
     with pytest.raises(BackendUnavailable) as caught:
-        requested_runtime()
+        called()
     assert str(caught.value) == (
         f"environment variable INL_XPU_RUNTIME: found {value!r}, accepted: torch, "
         "openvino-cpu, openvino-gpu, openvino-npu"

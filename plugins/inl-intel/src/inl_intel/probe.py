@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 from inl.device import DeviceInfo
 from inl.errors import BackendUnavailable
 from inl.plugin.torch_build import require_torch, without_triton
+from inl_intel.settings import requested_runtime
 
 CARDS: Final = "sys/class/drm"
 VENDOR: Final = "0x8086"
@@ -84,9 +85,10 @@ def probe(
     """Return the visible GPUs; imports no framework.
 
     root: folder of ``sys``. load: loads a shared library. Raises
-    :class:`BackendUnavailable`, with the reason, where there is none or where torch
-    cannot use it.
+    :class:`BackendUnavailable`, with the reason, where there is none, where torch
+    cannot use it, or for an unknown value of INL_XPU_RUNTIME.
     """
+    requested_runtime()
     found = visible(attached(root), os.environ.get(VISIBLE))
     if not found:
         raise BackendUnavailable(
