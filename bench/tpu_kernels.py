@@ -62,12 +62,15 @@ def product(
 ) -> Launch:
     """Linear layer with packed weights; kind: dtype of the codes."""
     size = packed.padded_inputs(inputs)
-    shape = matmul.shape_of(tokens, size, outputs, kind, offsets)
+    bits = 8
+    codes = ((size, outputs), kind)
+    if kind == "int4":
+        bits, codes = 4, ((size // 2, outputs), np.dtype(packed.CODES4).name)
+    shape = matmul.shape_of(tokens, size, outputs, codes[1], offsets)
     most = block_sizes.searched(matmul.NAME, shape)
     blocks = matmul.blocks_of(tokens, size, outputs, most)
     scale = ((size // packed.GROUP, outputs), "int16") if "int" in kind else None
-    w = packed.Packed(((size, outputs), kind), scale, scale if offsets else None)
-    bits = 4 if kind == "int4" else 8
+    w = packed.Packed(codes, scale, scale if offsets else None)
     halves = (scale is not None) + offsets
     stored = size * outputs * bits // 8 + halves * size * outputs // 16
     wide = pl.cdiv(outputs, blocks.outputs)
