@@ -92,6 +92,44 @@ def test_models_equal_one_device():
         assert sentence in found[case]
 
 
+def check_packed(facts, groups):
+    """Texts of a mesh, one device and dequantized weights equal those of float64."""
+    for name, texts in facts["texts"].items():
+        assert texts == facts["alone"], name
+    assert sum(map(len, facts["alone"].values())) > 30
+    assert 0 < facts["error"] < 1e-4
+    assert facts["packed"] == {"mesh": groups, "one": groups, "plain": 0}
+    assert facts["bytes"]["mesh"] < facts["bytes"]["plain"]
+    assert facts["bytes"]["mesh"] < facts["bytes"]["one"]
+    assert facts["tensors"] > 10
+
+
+@pytest.mark.full
+def test_packed_weights_stay_packed_on_a_mesh():
+    """One of 8 bits; one of 4 bits with biases, two key-value heads, divided blocks."""
+    cases = ["packed q8_0 tensor=8", "packed q4_1 tensor=2,data=2"]
+    fault = "packed_fault q8_0 tensor=8"
+    found = run(*cases, fault)
+    for case in cases:
+        check_packed(found[case], groups=3)
+    assert found[fault] > 0.1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("case", "groups"),
+    [
+        ("q4_0 tensor=4", 3),
+        ("float8_e4m3 tensor=8", 3),
+        # Two ranks split a block of 32 inputs: that matrix is not of 8 bits.
+        ("q8_0 tensor=2,expert=4 moe", 4),
+    ],
+)
+def test_more_packed_weights_on_meshes(case, groups):
+    (facts,) = run(f"packed {case}").values()
+    check_packed(facts, groups)
+
+
 @pytest.mark.long
 def test_more_meshes_equal_one_device():
     """Copied key-value heads, biases of one device, divided blocks; experts 2x4."""
