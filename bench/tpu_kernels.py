@@ -29,6 +29,7 @@ from inl_jax.pallas import (
     block_sparse_attention,
     dense,
     experts,
+    gated,
     matmul,
     packed,
     paged_attention,
@@ -280,6 +281,21 @@ def plain(tokens: int, inputs: int, outputs: int) -> Launch:
     )
 
 
+def doubled(tokens: int, inputs: int, outputs: int) -> Launch:
+    """Gate and up projections of many rows with plain weights, and their activation."""
+    blocks = gated.blocks_of(tokens, inputs, outputs)
+    tall = pl.cdiv(tokens, blocks.rows)
+    weight = ((outputs, inputs), "bfloat16")
+    return Launch(
+        gated.NAME,
+        partial(gated.gated, activation="silu"),
+        (((tokens, inputs), "bfloat16"), weight, weight),
+        2 * (tokens * inputs + 2 * tall * outputs * inputs + tokens * outputs),
+        4 * tokens * inputs * outputs,
+        (1, pl.cdiv(outputs, blocks.outputs) * tall),
+    )
+
+
 def rotated(tokens: int, heads: int, dim: int, name: str) -> Launch:
     """Rotation of queries, or of keys."""
 
@@ -338,6 +354,7 @@ CALLS: dict[str, Callable[[], Launch]] = {
     "8B prefill up int8": partial(product, 2048, 4096, 14336, "int8"),
     "8B prefill up int4": partial(product, 2048, 4096, 14336, "int4"),
     "8B prefill down int8": partial(product, 2048, 14336, 4096, "int8"),
+    "8B prefill gate and up": partial(doubled, 2048, 4096, 14336),
     "8B prefill down": partial(plain, 2048, 14336, 4096),
     "8B prefill rope queries": partial(rotated, 2048, 32, 128, "rope_q"),
     "8B prefill rope keys": partial(rotated, 2048, 8, 128, "rope_k"),
