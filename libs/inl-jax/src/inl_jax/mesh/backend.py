@@ -132,14 +132,7 @@ class MeshBackend(JaxBackend):
         return min(found, key=lambda memory: memory.free)
 
     def kernels(self) -> Iterable[Kernel]:
-        own: tuple[Kernel, ...] = ()
-        if self.sizes.data > 1:
-            own += caches.KERNELS
-        if self.sizes.expert > 1:
-            own += experts.KERNELS
-        replaced = {each.op for each in own}
-        kernels = [each for each in self._single.kernels() if each.op not in replaced]
-        return over_ranks((*kernels, *own), MeshCollectives(self.sizes))
+        return over_mesh(self._single.kernels(), self.sizes)
 
     def offers(self, kind: type[C]) -> C | None:
         if kind is Mesh:
@@ -149,6 +142,18 @@ class MeshBackend(JaxBackend):
         if kind is WeightUpdates:
             return None
         return super().offers(kind)
+
+
+def over_mesh(kernels: Iterable[Kernel], sizes: MeshSizes) -> Iterable[Kernel]:
+    """Adapt the kernels of one device to a mesh."""
+    own: tuple[Kernel, ...] = ()
+    if sizes.data > 1:
+        own += caches.KERNELS
+    if sizes.expert > 1:
+        own += experts.KERNELS
+    replaced = {each.op for each in own}
+    others = (each for each in kernels if each.op not in replaced)
+    return over_ranks((*others, *own), MeshCollectives(sizes))
 
 
 def least(sizes: Any) -> Any:
