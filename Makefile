@@ -62,7 +62,7 @@ test-long: .venv-all/.test
 		tests/torch/test_inl_transforms.py tests/integration/test_tutorial.py \
 		tests/torch/triton/test_compile.py tests/torch/triton/test_interpreted.py \
 		tests/integration/test_wheels.py tests/documents/test_documents.py \
-		tests/plugins/tpu/test_packed_matmul.py tests/plugins/tpu/test_pallas_kernels.py \
+		tests/plugins/tpu/test_packed_matmul.py tests/plugins/tpu/test_paged_attention.py \
 		tests/plugins/tpu/test_tpu_contract.py tests/plugins/tpu/test_tpu_mesh.py \
 		tests/core/testing/test_sound_checks.py \
 		tests/plugins/intel/test_xpu_contract.py tests/plugins/intel/test_xpu_compile.py \

@@ -19,7 +19,6 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from inl.backend.ranks import over_ranks
 from inl.dtypes import HostArray
 from inl.executor.model_step import advance
 from inl.executor.tracing import trace
@@ -35,8 +34,7 @@ from inl.spec.tree import leaves, tree_map
 from inl.weights.plan import plan_weights
 from inl.weights.quant import packed_bytes
 from inl_jax import pallas, xla
-from inl_jax.mesh.backend import CACHE_SPEC, spread
-from inl_jax.mesh.collectives import MeshCollectives
+from inl_jax.mesh.backend import CACHE_SPEC, over_mesh, spread
 from inl_jax.pages import Pages, paged_state
 from inl_jax.programs import jitted
 from inl_jax.tensors import from_host
@@ -103,7 +101,7 @@ def compiled(devices, sizes, layers, planted, kind):
     config = MODEL.config({**CONFIG, "num_hidden_layers": layers})
     config = replace(config, dtype="bfloat16")
     limits = Limits(ROWS + 1, (1022,), 32, 256, VOCAB, sampler="greedy")
-    kernels = over_ranks(single_device_kernels(planted), MeshCollectives(sizes))
+    kernels = over_mesh(single_device_kernels(planted), sizes)
     selection = KernelSelection(tuple(kernels))
     ranks, bucket = sizes.tensor, Bucket(ROWS, ROWS)
     weights = MODEL.weights(config)

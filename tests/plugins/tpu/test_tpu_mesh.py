@@ -72,10 +72,11 @@ def test_a_wrong_sharding_is_named():
 
 @pytest.mark.full
 def test_models_equal_one_device():
-    """Eight heads over eight devices; three axes; steps repeated on the device."""
+    """Eight heads over eight devices; experts over 2x4 and 2x2x2; repeated steps."""
     cases = {
         "traffic llama tensor=8 8": 15,
         "traffic moe data=2,tensor=2,expert=2 1": 15,
+        "traffic moe tensor=2,expert=4 8": 15,
     }
     refusals = {
         "refusal llama tensor=3": "q_proj.weight: axis 0: found 64 entries",
@@ -132,20 +133,22 @@ def test_more_packed_weights_on_meshes(case, groups):
 
 @pytest.mark.long
 def test_more_meshes_equal_one_device():
-    """Copied key-value heads, biases of one device, divided blocks; experts 2x4."""
+    """Copied key-value heads, biases of one device, divided blocks."""
     cases = {
         "traffic 2-kv-heads data=2,tensor=4 1": 15,
         "traffic biases tensor=8 1": 12,
         "traffic llama data=4 8": 0,
-        "traffic moe tensor=2,expert=4 8": 15,
     }
     found = run(*cases)
     for case, divided in cases.items():
         check_traffic(found[case], divided)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("case", ["tensor=3 ngram 1", "tensor=3 none 4"])
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "case",
+    ["tensor=3 none 4", pytest.param("tensor=3 ngram 1", marks=pytest.mark.long)],
+)
 def test_the_default_model_over_three_devices(case):
     """Nine heads and three key-value heads; three requests, two at a time."""
     (facts,) = run(f"engine {case}").values()

@@ -100,6 +100,17 @@ def test_packed_weights_stay_packed_in_a_step(kind):
 
 
 @pytest.mark.full
+def test_packed_weights_beside_divided_blocks():
+    """Attention is XLA's, which adds a maximum and two sums of a layer."""
+    facts = compiled("v6e:2x2", "tensor=2,data=2", LAYERS, "", "q4_1")
+    assert facts["packed products"] == 7 * LAYERS
+    assert facts["attentions"] == 0
+    assert gathered_caches(facts) == facts["others"] == []
+    assert sum(each.startswith(SHARE) for each in facts["all-reduce"]) == 2 * LAYERS
+    assert facts["aliased bytes"] >= 2 * LAYERS * math.prod(facts["cache"])
+
+
+@pytest.mark.full
 def test_a_gathered_cache_is_found():
     facts = compiled("v6e:2x2", "tensor=4", 1, "gather")
     assert gathered_caches(facts)
