@@ -48,7 +48,7 @@ test-all: test-deep test-others
 test-deep: .venv-all/.test
 	INL_TEST_DEPTH=full .venv-all/bin/python $(PYTEST) -m "full or scaled" $(CORE_TESTS)
 
-test-others: .venv-all/.test
+test-others: .venv-all/.test .venv-all/.libtpu
 	INL_TEST_DEPTH=full .venv-all/bin/python $(PYTEST) $(OTHER_TESTS) $(ORACLE:%=--ignore=%)
 
 # Random steps of an engine, 100,000 each plain, repeated and with drafts, an interrupt at
@@ -62,17 +62,17 @@ test-long: .venv-all/.test
 		tests/torch/test_inl_transforms.py tests/integration/test_tutorial.py \
 		tests/torch/triton/test_compile.py tests/torch/triton/test_interpreted.py \
 		tests/integration/test_wheels.py tests/documents/test_documents.py \
-		tests/plugins/tpu/test_packed_matmul.py tests/plugins/tpu/test_pallas_kernels.py \
+		tests/plugins/tpu/test_packed_matmul.py tests/plugins/tpu/test_paged_attention.py \
 		tests/plugins/tpu/test_tpu_contract.py tests/plugins/tpu/test_tpu_mesh.py \
 		tests/core/testing/test_sound_checks.py \
 		tests/plugins/intel/test_xpu_contract.py tests/plugins/intel/test_xpu_compile.py \
 		tests/serve tests/torch/test_eagle_graphs.py
 
-# Compiles the TPU kernels for TPU chips; libtpu, their compiler, takes 700 MB.
-test-tpu-compiler: .venv-all/.test
-	$(call PIP,.venv-all) $(EDITABLE) -e "plugins/inl-tpu[compiler]"
-	.venv-all/bin/python -m pytest tests/plugins/tpu/test_tpu_compile.py \
-		tests/plugins/tpu/test_tpu_mesh_compile.py
+# All tests that compile for TPUs, with counts of bundles for each chip; `make test-all`
+# has every kernel and step, and the counts of decoding on a v6e.
+test-tpu-compiler: .venv-all/.test .venv-all/.libtpu
+	INL_TEST_DEPTH=long .venv-all/bin/python $(PYTEST) \
+		tests/plugins/tpu/test_tpu_compile.py tests/plugins/tpu/test_tpu_mesh_compile.py
 
 # Compiles the Triton kernels for Intel GPUs (minutes); the compilers take 800 MB. Needs
 # apt-get of a Debian.
@@ -151,6 +151,12 @@ $(NATIVE): plugins/inl-cpu/build_native.py $(NATIVE_SOURCES)
 	$(call PIP,.venv-all) --no-compile --no-deps triton
 	@$(call COMPILE,.venv-all)
 	@touch $@
+
+# libtpu compiles for TPUs on any x86-64 Linux and takes 700 MB. Without it, the tests
+# that need it are skipped with the reason.
+.venv-all/.libtpu: plugins/inl-tpu/pyproject.toml | .venv-all/.test
+	@$(call PIP,.venv-all) $(EDITABLE) -e "plugins/inl-tpu[compiler]" && touch $@ || \
+		echo "libtpu was not installed, see above: nothing is compiled for TPUs"
 
 .venv-docs/.docs: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-docs

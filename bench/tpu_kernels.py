@@ -29,6 +29,7 @@ from inl_jax.pallas import (
     block_sparse_attention,
     dense,
     experts,
+    gated,
     matmul,
     packed,
     paged_attention,
@@ -62,12 +63,15 @@ def product(
 ) -> Launch:
     """Linear layer with packed weights; kind: dtype of the codes."""
     size = packed.padded_inputs(inputs)
-    shape = matmul.shape_of(tokens, size, outputs, kind, offsets)
+    bits = 8
+    codes = ((size, outputs), kind)
+    if kind == "int4":
+        bits, codes = 4, ((size // 2, outputs), np.dtype(packed.CODES4).name)
+    shape = matmul.shape_of(tokens, size, outputs, codes[1], offsets)
     most = block_sizes.searched(matmul.NAME, shape)
     blocks = matmul.blocks_of(tokens, size, outputs, most)
     scale = ((size // packed.GROUP, outputs), "int16") if "int" in kind else None
-    w = packed.Packed(((size, outputs), kind), scale, scale if offsets else None)
-    bits = 4 if kind == "int4" else 8
+    w = packed.Packed(codes, scale, scale if offsets else None)
     halves = (scale is not None) + offsets
     stored = size * outputs * bits // 8 + halves * size * outputs // 16
     wide = pl.cdiv(outputs, blocks.outputs)
@@ -277,6 +281,21 @@ def plain(tokens: int, inputs: int, outputs: int) -> Launch:
     )
 
 
+def doubled(tokens: int, inputs: int, outputs: int) -> Launch:
+    """Gate and up projections of many rows with plain weights, and their activation."""
+    blocks = gated.blocks_of(tokens, inputs, outputs)
+    tall = pl.cdiv(tokens, blocks.rows)
+    weight = ((outputs, inputs), "bfloat16")
+    return Launch(
+        gated.NAME,
+        partial(gated.gated, activation="silu"),
+        (((tokens, inputs), "bfloat16"), weight, weight),
+        2 * (tokens * inputs + 2 * tall * outputs * inputs + tokens * outputs),
+        4 * tokens * inputs * outputs,
+        (1, pl.cdiv(outputs, blocks.outputs) * tall),
+    )
+
+
 def rotated(tokens: int, heads: int, dim: int, name: str) -> Launch:
     """Rotation of queries, or of keys."""
 
@@ -335,6 +354,7 @@ CALLS: dict[str, Callable[[], Launch]] = {
     "8B prefill up int8": partial(product, 2048, 4096, 14336, "int8"),
     "8B prefill up int4": partial(product, 2048, 4096, 14336, "int4"),
     "8B prefill down int8": partial(product, 2048, 14336, 4096, "int8"),
+    "8B prefill gate and up": partial(doubled, 2048, 4096, 14336),
     "8B prefill down": partial(plain, 2048, 14336, 4096),
     "8B prefill rope queries": partial(rotated, 2048, 32, 128, "rope_q"),
     "8B prefill rope keys": partial(rotated, 2048, 8, 128, "rope_k"),

@@ -1,8 +1,9 @@
 """Compiles the Pallas kernels for a TPU without one, and prints a roofline table.
 
-Usage: tpu_roofline.py [TOPOLOGY] [--only TEXT] [--plant vmem|spills|mosaic] [--json],
-with libtpu: pip install 'inl-tpu[compiler]'. Exits with 1 if a kernel is refused or
-spills too often; it is named.
+Usage: tpu_roofline.py [TOPOLOGY] [--only TEXT] [--plant vmem|spills|mosaic] [--json]
+[--uncounted], with libtpu: pip install 'inl-tpu[compiler]'. Exits with 1 if a kernel is
+refused or spills too often; it is named. ``--uncounted`` compiles only, in a third of
+the time: all counts are 0, and spills are not found.
 
 The cycles are instruction bundles times the runs of their loops, without waits. The
 share is the time that the bytes and operations need, divided by the larger of this time
@@ -65,9 +66,15 @@ class Row(NamedTuple):
     problem: str = ""
 
 
-def compiled(topology: str, chosen: dict[str, Launch], folder: Path) -> Iterator[Row]:
-    """Compile each launch for one chip of a topology; the compiler writes to folder."""
-    tpu_bundles.dump_to(folder)
+def compiled(
+    topology: str, chosen: dict[str, Launch], folder: Path | None
+) -> Iterator[Row]:
+    """Compile each launch for one chip of a topology.
+
+    folder: for what the compiler writes; ``None`` for no counts.
+    """
+    if folder:
+        tpu_bundles.dump_to(folder)
     chip = CHIPS[topology.partition(":")[0]]
     with one_chip(topology) as spec:
         for name, launch in chosen.items():
@@ -105,11 +112,15 @@ def is_spec(leaf: Any) -> bool:
     return type(leaf) is tuple and len(leaf) == 2 and isinstance(leaf[1], str)
 
 
-def row(name: str, launch: Launch, arguments: Any, chip: Chip, folder: Path) -> Row:
+def row(
+    name: str, launch: Launch, arguments: Any, chip: Chip, folder: Path | None
+) -> Row:
     """Compile one launch and read what the compiler wrote about it."""
     try:
         traced = jax.jit(launch.run).trace(*arguments)
         traced.lower(lowering_platforms=("tpu",)).compile()
+        if folder is None:
+            return Row(name, launch.kernel, 0, 0, 0, 0, 0, 0)
         facts = tpu_bundles.facts_of(folder, launch.kernel)
         cycles = facts.cycles(launch.runs, launch.loops)
     except Exception as error:  # the compiler's and Mosaic's are of any type
@@ -130,12 +141,14 @@ def main() -> int:
     parser.add_argument("--only", default="")
     parser.add_argument("--plant", choices=("vmem", "spills", "mosaic"))
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--uncounted", action="store_true")
     options = parser.parse_args()
     chosen = launches(options.topology, options.only)
     if options.plant:
         chosen = {"planted": planted(options.plant)}
     with TemporaryDirectory(prefix="tpu-bundles-") as folder:
-        rows = list(compiled(options.topology, chosen, Path(folder)))
+        written = None if options.uncounted else Path(folder)
+        rows = list(compiled(options.topology, chosen, written))
     if options.json:
         print(json.dumps([each._asdict() for each in rows]))
     else:

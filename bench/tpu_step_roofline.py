@@ -61,6 +61,7 @@ STEPS = {
         "ragged_paged_attention": "8B prefill attention",
         "write_kv": "8B prefill write",
         "reduce_add_norm": "8B prefill norm",
+        "gated_matmul": "8B prefill gate and up",
         "dense_matmul": "8B prefill down",
         "rope_q": "8B prefill rope queries",
         "rope_k": "8B prefill rope keys",

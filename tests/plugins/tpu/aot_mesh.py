@@ -1,7 +1,7 @@
 """Compiles a step of a Llama over a mesh of TPUs without one; prints facts as JSON.
 
-Usage: aot_mesh.py TOPOLOGY MESH LAYERS [PLANTED], in a process of its own. PLANTED:
-"gather", a kernel that gathers the cache.
+Usage: aot_mesh.py TOPOLOGY MESH LAYERS [PLANTED] [KIND], in a process of its own.
+PLANTED: "gather", a kernel that gathers the cache, or "". KIND: of packed weights.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 import sys
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import aot_worker  # noqa: F401  # sets the environment of libtpu
 import jax
@@ -18,7 +19,7 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from inl.backend.ranks import over_ranks
+from inl.dtypes import HostArray
 from inl.executor.model_step import advance
 from inl.executor.tracing import trace
 from inl.models.llama import MODEL
@@ -26,16 +27,17 @@ from inl.spec.dispatch import ResolvedOps
 from inl.spec.limits import Limits
 from inl.spec.mesh import MeshSizes, parse_mesh
 from inl.spec.message import layout
-from inl.spec.op import CATALOG
+from inl.spec.op import CATALOG, Spec
 from inl.spec.selection import KernelSelection
 from inl.spec.step import Bucket
-from inl.spec.tree import tree_map
+from inl.spec.tree import leaves, tree_map
 from inl.weights.plan import plan_weights
+from inl.weights.quant import packed_bytes
 from inl_jax import pallas, xla
-from inl_jax.mesh.backend import CACHE_SPEC, spread
-from inl_jax.mesh.collectives import MeshCollectives
+from inl_jax.mesh.backend import CACHE_SPEC, over_mesh, spread
 from inl_jax.pages import Pages, paged_state
 from inl_jax.programs import jitted
+from inl_jax.tensors import from_host
 
 ROWS, VOCAB = 32, 128256
 CONFIG = {
@@ -66,7 +68,29 @@ def single_device_kernels(planted):
     )
 
 
-def compiled(devices, sizes, layers, planted):
+def packed_specs(plan, spec):
+    """Specs of packed weights of all ranks, by packing zeros for one of them."""
+
+    def zeros(name, param):
+        shape, kind = plan.shard(param), plan.stored[name]
+        size = packed_bytes(shape[1:], kind)
+        return HostArray(np.zeros((shape[0], size), np.uint8), kind, shape)
+
+    group = {name: zeros(name, param) for name, param in plan.group.params.items()}
+    host = SimpleNamespace(tensor=lambda x: from_host(x, jax.devices("cpu")[0]))
+    one = plan.kernel.pack(group, host, "bfloat16")
+    return jax.tree.map(
+        lambda x: spec((plan.ranks * len(x), *x.shape[1:]), x.dtype, ("tensor",)), one
+    )
+
+
+def stored_layers(weights, kind):
+    """Specs of the layers' matrices in a checkpoint of a kind."""
+    params = [p for group in leaves(weights.layers) for p in group.params.values()]
+    return {p.source: Spec(p.shape, kind) for p in params if "_proj" in p.source}
+
+
+def compiled(devices, sizes, layers, planted, kind):
     """The text of a decoding step, the shape of a device's cache, and its memory."""
     mesh = Mesh(np.array(devices[: sizes.devices]).reshape(sizes), MeshSizes._fields)
 
@@ -77,15 +101,19 @@ def compiled(devices, sizes, layers, planted):
     config = MODEL.config({**CONFIG, "num_hidden_layers": layers})
     config = replace(config, dtype="bfloat16")
     limits = Limits(ROWS + 1, (1022,), 32, 256, VOCAB, sampler="greedy")
-    kernels = over_ranks(single_device_kernels(planted), MeshCollectives(sizes))
+    kernels = over_mesh(single_device_kernels(planted), sizes)
     selection = KernelSelection(tuple(kernels))
     ranks, bucket = sizes.tensor, Bucket(ROWS, ROWS)
-    groups = plan_weights(MODEL.weights(config), selection.kernels, {}, ranks=ranks)
+    weights = MODEL.weights(config)
+    stored = stored_layers(weights, kind) if kind else {}
+    groups = plan_weights(weights, selection.kernels, stored, ranks=ranks)
     ops = ResolvedOps(
         trace(MODEL, config, groups, bucket, limits, selection, ranks=ranks)
     ).at(bucket)
 
     def placed(plan):
+        if plan.layout == "packed":
+            return packed_specs(plan, spec)
         tensors = {
             name: spec(param.shape, "bfloat16", plan.axes(param))
             for name, param in plan.group.params.items()
@@ -110,10 +138,10 @@ def results(text, op):
     return re.findall(rf"= (\S.*?) {op}(?:-start)?\(", text)
 
 
-def main(topology, mesh, layers, planted=""):
+def main(topology, mesh, layers, planted="", kind=""):
     found = topologies.get_topology_desc(platform="tpu", topology_name=topology)
     text, cache, memory = compiled(
-        found.devices, parse_mesh(mesh), int(layers), planted
+        found.devices, parse_mesh(mesh), int(layers), planted, kind
     )
     print(json.dumps({
         "device": found.devices[0].device_kind,
@@ -125,6 +153,7 @@ def main(topology, mesh, layers, planted=""):
         ],
         "cache": list(cache),
         "attentions": len(re.findall(r"ragged_paged_attention[\w.]* = ", text)),
+        "packed products": len(re.findall(r"packed_matmul[\w.]* = ", text)),
         "callbacks": text.count("callback"),
         "bytes": memory.argument_size_in_bytes + memory.temp_size_in_bytes,
         "aliased bytes": memory.alias_size_in_bytes,

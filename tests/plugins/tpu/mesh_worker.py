@@ -8,17 +8,22 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 os.environ["JAX_PLATFORMS"] = os.environ["INL_TPU_PLATFORM"] = "cpu"
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from inl import EngineConfig, InferenceEngine
 from inl.backend.reference import ReferenceBackend
 from inl.device import Device
+from inl.dtypes import HostArray
 from inl.errors import InlError
 from inl.executor.model_loader import LanguageModel, start_runner
 from inl.models import llama, mixtral
@@ -28,9 +33,12 @@ from inl.testing.near_tie import compare
 from inl.testing.play import admission, one_step
 from inl.testing.tiny import MemoryCheckpoint, local_runner, tiny_llama
 from inl.testing.traffic import Traffic, play
+from inl.weights.quant_encode import encode
 from inl.weights.sources import stored_tensors
 from inl.workers.startup import over_mesh
+from inl_jax.mesh.backend import MeshBackend
 from inl_jax.mesh.validate import validate_weights
+from inl_jax.pallas import linear
 from inl_tpu.backend import TpuBackend
 
 ORACLE = Path(__file__).parents[2] / "data" / "smollm2-oracle.json"
@@ -45,12 +53,16 @@ MIXTRAL = {
 }  # fmt: skip
 
 
+def of(config, tensors):
+    files = MemoryCheckpoint(config, tensors)
+    return LanguageModel(llama.MODEL, llama.MODEL.config(config), files)
+
+
 def dense(**sizes):
-    files = MemoryCheckpoint(*tiny_llama(np.random.default_rng(11), **sizes))
-    return LanguageModel(llama.MODEL, llama.MODEL.config(files.config), files)
+    return of(*tiny_llama(np.random.default_rng(11), **sizes))
 
 
-def mixture():
+def mixture(kind=None):
     rng = np.random.default_rng(5)
     config, shapes = mixtral.MODEL.config(MIXTRAL), {}
     for group in leaves(mixtral.MODEL.weights(config)):
@@ -60,7 +72,37 @@ def mixture():
         name: rng.standard_normal(shape).astype(np.float32) / shape[-1] ** 0.5
         for name, shape in sorted(shapes.items())
     }
+    if kind:
+        for name in tensors:
+            if "self_attn" in name:
+                tensors[name] = quantized(tensors[name], kind)
     return LanguageModel(mixtral.MODEL, config, MemoryCheckpoint(MIXTRAL, tensors))
+
+
+def quantized(values, kind):
+    """A matrix in blocks of 32, or in float8."""
+    if kind == "float8_e4m3":
+        codes = np.asarray(values, jnp.float8_e4m3fn).view(np.uint8)
+        return HostArray(codes, kind, values.shape)
+    if kind != "q4_0":
+        return encode(values, kind)
+    blocks = values.reshape(-1, 32)
+    scales = (np.abs(blocks).max(1, keepdims=True) / 7).astype(np.float16)
+    codes = (np.round(blocks / scales.astype(np.float32)).clip(-8, 7) + 8).astype("u1")
+    halves = codes[:, :16] | codes[:, 16:] << 4
+    data = np.concatenate([scales.view(np.uint8), halves], 1)
+    return HostArray(data.reshape(len(values), -1), kind, values.shape)
+
+
+def stored_as(kind, **sizes):
+    """A Llama whose eight parts of each matrix are whole blocks."""
+    sizes = {"hidden": 64, "head_dim": 32, "inner": 256, "layers": 1, **sizes}
+    config, tensors = tiny_llama(np.random.default_rng(11), **sizes)
+    files = {
+        name: quantized(data, kind) if "_proj.weight" in name else data
+        for name, data in tensors.items()
+    }
+    return of(config, files)
 
 
 MODELS = {
@@ -118,6 +160,71 @@ def int8_cache(mesh):
     return [float(np.abs(x - y).max()) for x, y in ((many, one), (one, exact))]
 
 
+@contextmanager
+def packing(wrong=False):
+    """The TPU's products with packed weights, on virtual devices.
+
+    wrong: whether every rank has the part of the first one.
+    """
+    own, right = TpuBackend.kernels, MeshBackend.packed
+
+    def packed(self, pack):
+        return right(self, lambda rank, one: pack(0 if wrong else rank, one))
+
+    def kernels(self):
+        return (*own(self), *linear.kernels(interpret=True))
+
+    with (
+        patch.object(TpuBackend, "kernels", kernels),
+        patch.object(MeshBackend, "packed", packed),
+    ):
+        yield
+
+
+def packed(kind, mesh, model="llama"):
+    """A mesh with packed weights, one device with them, and a mesh without."""
+    sizes = {"kv_heads": 2, "bias": True} if "data" in mesh else {}
+    language = mixture(kind) if model == "moe" else stored_as(kind, **sizes)
+    with packing():
+        runners = {"mesh": runner(language, mesh), "one": runner(language, "tensor=1")}
+    runners["plain"] = runner(language, mesh)
+    exact = ReferenceBackend(Device("reference:0"), dtype="float64")
+    limits = runners["mesh"].limits
+    alone = local_runner(
+        exact, language.model, language.checkpoint, limits, dtype="float64"
+    )
+    wanted = logits(alone)[0]
+    errors = [np.abs(logits(each)[0] - wanted).max() for each in runners.values()]
+    for each in (alone, *runners.values()):
+        each.reset()
+    return {
+        "alone": texts(alone, limits),
+        "texts": {name: texts(each, limits) for name, each in runners.items()},
+        "error": float(max(errors)),
+        "packed": {name: packed_groups(each) for name, each in runners.items()},
+        "bytes": {name: layer_bytes(each) for name, each in runners.items()},
+        "tensors": len(validate_weights(runners["mesh"])),
+    }
+
+
+def packed_fault(kind, mesh):
+    """Error of the logits where every rank has the part of the first one."""
+    language = stored_as(kind)
+    with packing(wrong=True):
+        wrong = runner(language, mesh)
+    return float(np.abs(logits(wrong)[0] - logits(runner(language, mesh))[0]).max())
+
+
+def packed_groups(one):
+    return sum(plan.layout == "packed" for plan in leaves(one.loaded.groups))
+
+
+def layer_bytes(one):
+    """Bytes of the layers' weights on the first device."""
+    arrays = jax.tree.leaves(one.loaded.weights.layers)
+    return sum(array.addressable_shards[0].data.nbytes for array in arrays)
+
+
 def engine(mesh, speculation, steps):
     """The default model in an engine, more requests than run at once; the oracle's."""
     draft = None if speculation == "none" else speculation
@@ -152,6 +259,8 @@ def refusal(model, mesh):
 CASES = {
     "traffic": traffic,
     "int8_cache": int8_cache,
+    "packed": packed,
+    "packed_fault": packed_fault,
     "engine": engine,
     "refusal": refusal,
 }

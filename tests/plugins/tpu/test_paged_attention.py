@@ -32,6 +32,10 @@ DECODE = {"cached": [5, 300], "counts": [1, 1]}
 PROMPT = {"cached": [9, 30], "counts": [1, 83]}
 
 
+FEW = [0, 1]
+MORE = [pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 6)]
+
+
 def make_case(seed, dim, rows, **attrs):
     rng = np.random.default_rng(seed)
     step, blocks = random_step(rng, **rows, block_size=PAGE, pad_rows=1, pad_tokens=2)
@@ -147,8 +151,8 @@ def test_sizes_of_the_table_do_not_change_results(monkeypatch, rows):
     assert set(asked) == {(paged_attention.NAME, name)}
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.full
+@pytest.mark.parametrize("seed", FEW + MORE)
 def test_several_seeds(monkeypatch, seed):
     small_blocks(monkeypatch)
     rng = np.random.default_rng(seed)

@@ -18,7 +18,7 @@ from inl_jax.pallas import experts, rows
 from op_cases import Target
 from tpu_simulator import races, simulated
 
-SEEDS = [0, pytest.param(1, marks=pytest.mark.long)]
+SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in (1, 2))]
 
 
 def check(backend, name, dtype, args, attrs, seed):

@@ -72,10 +72,11 @@ def test_a_wrong_sharding_is_named():
 
 @pytest.mark.full
 def test_models_equal_one_device():
-    """Eight heads over eight devices; three axes; steps repeated on the device."""
+    """Eight heads over eight devices; experts over 2x4 and 2x2x2; repeated steps."""
     cases = {
         "traffic llama tensor=8 8": 15,
         "traffic moe data=2,tensor=2,expert=2 1": 15,
+        "traffic moe tensor=2,expert=4 8": 15,
     }
     refusals = {
         "refusal llama tensor=3": "q_proj.weight: axis 0: found 64 entries",
@@ -92,22 +93,62 @@ def test_models_equal_one_device():
         assert sentence in found[case]
 
 
+def check_packed(facts, groups):
+    """Texts of a mesh, one device and dequantized weights equal those of float64."""
+    for name, texts in facts["texts"].items():
+        assert texts == facts["alone"], name
+    assert sum(map(len, facts["alone"].values())) > 30
+    assert 0 < facts["error"] < 1e-4
+    assert facts["packed"] == {"mesh": groups, "one": groups, "plain": 0}
+    assert facts["bytes"]["mesh"] < facts["bytes"]["plain"]
+    assert facts["bytes"]["mesh"] < facts["bytes"]["one"]
+    assert facts["tensors"] > 10
+
+
+@pytest.mark.full
+def test_packed_weights_stay_packed_on_a_mesh():
+    """One of 8 bits; one of 4 bits with biases, two key-value heads, divided blocks."""
+    cases = ["packed q8_0 tensor=8", "packed q4_1 tensor=2,data=2"]
+    fault = "packed_fault q8_0 tensor=8"
+    found = run(*cases, fault)
+    for case in cases:
+        check_packed(found[case], groups=3)
+    assert found[fault] > 0.1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("case", "groups"),
+    [
+        ("q4_0 tensor=4", 3),
+        ("float8_e4m3 tensor=8", 3),
+        # Two ranks split a block of 32 inputs: that matrix is not of 8 bits.
+        ("q8_0 tensor=2,expert=4 moe", 4),
+    ],
+)
+def test_more_packed_weights_on_meshes(case, groups):
+    (facts,) = run(f"packed {case}").values()
+    check_packed(facts, groups)
+
+
 @pytest.mark.long
 def test_more_meshes_equal_one_device():
-    """Copied key-value heads, biases of one device, divided blocks; experts 2x4."""
+    """Copied key-value heads, biases of one device, divided blocks."""
     cases = {
         "traffic 2-kv-heads data=2,tensor=4 1": 15,
         "traffic biases tensor=8 1": 12,
         "traffic llama data=4 8": 0,
-        "traffic moe tensor=2,expert=4 8": 15,
     }
     found = run(*cases)
     for case, divided in cases.items():
         check_traffic(found[case], divided)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("case", ["tensor=3 ngram 1", "tensor=3 none 4"])
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "case",
+    ["tensor=3 none 4", pytest.param("tensor=3 ngram 1", marks=pytest.mark.long)],
+)
 def test_the_default_model_over_three_devices(case):
     """Nine heads and three key-value heads; three requests, two at a time."""
     (facts,) = run(f"engine {case}").values()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import contextmanager
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,8 @@ from inl.spec.limits import Limits
 from inl.spec.step import Bucket
 from inl.testing.tiny import MemoryCheckpoint, local_runner, tiny_llama
 from inl.testing.traffic import Traffic, play
-from inl_jax.programs import jitted
+from inl_jax import xla
+from inl_jax.programs import Compiler, jitted
 
 LAYERS, BLOCK = 2, 4
 # With a prime number of blocks, no other array has the shape of a cache.
@@ -30,6 +32,9 @@ LIMITS = Limits(
     vocab=96,
     sampler="greedy",
 )
+ADMISSIONS = 2
+"""Programs that write and clear slots."""
+
 COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
@@ -137,13 +142,38 @@ def test_no_program_converts_a_cache_of_bfloat16(tpu_backend, files, bucket):
     assert not re.findall(rf"= (?:f32|bf16)\[{shape}\]", text)
 
 
-@pytest.mark.parametrize("bucket", BUCKETS)
-def test_every_product_has_float32_precision(runner, bucket):
-    products = re.findall(
-        r"stablehlo\.dot_general.*", lowered(runner, bucket).as_text()
+def products(runner, bucket, platform="cpu"):
+    """Products of a program as XLA is given it, and those of float32 precision."""
+    body = runner.executor._body(
+        "repeat" if bucket.repeat > 1 else "advance", bucket, None
     )
-    assert len(products) == LAYERS * 9 + 1
-    assert all("precision = [HIGHEST, HIGHEST]" in line for line in products)
+    traced = jitted(body, (2,)).trace(*arguments(runner, bucket))
+    text = traced.lower(lowering_platforms=(platform,)).as_text()
+    found = re.findall(r"stablehlo\.dot_general.*", text)
+    return found, [line for line in found if "precision = [HIGHEST, HIGHEST]" in line]
+
+
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+@pytest.mark.parametrize("bucket", BUCKETS)
+def test_every_product_has_float32_precision(runner, bucket, platform):
+    found, precise = products(runner, bucket, platform)
+    assert len(found) == LAYERS * 9 + 1
+    assert precise == found
+
+
+def test_a_product_of_default_precision_is_found(tpu_backend, files, monkeypatch):
+    def wrong(x, w):
+        return jnp.einsum("tk,nk->tn", x, w.weight)
+
+    kernels = (
+        replace(each, run=wrong) if each.op == "linear" else each
+        for each in xla.KERNELS
+    )
+    monkeypatch.setattr(xla, "KERNELS", tuple(kernels))
+    runner = local_runner(tpu_backend, MODEL, files, LIMITS)
+    found, precise = products(runner, BUCKETS[0], "tpu")
+    assert len(found) == LAYERS * 9 + 1
+    assert len(precise) == LAYERS * 2, "those of attention"
 
 
 def test_the_state_stays_in_place(runner):
@@ -163,9 +193,11 @@ def test_tokens_equal_the_float64_reference_and_each_bucket_is_compiled_once(
         return Traffic(np.random.default_rng(4), limits, sampler="greedy").frames(60)
 
     runner = local_runner(tpu_backend, MODEL, files, LIMITS)
-    warm = []
-    runner.executor.warm_up(lambda done, total: warm.append((done, total)))
+    warm, buckets = [], runner.limits.buckets
+    with compilations() as seen:
+        runner.executor.warm_up(lambda done, total: warm.append((done, total)))
     assert warm == [(count, 4) for count in (1, 2, 3, 4)]
+    assert len(seen) <= len(buckets) + ADMISSIONS
     with compilations() as seen:
         texts = play(runner, traffic(runner.limits))
     assert seen == []
@@ -174,6 +206,27 @@ def test_tokens_equal_the_float64_reference_and_each_bucket_is_compiled_once(
     # The frames are those of the compiled sizes.
     assert sum(map(len, texts.values())) > 100
     assert texts == play(exact, traffic(runner.limits))
+
+
+def test_programs_without_a_warm_up_are_compiled_once(tpu_backend, files):
+    """No more than the buckets of the steps, and admissions."""
+    runner = local_runner(tpu_backend, MODEL, files, LIMITS)
+    frames = Traffic(np.random.default_rng(4), runner.limits, sampler="greedy")
+    with compilations() as seen:
+        play(runner, frames.frames(60))
+    assert 1 < len(seen) <= len(runner.limits.buckets) + ADMISSIONS
+
+
+def test_programs_that_are_compiled_again_are_found(tpu_backend, files, monkeypatch):
+    def step(self, function, bucket, consumes):
+        return lambda *args: self._compiled(function, consumes, args)(*args)
+
+    monkeypatch.setattr(Compiler, "step", step)
+    runner = local_runner(tpu_backend, MODEL, files, LIMITS)
+    frames = Traffic(np.random.default_rng(4), runner.limits, sampler="greedy")
+    with compilations() as seen:
+        play(runner, frames.frames(12))
+    assert len(seen) > len(runner.limits.buckets) + ADMISSIONS
 
 
 def test_programs_are_compiled_before_their_first_call(tpu_backend, files):

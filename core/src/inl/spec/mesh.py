@@ -81,6 +81,10 @@ class Mesh(NamedTuple):
     first device along the tensor axis has its values, and the others have zeros."""
     processes: int
     """Processes that run the same program, each on its devices of the mesh."""
+    packed: Callable[[Callable[[int, Any], Any]], Any]
+    """Takes a function that packs the weights of one rank along the tensor axis, which
+    is called with the rank and a backend of one of its devices; returns the packed
+    weights of all devices."""
     least: Callable[[Any], Any]
     """Takes an int32 array of this process and returns the minimum of each element over
     all processes, which make the same call."""

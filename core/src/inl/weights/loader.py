@@ -21,6 +21,7 @@ from inl.weights.plan import WeightPlan
 from inl.weights.quant import BLOCKS, convert, decoder, dequantize, packed_bytes
 from inl.weights.sources import read_pieces, stored_tensors
 from inl.weights.unread import UnreadArray
+from inl.weights.wrapped import CachedCheckpoint
 
 if TYPE_CHECKING:
     from inl.backend.base import Backend
@@ -65,16 +66,28 @@ def load_weights(
     shared: dict[Param, Any] = {}
     mesh = mesh_of(backend)
 
+    def read(
+        planned: WeightPlan, rank: int = rank, source: Checkpoint = checkpoint
+    ) -> dict[str, HostArray | None]:
+        return {
+            name: read_shard(source, planned, param, rank, dtype, check=check)
+            for name, param in planned.group.params.items()
+        }
+
     def load(number: int, planned: WeightPlan) -> Any:
-        group: dict[str, HostArray | None] = {}
-        # A mesh divides the whole tensor.
-        read = planned.whole if mesh else planned
-        for name, param in planned.group.params.items():
-            group[name] = read_shard(checkpoint, read, param, rank, dtype, check=check)
+        pack = planned.kernel.pack if planned.kernel else None
         try:
-            if planned.kernel and planned.kernel.pack:
-                result = planned.kernel.pack(group, backend, dtype)
+            if pack and mesh:
+                # Each rank's part is padded by itself.
+                once = CachedCheckpoint(checkpoint)
+                result = mesh.packed(
+                    lambda rank, one: pack(read(planned, rank, once), one, dtype)
+                )
+            elif pack:
+                result = pack(read(planned), backend, dtype)
             else:
+                # A mesh divides the whole tensor.
+                group = read(planned.whole if mesh else planned)
                 result = _plain(planned, group, backend, dtype, shared)
         except OutOfMemory as error:
             name = next(iter(planned.group.params.values())).source

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, final
 
 from inl.weights.checkpoint import Checkpoint
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from inl.backend.weight_cache import FileIdentity
+    from inl.dtypes import HostArray
     from inl.text.template import ChatTemplate
     from inl.text.tokenizer import Tokenizer
 
@@ -49,3 +50,23 @@ class WrappedCheckpoint(Checkpoint):
 
     def close(self) -> None:
         self._inner.close()
+
+
+@final
+class CachedCheckpoint(WrappedCheckpoint):
+    """Keeps the tensors it has read, for several ranks that take parts of them."""
+
+    def __init__(self, inner: Checkpoint) -> None:
+        super().__init__(inner)
+        self._read: dict[str, HostArray] = {}
+
+    def names(self) -> list[str]:
+        return self._inner.names()
+
+    def spec(self, name: str) -> tuple[str, tuple[int, ...]]:
+        return self._inner.spec(name)
+
+    def tensor(self, name: str) -> HostArray:
+        if name not in self._read:
+            self._read[name] = self._inner.tensor(name)
+        return self._read[name]

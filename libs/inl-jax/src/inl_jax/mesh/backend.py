@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar, cast, final
@@ -33,7 +34,6 @@ from inl_jax.mesh.places import first_of, partial_axes
 from inl_jax.pages import paged_state
 from inl_jax.programs import Compiler
 from inl_jax.tensors import from_host, jax_dtype
-from inl_jax.xla.kernel import TECHNOLOGY
 
 C = TypeVar("C")
 
@@ -71,6 +71,38 @@ class MeshBackend(JaxBackend):
         size = data.data.nbytes
         return self._allocate(lambda: from_host(data, sharding), size, "tensor")
 
+    def packed(self, pack: Callable[[int, JaxBackend], Any]) -> Any:
+        """Pack the weights of each rank, see :class:`~inl.spec.mesh.Mesh`.
+
+        Arrays of ranks follow each other along axis 0, which the tensor axis divides.
+        Only ranks that have a device of this process are packed.
+        """
+        own = jax.process_index()
+        places = {
+            rank: [x for x in self.mesh.devices[:, rank].flat if x.process_index == own]
+            for rank in range(self.sizes.tensor)
+        }
+        places = {rank: devices for rank, devices in places.items() if devices}
+
+        def packed_by(rank: int) -> Any:
+            one = copy(self._single)
+            one.place = places[rank][0]
+            return pack(rank, one)
+
+        def joined(*parts: jax.Array) -> jax.Array:
+            first, sharding = parts[0], NamedSharding(self.mesh, PartitionSpec(TENSOR))
+            shape = (self.sizes.tensor * len(first), *first.shape[1:])
+            copies = [
+                jax.device_put(part, device)
+                for part, devices in zip(parts, places.values(), strict=True)
+                for device in devices
+            ]
+            return jax.make_array_from_single_device_arrays(shape, sharding, copies)
+
+        trees = [packed_by(rank) for rank in places]
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves(trees[0]))
+        return self._allocate(lambda: jax.tree.map(joined, *trees), size, "tensor")
+
     def state(self, spec: StateSpec, *, limits: Limits) -> State:
         whole = tuple(
             item._replace(kv_heads=item.kv_heads * self.sizes.tensor)
@@ -100,23 +132,28 @@ class MeshBackend(JaxBackend):
         return min(found, key=lambda memory: memory.free)
 
     def kernels(self) -> Iterable[Kernel]:
-        kernels = [each for each in self._single.kernels() if each.pack is None]
-        own: tuple[Kernel, ...] = ()
-        if self.sizes.data > 1:
-            kernels = [each for each in kernels if each.name == TECHNOLOGY]
-            own += caches.KERNELS
-        if self.sizes.expert > 1:
-            own += experts.KERNELS
-        replaced = {each.op for each in own}
-        kernels = [each for each in kernels if each.op not in replaced]
-        return over_ranks((*kernels, *own), MeshCollectives(self.sizes))
+        return over_mesh(self._single.kernels(), self.sizes)
 
     def offers(self, kind: type[C]) -> C | None:
         if kind is Mesh:
-            return cast("C", Mesh(self.sizes, self.divided, jax.process_count(), least))
+            count = jax.process_count()
+            mesh = Mesh(self.sizes, self.divided, count, self.packed, least)
+            return cast("C", mesh)
         if kind is WeightUpdates:
             return None
         return super().offers(kind)
+
+
+def over_mesh(kernels: Iterable[Kernel], sizes: MeshSizes) -> Iterable[Kernel]:
+    """Adapt the kernels of one device to a mesh."""
+    own: tuple[Kernel, ...] = ()
+    if sizes.data > 1:
+        own += caches.KERNELS
+    if sizes.expert > 1:
+        own += experts.KERNELS
+    replaced = {each.op for each in own}
+    others = (each for each in kernels if each.op not in replaced)
+    return over_ranks((*others, *own), MeshCollectives(sizes))
 
 
 def least(sizes: Any) -> Any:

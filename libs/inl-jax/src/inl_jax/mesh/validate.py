@@ -9,6 +9,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from inl.errors import DeviceError
+from inl.spec.mesh import TENSOR
 from inl.weights.plan import WeightPlan
 from inl_jax.mesh.places import partial_axes
 
@@ -83,7 +84,7 @@ def validate_weights(runner: Any) -> tuple[TensorSharding, ...]:
     each tensor by its name in the checkpoint. Raises as :func:`validate_sharding`.
     """
     loaded, place = runner.loaded, runner.executor.backend.place
-    arrays: dict[str, jax.Array] = {}
+    arrays: dict[str, Any] = {}
     specs: dict[str, PartitionSpec] = {}
 
     def add(plan: WeightPlan, group: Any) -> None:
@@ -91,9 +92,11 @@ def validate_weights(runner: Any) -> tuple[TensorSharding, ...]:
             array, axes = getattr(group, name), plan.axes(param)
             if array is not None:
                 key = f"{plan.group.op} {param.source}"
-                specs[key] = PartitionSpec(
-                    *(partial_axes(axes) if param.partial else axes)
-                )
+                if plan.kernel and plan.kernel.pack:
+                    axes = (TENSOR,)
+                elif param.partial:
+                    axes = partial_axes(axes)
+                specs[key] = PartitionSpec(*axes)
                 arrays[key] = array
 
     jax.tree.map(add, loaded.groups, loaded.weights)

@@ -12,6 +12,7 @@ def kernels() -> Iterable[Kernel]:
     from inl_jax.pallas import (
         dense,
         experts,
+        gated,
         linear,
         paged_attention,
         rope,
@@ -23,6 +24,7 @@ def kernels() -> Iterable[Kernel]:
     yield paged_attention.kernel()
     yield from linear.kernels()
     yield dense.kernel()
+    yield gated.kernel()
     yield rope.kernel()
     yield from experts.kernels()
     yield from rows.kernels()

@@ -17,7 +17,15 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from inl_jax.pallas import block_sizes
-from inl_jax.pallas.packed import CODE8, CODE8_SCALE, GROUP, LANES, WHOLE, Packed
+from inl_jax.pallas.packed import (
+    CODE8,
+    CODE8_SCALE,
+    CODES4,
+    GROUP,
+    LANES,
+    WHOLE,
+    Packed,
+)
 from inl_jax.tensors import Array
 
 CHUNK = 1024
@@ -86,14 +94,16 @@ def shape_of(rows: int, inputs: int, outputs: int, dtype: Any, offsets: bool) ->
     """Name a shape in the table of block sizes; dtype: that of the codes."""
     kind = "few" if rows <= FEW_ROWS else "many" if rows >= MANY_ROWS else "some"
     more = " with offsets" if offsets else ""
-    return f"{kind} rows, {inputs} to {outputs}, {jnp.dtype(dtype)}{more}"
+    name = "int4" if jnp.dtype(dtype) == CODES4 else jnp.dtype(dtype).name
+    return f"{kind} rows, {inputs} to {outputs}, {name}{more}"
 
 
 def matmul(
     x: Array, w: Packed, bias: Array | None = None, *, interpret: Any = False
 ) -> Array:
     """Multiply ``x`` [T, K] by a packed matrix [N, K] transposed; returns [T, N]."""
-    inputs, outputs = w.codes.shape
+    per_row, outputs = w.per_row, w.codes.shape[1]
+    inputs = per_row * w.codes.shape[0]
     name = shape_of(len(x), inputs, outputs, w.codes.dtype, w.offsets is not None)
     if w.codes.dtype == CODE8 and reads_float8():
         w = w._replace(codes=jax.lax.bitcast_convert_type(w.codes, jnp.float8_e4m3fn))
@@ -101,7 +111,7 @@ def matmul(
     most = block_sizes.searched(NAME, name)
     size = blocks_of(tokens, inputs, outputs, most)
     x = jnp.pad(x, ((0, -tokens % size.rows), (0, inputs - x.shape[1])))
-    wide = (size.inputs, size.outputs)
+    wide = (size.inputs // per_row, size.outputs)
     scale = pl.BlockSpec((size.inputs // GROUP, size.outputs), lambda n, k, _: (k, n))
     operands: list[tuple[Any, Any]] = [
         (x, pl.BlockSpec((size.rows, size.inputs), lambda _, k, m: (m, k))),
@@ -118,8 +128,8 @@ def matmul(
     summed = len(x) if size.parts > 1 else size.rows
     scratch = [pltpu.VMEM((summed, size.outputs), jnp.float32)]
     if size.buffered:
-        scratch.append(pltpu.VMEM(wide, x.dtype))
-    pairs = w.codes.dtype == jnp.int4 and x.dtype == jnp.bfloat16
+        scratch.append(pltpu.VMEM((size.inputs, size.outputs), x.dtype))
+    pairs = w.codes.dtype == CODES4 and x.dtype == jnp.bfloat16
     if pairs:
         groups = (min(CHUNK, size.inputs) // GROUP, size.outputs)
         given_scales = [each for each in (w.scales, w.offsets) if each is not None]
@@ -208,11 +218,21 @@ def over_chunks(inputs: int, chunk: Any) -> None:
         chunk(whole * CHUNK, inputs % CHUNK)
 
 
+def rows_of(codes: Any, start: Any, count: int) -> Any:
+    """Return the codes of ``count`` inputs from ``start``."""
+    if codes.dtype != CODES4:
+        return codes[pl.ds(start, count), :]
+    first = start // 2
+    if not isinstance(start, int):
+        first = pl.multiple_of(first, CHUNK // 2)
+    return pltpu.bitcast(codes[pl.ds(first, count // 2), :], jnp.int4)
+
+
 def converted(
     codes: Any, scales: Any, offsets: Any, start: Any, count: int, dtype: Any
 ) -> Any:
     """Return ``count`` inputs of a block from ``start`` in the compute dtype."""
-    values = codes[pl.ds(start, count), :]
+    values = rows_of(codes, start, count)
     if scales is None:
         return values.astype(dtype)
     outputs = values.shape[1]
@@ -257,7 +277,7 @@ def scaled_in_pairs(
             tiles.append(jnp.broadcast_to(row, (GROUP // 2, row.shape[1])))
         return pltpu.bitcast(jnp.concatenate(tiles, axis=1), jnp.bfloat16)
 
-    values = codes[pl.ds(start, count), :].astype(jnp.bfloat16)
+    values = rows_of(codes, start, count).astype(jnp.bfloat16)
     parts = []
     for group in range(size):
         part = values[group * GROUP : (group + 1) * GROUP]

@@ -46,16 +46,27 @@ TPUs before TPU7x convert in one instruction, while they emulate float8 e4m3."""
 CODE8_SCALE: Final = 16.0
 
 
+CODES4: Final = jnp.uint8
+"""Dtype of pairs of 4-bit codes: the inputs 2 i in the low halves, 2 i + 1 in the high
+ones, which is how int4 fills a register. Arrays of int4 are no arguments of programs
+compiled ahead of time: JAX 0.10 finds their layout wrong on CPUs."""
+
+
 class Packed(NamedTuple):
     """A matrix: ``value = scale * code + offset``."""
 
     codes: Array
-    """[K', N] int8, int4, :data:`CODE8` or the compute dtype; K' is K padded with
-    zeros."""
+    """[K', N] int8, :data:`CODE8` or the compute dtype, [K' / 2, N] :data:`CODES4`; K'
+    is K padded with zeros."""
     scales: Array | None = None
     """[K' / 32, N] int16: the bits of float16."""
     offsets: Array | None = None
     """[K' / 32, N] int16: the bits of float16. Codes of 4 bits are stored minus 8."""
+
+    @property
+    def per_row(self) -> int:
+        """Inputs per row of the codes."""
+        return 2 if self.codes.dtype == CODES4 else 1
 
 
 class PackedLinear(NamedTuple):
@@ -163,12 +174,12 @@ def pack_matrix(array: HostArray, backend: Any, dtype: str) -> Packed:
         plain = backend.tensor(to_dtype(array, dtype)).T
         return Packed(jnp.pad(plain, ((0, size - inputs), (0, 0))))
     codes, *scales = split_blocks(array)
-    four = codes.dtype == np.uint8
-    if four:
-        codes = unpack_nibbles(codes).astype(np.int8) - np.int8(8)
-    stored = upload(codes, size)
-    if four:
-        stored = stored.astype(jnp.int4)
+    if codes.dtype == np.uint8:
+        # Two's complement of a code minus 8.
+        four = unpack_nibbles(codes).reshape(array.shape[0], -1) ^ np.uint8(8)
+        stored = upload(four[:, ::2] | four[:, 1::2] << 4, size // 2)
+    else:
+        stored = upload(codes, size)
     bits = (
         None
         if scale is None
