@@ -208,6 +208,36 @@ def test_an_internal_error_reaches_every_task(hashed, monkeypatch, caplog, drain
     assert is_drained_later(engine, drained)
 
 
+def test_what_another_thread_cancels_is_drained(hashed, monkeypatch, caplog, drained):
+    engine = hashed()
+    dispatcher, loop = engine._dispatcher, engine._dispatcher.step_loop
+    cancel, cancel_request = loop._cancel, engine.core.cancel
+    cancelling, others = threading.Event(), []
+
+    def cancel_elsewhere(handles):
+        others.append(threading.Thread(target=dispatcher.cancel, args=(handles,)))
+        others[0].start()
+        assert cancelling.wait(300)
+        cancel(handles)
+
+    def cancel_late(*request):
+        cancelling.set()
+        # Until the background thread waits for this one, or takes no more work.
+        until(lambda: dispatcher.lock.waiters or loop._thread is None)
+        return cancel_request(*request)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(engine.core, "step", lambda: 1 / 0)
+        broken.setattr(engine.core, "cancel", cancel_late)
+        broken.setattr(loop, "_cancel", cancel_elsewhere)
+        with pytest.raises(RunnerError, match="division by zero"):
+            asyncio.run(engine.agenerate([1]))
+        others[0].join(300)
+        join_background_thread()
+    assert "a step after its last request failed" in caplog.text
+    assert is_drained_later(engine, drained)
+
+
 @pytest.mark.parametrize(
     ("prompt", "options", "error"),
     [

@@ -46,7 +46,10 @@ class RequestDispatcher:
 
     def _has_remains(self) -> bool:
         """Whether the core has work, but no requests."""
-        return self._core.has_work and not self._core.scheduler.live
+        # With the lock: a thread that is cancelling leaves work, but does not step.
+        return self.lock.run(
+            lambda: self._core.has_work and not self._core.scheduler.live
+        )
 
     def submit(self, handle: RequestHandle) -> None:
         """Queue a request, unless it is queued or cancelled already.
