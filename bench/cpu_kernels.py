@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from inl.weights.gguf_fallback import codebook
 from inl.weights.quant import BLOCKS
 from inl_cpu.abi import (
     DATA,
@@ -116,9 +117,11 @@ class Bench:
         elements, nbytes = BLOCKS[kind]
         rng = np.random.default_rng(0)
         source = rng.integers(0, 64, (rows, columns // elements * nbytes), np.uint8)
+        book = codebook(kind)
+        third = () if book is None else (book.ctypes.data,)
         for index, one in enumerate(structs):
             one.data = memory.ctypes.data + -memory.ctypes.data % 64 + index * size
-            pointers = source.ctypes.data, ctypes.addressof(one)
+            pointers = source.ctypes.data, ctypes.addressof(one), *third
             pack = instruction(Opcode.PACK, (rows, columns, 0, KINDS[kind]), pointers)
             self.run(Program("pack", pack, (), 0, 1))
         return structs, memory, size

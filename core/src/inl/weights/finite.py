@@ -37,6 +37,12 @@ HALVES: Final = {
     "iq4_xs": (0,),
     "tq1_0": (52,),
     "tq2_0": (64,),
+    "iq1_s": (0,),
+    "iq2_xxs": (0,),
+    "iq2_xs": (0,),
+    "iq2_s": (0,),
+    "iq3_xxs": (0,),
+    "iq3_s": (0,),
 }
 """Bytes at which a block of a quantized dtype has a float16 scale or offset. With
 finite ones all its elements are finite."""

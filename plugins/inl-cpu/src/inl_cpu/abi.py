@@ -64,7 +64,8 @@ class Flag(IntFlag):
 class Format(IntEnum):
     """Number format of a matrix: plain numbers, or codes and how many bits they have.
 
-    N4 and M4 are 4-bit indices of the tables of iq4_nl and of mxfp4.
+    N4 and M4 are 4-bit indices of the tables of iq4_nl and of mxfp4; IQ1 and IQ2, of
+    3 bits, and IQ3, of 4 bits, of those of the GGUF kinds that have a codebook.
     """
 
     F32 = 0
@@ -77,6 +78,10 @@ class Format(IntEnum):
     U8 = 7
     N4 = 8
     M4 = 9
+    IQ1 = 10
+    IQ2 = 11
+    IQ3_XXS = 12
+    IQ3_S = 13
 
 
 class Scale(IntEnum):
@@ -87,6 +92,8 @@ class Scale(IntEnum):
     NIBBLE = 2
     EXPONENT = 3
     SIX = 4
+    WIDE = 5
+    EIGHTHS = 6
 
 
 KINDS: Final = {
@@ -106,6 +113,15 @@ KINDS: Final = {
     "iq4_nl": 13,
     "iq4_xs": 14,
     "mxfp4": 15,
+    "tq1_0": 16,
+    "tq2_0": 17,
+    "iq1_s": 18,
+    "iq1_m": 19,
+    "iq2_xxs": 20,
+    "iq2_xs": 21,
+    "iq2_s": 22,
+    "iq3_xxs": 23,
+    "iq3_s": 24,
 }
 """Number of each checkpoint dtype that PACK reads, ``inl_kind`` in C."""
 

@@ -408,7 +408,9 @@ class Pack(Instruction[D], opcode=21, flags=Flag.INTERLEAVE):
     """Pack source rows into rows first .. of a matrix whose data is zero.
 
     kind is an ``inl_kind``, and the matrix has the format that ``inl_packing`` gives
-    for it. With INTERLEAVE row r goes to first + r / 16 * 32 + r % 16.
+    for it. With INTERLEAVE row r goes to first + r / 16 * 32 + r % 16. codebook, which
+    the kinds iq1, iq2 and iq3 require: the codes of each index, see
+    :func:`inl.weights.gguf_fallback.codebook`.
     """
 
     rows: Dim
@@ -417,6 +419,7 @@ class Pack(Instruction[D], opcode=21, flags=Flag.INTERLEAVE):
     kind: Dim
     source: ReadBytes[D]
     matrix: UpdateMatrix[D]
+    codebook: ReadBytes[D] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

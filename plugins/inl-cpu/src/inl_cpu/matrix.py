@@ -11,6 +11,7 @@ import numpy as np
 
 from inl.dtypes import SIZES, HostArray
 from inl.errors import DeviceError, OutOfMemory
+from inl.weights.gguf_fallback import codebook
 from inl.weights.quant import BLOCKS, convert
 from inl_cpu.abi import KINDS, LANES, Flag, Format, MatrixStruct
 from inl_cpu.encoding import Addressed
@@ -121,6 +122,7 @@ class Matrix(Addressed):
                     kind=KINDS[rows.dtype],
                     source=np.ascontiguousarray(rows.data),
                     matrix=self,
+                    codebook=codebook(rows.dtype),
                     flags=flags,
                 )
             )

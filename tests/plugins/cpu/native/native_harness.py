@@ -10,6 +10,7 @@ import numpy as np
 
 from inl.dtypes import EPSILON, HostArray, rounded
 from inl.spec.tolerance import FLOOR
+from inl.weights.gguf_fallback import codebook
 from inl.weights.quant import BLOCKS, dequantize
 from inl_cpu.abi import DATA, DIMS, INSTRUCTION, ISAS, KINDS, REALS, Flag, MatrixStruct
 from inl_cpu.instructions import Opcode as Op
@@ -64,7 +65,7 @@ class Native:
             instruction(
                 Op.PACK,
                 (rows, columns, first, KINDS[kind]),
-                (source, matrix),
+                (source, matrix, codebook(kind)),
                 flags=flags,
             )
         )

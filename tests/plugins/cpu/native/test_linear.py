@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from native_blocks import HALVES, random_blocks
+from native_blocks import HALVES, random_blocks, scale_bytes
 from native_harness import (
     Flag,
     Native,
@@ -95,8 +95,7 @@ def test_sums_of_the_largest_codes_do_not_overflow(native, rng, kind, fill, mode
     elements, size = BLOCKS[kind]
     blocks = source.reshape(16, 512 // elements, size)
     filled = np.full_like(blocks, fill)
-    kept = [at + byte for at in HALVES[kind] for byte in range(2)]
-    kept += [0] if kind == "mxfp4" else []
+    kept = list(scale_bytes(kind))
     filled[:, :, kept] = blocks[:, :, kept]
     source = filled.reshape(16, -1)
     matrix, weights = native.pack(kind, source), weights_of(kind, source, (16, 512))

@@ -18,7 +18,7 @@ from native_harness import (
     instruction,
 )
 
-from inl_cpu.abi import KINDS, Format, MatrixStruct
+from inl_cpu.abi import KINDS, Format, MatrixStruct, Scale
 
 X = f32(np.ones((4, 64)))
 Y = np.zeros((4, 64), np.float32)
@@ -74,7 +74,10 @@ BAD = {
     ],
     "add: does not accept flags 1": [instruction(Op.ADD, (4,), (X, X, Y), flags=1)],
     "matrix: rows and columns": [linear(matrix(rows=0)), linear(matrix(columns=-32))],
-    "matrix: accepted formats": [linear(matrix(format=10)), linear(matrix(format=-1))],
+    "matrix: accepted formats": [
+        linear(matrix(format=len(Format))),
+        linear(matrix(format=-1)),
+    ],
     "matrix: groups must have 16": [
         linear(matrix(group=0)),
         linear(matrix(group=16)),
@@ -85,12 +88,22 @@ BAD = {
         linear(matrix(columns=65)),
         linear(matrix(scale=1)),
     ],
-    "matrix: accepted scales": [linear(matrix(scale=5)), linear(matrix(scale=-1))],
+    "matrix: accepted scales": [
+        linear(matrix(scale=len(Scale))),
+        linear(matrix(scale=-1)),
+    ],
+    "matrix: IQ1 and IQ2 require scales in eighths": [
+        linear(matrix(format=Format.IQ2, zero=128, scale=Scale.BYTE, columns=256)),
+        linear(matrix(format=Format.IQ1, group=16, scale=Scale.WIDE, columns=256)),
+    ],
     "matrix: scales of 6 bits are for groups of 16": [
         linear(matrix(scale=4, columns=256)),
         linear(matrix(format=3, group=16, zero=4, scale=4, offsets=1, columns=256)),
     ],
-    "matrix: exponents have no offsets": [linear(matrix(scale=3, offsets=1))],
+    "matrix: exponents and eighths have no offsets": [
+        linear(matrix(scale=Scale.EXPONENT, offsets=1)),
+        linear(matrix(scale=Scale.EIGHTHS, offsets=1, columns=256)),
+    ],
     "matrix: zero must be": [linear(matrix(zero=16)), linear(matrix(zero=-1))],
     "matrix: zero of codes of 8 bits is 128": [
         linear(matrix(format=Format.U8, zero=8))
@@ -139,6 +152,10 @@ BAD = {
     "pack: unknown kind": [
         instruction(Op.PACK, (4, 64, 0, 99), (X, matrix())),
         instruction(Op.PACK, (4, 64, 0, KINDS["q4_k"]), (X, matrix())),
+    ],
+    "pack: the kind requires a codebook": [
+        instruction(Op.PACK, (4, 256, 0, kind), (X, matrix(columns=256)))
+        for kind in range(KINDS["iq1_s"], len(KINDS))
     ],
     "pack: the matrix has": [
         instruction(Op.PACK, (4, 64, 0, KINDS["q8_0"]), (X, matrix())),
@@ -205,7 +222,7 @@ def test_invalid_sizes(lib):
     assert lib.inl_source_bytes(KINDS["q4_k"], 512) == 288
     assert lib.inl_source_bytes(KINDS["q4_k"], 511) == -1
     assert lib.inl_source_bytes(-1, 512) == -1
-    assert lib.inl_packing(16, ctypes.byref(MatrixStruct())) == -1
+    assert lib.inl_packing(len(KINDS), ctypes.byref(MatrixStruct())) == -1
     assert lib.inl_matrix_bytes(ctypes.byref(matrix(columns=65).struct)) == -1
 
 

@@ -86,7 +86,9 @@ char *decode_quantized(const inl_matrix &m, const char *tile, char *out) {
     case INL_U5: return decode_groups<PlaneCodes<4, 1>>(m, tile, out);
     case INL_U6: return decode_groups<PlaneCodes<4, 2>>(m, tile, out);
     case INL_U8: return decode_groups<PlaneCodes<8, 0>>(m, tile, out);
-    default: return decode_groups<TableCodes>(m, tile, out);
+    case INL_IQ1:
+    case INL_IQ2: return decode_groups<TableCodes<2, 1>>(m, tile, out);
+    default: return decode_groups<TableCodes<4, 0>>(m, tile, out);
     }
 }
 

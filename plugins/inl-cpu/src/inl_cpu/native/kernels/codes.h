@@ -23,6 +23,16 @@ inline I plane_step(const char *run, int step) {
     return bit_and(moved, set_int(int32_t(MASK * 0x01010101u)));
 }
 
+/* The same of two planes, one after the other; HIGH may be 0. */
+template <int LOW, int HIGH>
+inline I plane_codes(const char *run, int step) {
+    const I low = plane_step<LOW, 0>(run, step);
+    if constexpr (HIGH == 0)
+        return low;
+    else
+        return bit_or(low, plane_step<HIGH, LOW>(run + 64 * LOW, step));
+}
+
 /* Codes in planes of LOW and HIGH bits. LARGEST is the largest code; step() returns the
  * codes of 4 columns as bytes. For codes as floats, word() returns those of WORD
  * columns from column ``at``, and number() one of them. */
@@ -33,11 +43,7 @@ struct PlaneCodes {
 
     explicit PlaneCodes(const inl_matrix &) {}
     I step(const char *run, int step) const {
-        const I low = plane_step<LOW, 0>(run, step);
-        if constexpr (HIGH == 0)
-            return low;
-        else
-            return bit_or(low, plane_step<HIGH, LOW>(run + 64 * LOW, step));
+        return plane_codes<LOW, HIGH>(run, step);
     }
     I word(const char *run, int at) const {
         return WORD == 8 ? load_ints(run + 8 * at) : step(run, at / 4);
@@ -48,7 +54,8 @@ struct PlaneCodes {
     }
 };
 
-/* Codes of 4 bits that are indices of a table. */
+/* Codes that are indices of a table, in planes of LOW and HIGH bits. */
+template <int LOW, int HIGH>
 struct TableCodes {
     static constexpr int LARGEST = 255;
     static constexpr int WORD = 4;
@@ -56,7 +63,7 @@ struct TableCodes {
 
     explicit TableCodes(const inl_matrix &m) : table(load_ints(table_of(m))) {}
     I step(const char *run, int step) const {
-        return look_up(table, plane_step<4, 0>(run, step));
+        return look_up(table, plane_codes<LOW, HIGH>(run, step));
     }
     I word(const char *run, int at) const { return step(run, at / 4); }
     static F number(const Codes &codes, I word, int k) {
@@ -86,15 +93,18 @@ struct BlockScales {
     int64_t number = 0;            /* of the run in its block */
 
     BlockScales(const inl_matrix &m, const BlockShape &shape, const char *block)
-        : kind(SCALE == ANY_SCALE ? m.scale : SCALE), has_offsets(m.offsets),
+        : kind(SCALE == ANY_SCALE ? (eighths(m) ? INL_SCALE_BYTE : m.scale) : SCALE),
+          has_offsets(m.offsets),
           scales(shape.codes), offsets(scales + shape.scales), scale(set(1.0f)),
           offset(set(0.0f)) {
         if (kind == INL_SCALE_EXPONENT) return;
         const uint16_t *halves = reinterpret_cast<const uint16_t *>(block);
         scale = load_half(halves);
         if (has_offsets) offset = load_half(halves + INL_LANES);
+        if (eighths(m)) scale = mul(scale, set(0.125f));
         if (kind == INL_SCALE_SIX) decode_sixes(block + shape.halves);
     }
+    static bool eighths(const inl_matrix &m) { return m.scale == INL_SCALE_EIGHTHS; }
     /* Bytes of four groups in a step. */
     void decode_sixes(const char *packed) {
         const I high = load_ints(packed + SIX_LOW), mask = set_int(0x0f0f0f0f);
@@ -109,7 +119,7 @@ struct BlockScales {
     }
     /* Of a group of a run. */
     F scale_of(const char *run, int group) const {
-        if (kind == INL_SCALE_HALF) return scale;
+        if (kind == INL_SCALE_HALF || kind == INL_SCALE_WIDE) return scale;
         if (kind == INL_SCALE_SIX) {
             const I code = load_bytes(sixes + (2 * number + group) * (INL_LANES / 4));
             return mul(scale, to_float(add(code, set_int(-32))));
@@ -121,7 +131,8 @@ struct BlockScales {
     }
     /* Zeros if the matrix has no offsets. */
     F offset_of(const char *run, int group) const {
-        if (kind == INL_SCALE_HALF || !has_offsets) return offset;
+        if (kind == INL_SCALE_HALF || kind == INL_SCALE_WIDE || !has_offsets)
+            return offset;
         if (kind == INL_SCALE_BYTE)
             return mul(offset, to_float(load_bytes(run + offsets + INL_LANES * group)));
         const I bytes = load_bytes(run + scales + INL_LANES * group);

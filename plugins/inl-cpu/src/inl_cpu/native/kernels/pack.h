@@ -104,6 +104,7 @@ void pack_row(args::Pack op, int64_t row, int64_t target) {
     const BlockShape shape(m);
     for (int64_t at = 0; at < m.columns; at += kind.block, source += kind.bytes) {
         Decoded decoded;
+        decoded.codebook = reinterpret_cast<const uint8_t *>(op.codebook());
         kind.decode(source, decoded);
         pack_block(m, shape, decoded, tile, lane);
         tile += shape.bytes;
@@ -132,8 +133,7 @@ int code_at(const inl_matrix &m, const char *run, int column, int lane) {
         run += 64 * bits;
         shift += bits;
     }
-    const bool table = m.format == INL_N4 || m.format == INL_M4;
-    return table ? table_of(m)[code] : code;
+    return has_table(m) ? table_of(m)[code] : code;
 }
 
 /* Rounds as the reference decoder does: one product, then one sum. */

@@ -230,7 +230,7 @@ void quantized_tile(const inl_matrix &m, const char *tile, const TileView<R> &x,
                                             : ANY_SCALE;
     switch (x.shape.mode) {
     case INL_X_INT8: /* the default mode: kernels for the common scales */
-        if (m.scale == INL_SCALE_BYTE)
+        if (m.scale == INL_SCALE_BYTE || m.scale == INL_SCALE_EIGHTHS)
             return coded_tile<Bytes, R, GROUP, INL_SCALE_BYTE>(m, tile, x, sums);
         if (m.scale == OTHER)
             return coded_tile<Bytes, R, GROUP, OTHER>(m, tile, x, sums);
@@ -238,6 +238,24 @@ void quantized_tile(const inl_matrix &m, const char *tile, const TileView<R> &x,
     case INL_X_INT16:
         return coded_tile<IntegerSums<C, R, GROUP, 2>, R, GROUP>(m, tile, x, sums);
     default: return coded_tile<ExactSums<C, R, GROUP>, R, GROUP>(m, tile, x, sums);
+    }
+}
+
+/* Of codes of 3 bits that are indices, which have scales in eighths. */
+template <int R, int GROUP>
+void eighths_tile(const inl_matrix &m, const char *tile, const TileView<R> &x,
+                  F *sums) {
+    using C = TableCodes<2, 1>;
+    constexpr int BYTE = INL_SCALE_BYTE;
+    switch (x.shape.mode) {
+    case INL_X_INT8:
+        return coded_tile<IntegerSums<C, R, GROUP, 1>, R, GROUP, BYTE>(m, tile, x,
+                                                                       sums);
+    case INL_X_INT16:
+        return coded_tile<IntegerSums<C, R, GROUP, 2>, R, GROUP, BYTE>(m, tile, x,
+                                                                       sums);
+    default:
+        return coded_tile<ExactSums<C, R, GROUP>, R, GROUP, BYTE>(m, tile, x, sums);
     }
 }
 
@@ -255,7 +273,11 @@ void any_tile(const inl_matrix &m, const char *tile, const TileView<R> &x, F *su
     case INL_U5: return quantized_tile<PlaneCodes<4, 1>, R, 32>(m, tile, x, sums);
     case INL_U6: return quantized_tile<PlaneCodes<4, 2>, R, 16>(m, tile, x, sums);
     case INL_U8: return quantized_tile<PlaneCodes<8, 0>, R, 32>(m, tile, x, sums);
-    default: return quantized_tile<TableCodes, R, 32>(m, tile, x, sums);
+    case INL_IQ1:
+    case INL_IQ2:
+        if (m.group == 16) return eighths_tile<R, 16>(m, tile, x, sums);
+        return eighths_tile<R, 32>(m, tile, x, sums);
+    default: return quantized_tile<TableCodes<4, 0>, R, 32>(m, tile, x, sums);
     }
 }
 

@@ -13,22 +13,26 @@ const char *matrix_refusal(const inl_matrix &m) {
     if (m.format == INL_F32 || m.format == INL_BF16) return nullptr;
     if (m.format < 0 || m.format >= INL_FORMATS)
         return "matrix: accepted formats are F32, BF16 and those with codes";
-    if (m.scale < INL_SCALE_HALF || m.scale > INL_SCALE_SIX)
-        return "matrix: accepted scales are HALF, BYTE, NIBBLE, EXPONENT and SIX";
+    if (m.scale < INL_SCALE_HALF || m.scale > INL_SCALE_EIGHTHS)
+        return "matrix: accepted scales are HALF, BYTE, NIBBLE, EXPONENT, SIX, WIDE and "
+               "EIGHTHS";
     const bool small = m.format == INL_U2 || m.format == INL_U3 || m.format == INL_U6;
-    if (m.group != (small ? 16 : RUN))
-        return "matrix: groups must have 16 columns for U2, U3 and U6, else 32";
+    const bool indices = m.format == INL_IQ1 || m.format == INL_IQ2;
+    if (m.group != (small ? 16 : RUN) && !(indices && m.group == 16))
+        return "matrix: groups must have 16 columns for U2, U3 and U6, 16 or 32 for IQ1 "
+               "and IQ2, else 32";
     if (m.group != RUN && (m.scale == INL_SCALE_HALF || m.scale == INL_SCALE_EXPONENT))
-        return "matrix: groups of 16 columns require scales of bytes, nibbles or 6 bits";
+        return "matrix: groups of 16 columns require scales of 256 columns";
+    if (indices && m.scale != INL_SCALE_EIGHTHS)
+        return "matrix: IQ1 and IQ2 require scales in eighths";
     if (m.columns % BlockShape(m).columns)
         return "matrix: columns must be whole blocks";
-    if (m.scale == INL_SCALE_EXPONENT && m.offsets)
-        return "matrix: exponents have no offsets";
+    if ((m.scale == INL_SCALE_EXPONENT || m.scale == INL_SCALE_EIGHTHS) && m.offsets)
+        return "matrix: exponents and eighths have no offsets";
     if (m.scale == INL_SCALE_SIX && (m.group == RUN || m.offsets))
         return "matrix: scales of 6 bits are for groups of 16 columns without offsets";
     const int bits = code_bits(m.format).all();
-    const bool table = m.format == INL_N4 || m.format == INL_M4;
-    const int32_t largest = table ? 255 : (1 << bits) - 1;
+    const int32_t largest = has_table(m) ? 255 : (1 << bits) - 1;
     if (m.zero < 0 || m.zero > largest) return "matrix: zero must be one of its codes";
     if (largest == 255 && m.zero != 128) return "matrix: zero of codes of 8 bits is 128";
     if (m.middle < 0 || m.middle > largest)
@@ -123,6 +127,8 @@ const char *pack_refusal(const args::Pack &op) {
     const int32_t kind = int32_t(op.kind());
     if (inl_source_bytes(kind, op.columns()) < 0)
         return "pack: unknown kind, or columns are not whole blocks of it";
+    if (kind >= INL_KIND_IQ1_S && op.codebook() == nullptr)
+        return "pack: the kind requires a codebook";
     inl_matrix expected = m;
     inl_packing(kind, &expected);
     const bool plain = m.format <= INL_BF16 && expected.format <= INL_BF16;

@@ -50,13 +50,15 @@ Text formats() {
     return object("formats", {NUMBER(INL_F32), NUMBER(INL_BF16), NUMBER(INL_U2),
                               NUMBER(INL_U3), NUMBER(INL_U4), NUMBER(INL_U5),
                               NUMBER(INL_U6), NUMBER(INL_U8), NUMBER(INL_N4),
-                              NUMBER(INL_M4)});
+                              NUMBER(INL_M4), NUMBER(INL_IQ1), NUMBER(INL_IQ2),
+                              NUMBER(INL_IQ3_XXS), NUMBER(INL_IQ3_S)});
 }
 
 Text scales() {
     return object("scales", {NUMBER(INL_SCALE_HALF), NUMBER(INL_SCALE_BYTE),
                              NUMBER(INL_SCALE_NIBBLE), NUMBER(INL_SCALE_EXPONENT),
-                             NUMBER(INL_SCALE_SIX)});
+                             NUMBER(INL_SCALE_SIX), NUMBER(INL_SCALE_WIDE),
+                             NUMBER(INL_SCALE_EIGHTHS)});
 }
 
 Text kinds() {
@@ -66,7 +68,12 @@ Text kinds() {
                    NUMBER(INL_KIND_Q5_1), NUMBER(INL_KIND_Q8_0), NUMBER(INL_KIND_Q2_K),
                    NUMBER(INL_KIND_Q3_K), NUMBER(INL_KIND_Q4_K), NUMBER(INL_KIND_Q5_K),
                    NUMBER(INL_KIND_Q6_K), NUMBER(INL_KIND_IQ4_NL),
-                   NUMBER(INL_KIND_IQ4_XS), NUMBER(INL_KIND_MXFP4)});
+                   NUMBER(INL_KIND_IQ4_XS), NUMBER(INL_KIND_MXFP4),
+                   NUMBER(INL_KIND_TQ1_0), NUMBER(INL_KIND_TQ2_0),
+                   NUMBER(INL_KIND_IQ1_S), NUMBER(INL_KIND_IQ1_M),
+                   NUMBER(INL_KIND_IQ2_XXS), NUMBER(INL_KIND_IQ2_XS),
+                   NUMBER(INL_KIND_IQ2_S), NUMBER(INL_KIND_IQ3_XXS),
+                   NUMBER(INL_KIND_IQ3_S)});
 }
 
 Text isas() {

@@ -40,8 +40,8 @@ typedef struct inl_instruction {
 } inl_instruction;
 
 /* Number format of a matrix. The codes of a quantized format are unsigned integers of
- * the bits that its name states; N4 and M4 are indices of a table of signed bytes, to
- * which 128 is added. A number is scale * (code - zero) + offset. */
+ * the bits that its name states; the last ones are indices of a table of signed bytes,
+ * to which 128 is added. A number is scale * (code - zero) + offset. */
 enum inl_format {
     INL_F32 = 0,  /* float32 */
     INL_BF16 = 1, /* bfloat16 */
@@ -53,7 +53,11 @@ enum inl_format {
     INL_U8 = 7,
     INL_N4 = 8, /* the table of iq4_nl and iq4_xs */
     INL_M4 = 9, /* the table of mxfp4: floats of 4 bits, doubled */
-    INL_FORMATS = 10
+    INL_IQ1 = 10, /* 3 bits: the values of iq1_s and iq1_m, eight times */
+    INL_IQ2 = 11, /* 3 bits: the magnitudes of iq2_xxs, iq2_xs and iq2_s, and a sign */
+    INL_IQ3_XXS = 12, /* 4 bits: likewise, of iq3_xxs */
+    INL_IQ3_S = 13,   /* 4 bits: likewise, of iq3_s, doubled */
+    INL_FORMATS = 14
 };
 
 /* Scales of a quantized matrix. */
@@ -63,8 +67,11 @@ enum inl_scale {
     INL_SCALE_NIBBLE = 2, /* 4 bits for each group, times a float16 for 256 columns; the
                            * offset is in the high half of the byte */
     INL_SCALE_EXPONENT = 3, /* a byte e for each 32 columns: the scale is 2^(e - 128) */
-    INL_SCALE_SIX = 4 /* 6 bits, minus 32, for each group of 16, times a float16 for 256
-                       * columns */
+    INL_SCALE_SIX = 4, /* 6 bits, minus 32, for each group of 16, times a float16 for 256
+                        * columns */
+    INL_SCALE_WIDE = 5,   /* float16 for 256 columns */
+    INL_SCALE_EIGHTHS = 6 /* int8 for each group, times an eighth of a float16 for 256
+                           * columns */
 };
 
 /* Weights [rows, columns] in tiles of 16 rows; the last tile is padded with zeros.
@@ -83,8 +90,9 @@ enum inl_scale {
  *            for scales of bytes, for each group: 16 bytes of scales; then the same of
  *            offsets, unless they share a byte with the scales.
  *
- * A plane holds b bits of each code: 4 of U4, N4 and M4, 8 of U8, 2 of U2; U3 is 2 low
- * bits followed by a plane of 1 high bit, U5 is 4 and 1, U6 is 4 and 2. The codes of 4
+ * A plane holds b bits of each code: 4 of U4, N4, M4, IQ3_XXS and IQ3_S, 8 of U8, 2 of
+ * U2; U3, IQ1 and IQ2 are 2 low bits followed by a plane of 1 high bit, U5 is 4 and 1,
+ * U6 is 4 and 2. The codes of 4
  * columns of 16 rows are bytes [16][4]; consecutive such steps are in consecutive bits
  * of one byte: with 4 bits, byte j of a row holds column j in its low half and column 4
  * + j in its high half.
@@ -119,7 +127,16 @@ enum inl_kind {
     INL_KIND_IQ4_NL = 13,
     INL_KIND_IQ4_XS = 14,
     INL_KIND_MXFP4 = 15,
-    INL_KINDS = 16
+    INL_KIND_TQ1_0 = 16,
+    INL_KIND_TQ2_0 = 17,
+    INL_KIND_IQ1_S = 18, /* this one and all below are packed with a codebook */
+    INL_KIND_IQ1_M = 19,
+    INL_KIND_IQ2_XXS = 20,
+    INL_KIND_IQ2_XS = 21,
+    INL_KIND_IQ2_S = 22,
+    INL_KIND_IQ3_XXS = 23,
+    INL_KIND_IQ3_S = 24,
+    INL_KINDS = 25
 };
 
 enum inl_isa {

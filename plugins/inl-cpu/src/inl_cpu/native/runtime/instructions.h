@@ -492,7 +492,9 @@ struct Penalize {
 /* Pack source rows into rows first .. of a matrix whose data is zero.
  *
  * kind is an ``inl_kind``, and the matrix has the format that ``inl_packing`` gives
- * for it. With INTERLEAVE row r goes to first + r / 16 * 32 + r % 16.
+ * for it. With INTERLEAVE row r goes to first + r / 16 * 32 + r % 16. codebook, which
+ * the kinds iq1, iq2 and iq3 require: the codes of each index, see
+ * :func:`inl.weights.gguf_fallback.codebook`.
  */
 struct Pack {
     const inl_instruction *raw;
@@ -504,6 +506,7 @@ struct Pack {
     int64_t kind() const { return raw->dims[3]; }
     const char *source() const { return static_cast<const char *>(raw->data[0]); }
     const inl_matrix &matrix() const { return *static_cast<const inl_matrix *>(raw->data[1]); }
+    const char *codebook() const { return static_cast<const char *>(raw->data[2]); }
 };
 
 /* Read bytes (a multiple of 64) of x and write a checksum: measures bandwidth. */
@@ -780,9 +783,9 @@ inline constexpr InstructionSpec INSTRUCTIONS[INL_OPCODES] = {
     {"penalize", 0, 0x3f, 4, 6,
      {"rows", "vocabulary", "logits_stride", "decode_rows"},
      {"logits", "slots", "params", "counts", "bias", "fed"}},
-    {"pack", 512, 0x3, 4, 2,
+    {"pack", 512, 0x3, 4, 3,
      {"rows", "columns", "first", "kind"},
-     {"source", "matrix"}},
+     {"source", "matrix", "codebook"}},
     {"read", 0, 0x3, 1, 2,
      {"bytes"},
      {"x", "y"}},

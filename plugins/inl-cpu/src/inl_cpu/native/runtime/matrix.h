@@ -7,6 +7,9 @@ namespace inl {
 
 static inline bool is_quantized(const inl_matrix &m) { return m.format >= INL_U2; }
 
+/* Whether codes are indices of a table. */
+static inline bool has_table(const inl_matrix &m) { return m.format >= INL_N4; }
+
 static inline int64_t tiles_of(const inl_matrix &m) { return ceil_div(m.rows, INL_LANES); }
 
 /* Bits of a code in its first plane, and in its second one. */
@@ -18,7 +21,9 @@ struct CodeBits {
 static constexpr CodeBits code_bits(int32_t format) {
     switch (format) {
     case INL_U2: return {2, 0};
-    case INL_U3: return {2, 1};
+    case INL_U3:
+    case INL_IQ1:
+    case INL_IQ2: return {2, 1};
     case INL_U5: return {4, 1};
     case INL_U6: return {4, 2};
     case INL_U8: return {8, 0};
@@ -48,13 +53,14 @@ struct BlockShape {
        must share no function. */
     __attribute__((always_inline)) explicit BlockShape(const inl_matrix &m) {
         const bool six = m.scale == INL_SCALE_SIX;
-        const bool two =
-            six || m.scale == INL_SCALE_BYTE || m.scale == INL_SCALE_NIBBLE;
-        columns = two ? WIDE_BLOCK : RUN;
+        const bool narrow =
+            m.scale == INL_SCALE_HALF || m.scale == INL_SCALE_EXPONENT;
+        const bool none = six || m.scale == INL_SCALE_HALF || m.scale == INL_SCALE_WIDE;
+        columns = narrow ? RUN : WIDE_BLOCK;
         halves = m.scale == INL_SCALE_EXPONENT ? 0 : (m.offsets ? 4 : 2) * INL_LANES;
         head = halves + (six ? SIX_LOW + SIX_HIGH : 0);
         codes = RUN * INL_LANES * code_bits(m.format).all() / 8;
-        scales = six || m.scale == INL_SCALE_HALF ? 0 : RUN / m.group * INL_LANES;
+        scales = none ? 0 : RUN / m.group * INL_LANES;
         offsets = m.scale == INL_SCALE_BYTE && m.offsets ? scales : 0;
         run = codes + scales + offsets;
         bytes = head + columns / RUN * run;

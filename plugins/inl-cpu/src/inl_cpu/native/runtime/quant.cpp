@@ -155,6 +155,137 @@ void mxfp4(const uint8_t *p, Decoded &d) {
     nibbles(p + 1, 16, d.codes);
 }
 
+/* Base 3: a byte holds five digits as the fraction byte / 256. */
+void ternary_digits(const uint8_t *p, int count, int digits, uint8_t *codes) {
+    uint8_t power = 1;
+    for (int digit = 0; digit < digits; digit++, power = uint8_t(power * 3))
+        for (int i = 0; i < count; i++, codes++)
+            *codes = uint8_t(uint8_t(p[i] * power) * 3 >> 8);
+}
+
+void tq1_0(const uint8_t *p, Decoded &d) {
+    d.scale = half_at(p + 52);
+    ternary_digits(p, 32, 5, d.codes);
+    ternary_digits(p + 32, 16, 5, d.codes + 160);
+    ternary_digits(p + 48, 4, 4, d.codes + 240);
+}
+
+void tq2_0(const uint8_t *p, Decoded &d) {
+    d.scale = half_at(p + 64);
+    two_bits(p, d.codes);
+}
+
+/* A codebook lists COUNT codes for each index. Bits of signs are those of the codes in
+ * order, and become the bit at PLACE. */
+template <int COUNT, int PLACE>
+void entry(const uint8_t *codebook, int index, int signs, uint8_t *codes) {
+    for (int i = 0; i < COUNT; i++)
+        codes[i] =
+            uint8_t(codebook[index * COUNT + i] | (signs >> i & 1) << PLACE);
+}
+
+/* Signs of eight codes in 7 bits: an even number of them is negative. */
+int even_signs(uint32_t bits) {
+    return int(bits | uint32_t(__builtin_parity(bits)) << 7);
+}
+
+uint32_t word_at(const uint8_t *p) {
+    return p[0] | uint32_t(p[1]) << 8 | uint32_t(p[2]) << 16 | uint32_t(p[3]) << 24;
+}
+
+/* 2 * s + 1 for scales s of 4 bits, of groups of 16. */
+void odd_nibbles(const uint8_t *p, uint8_t *scales) {
+    for (int g = 0; g < 16; g++)
+        scales[g] = uint8_t(2 * (p[g / 2] >> (g % 2 * 4) & 15) + 1);
+}
+
+void iq2_xxs(const uint8_t *p, Decoded &d) {
+    d.scale = half_at(p);
+    uint8_t *codes = d.codes;
+    for (int g = 0; g < 8; g++) {
+        const uint8_t *indices = p + 2 + 8 * g;
+        const uint32_t rest = word_at(indices + 4);
+        d.scales[g] = uint8_t(2 * (rest >> 28) + 1);
+        for (int i = 0; i < 4; i++, codes += 8)
+            entry<8, 2>(d.codebook, indices[i], even_signs(rest >> 7 * i & 127), codes);
+    }
+}
+
+void iq2_xs(const uint8_t *p, Decoded &d) {
+    d.scale = half_at(p);
+    odd_nibbles(p + 66, d.scales);
+    for (int i = 0; i < 32; i++) {
+        const uint32_t bits = half_at(p + 2 + 2 * i);
+        entry<8, 2>(d.codebook, int(bits & 511), even_signs(bits >> 9),
+                    d.codes + 8 * i);
+    }
+}
+
+void iq2_s(const uint8_t *p, Decoded &d) {
+    d.scale = half_at(p);
+    odd_nibbles(p + 74, d.scales);
+    for (int i = 0; i < 32; i++) {
+        const int high = p[66 + i / 4] >> i % 4 * 2 & 3;
+        entry<8, 2>(d.codebook, p[2 + i] | high << 8, p[34 + i], d.codes + 8 * i);
+    }
+}
+
+/* Scales are eighths of the float16, so 4 * s + 2 are the (2 * s + 1) / 4 of a group. */
+void iq3_xxs(const uint8_t *p, Decoded &d) {
+    d.scale = half_at(p);
+    uint8_t *codes = d.codes;
+    for (int g = 0; g < 8; g++) {
+        const uint8_t *indices = p + 2 + 8 * g;
+        const uint32_t rest = word_at(p + 66 + 4 * g);
+        d.scales[g] = uint8_t(4 * (rest >> 28) + 2);
+        for (int i = 0; i < 8; i++, codes += 4) {
+            const int signs = even_signs(rest >> i / 2 * 7 & 127);
+            entry<4, 3>(d.codebook, indices[i], signs >> i % 2 * 4, codes);
+        }
+    }
+}
+
+/* The table is doubled, so 4 * (2 * s + 1) eighths are the 2 * s + 1 of a group. */
+void iq3_s(const uint8_t *p, Decoded &d) {
+    d.scale = half_at(p);
+    for (int g = 0; g < 8; g++)
+        d.scales[g] = uint8_t(8 * (p[106 + g / 2] >> (g % 2 * 4) & 15) + 4);
+    for (int i = 0; i < 64; i++) {
+        const int high = p[66 + i / 8] >> i % 8 & 1;
+        entry<4, 3>(d.codebook, p[2 + i] | high << 8, p[74 + i / 2] >> i % 2 * 4,
+                    d.codes + 4 * i);
+    }
+}
+
+/* All eight codes share the sign of their eighth. */
+void iq1_entry(const uint8_t *codebook, int index, bool negative, uint8_t *codes) {
+    entry<8, 2>(codebook, index, negative ? 255 : 0, codes);
+}
+
+void iq1_s(const uint8_t *p, Decoded &d) {
+    d.scale = half_at(p);
+    for (int g = 0; g < 8; g++) {
+        const int high = half_at(p + 34 + 2 * g);
+        d.scales[g] = uint8_t(2 * (high >> 12 & 7) + 1);
+        for (int i = 0; i < 4; i++)
+            iq1_entry(d.codebook, p[2 + 4 * g + i] | (high >> 3 * i & 7) << 8,
+                      high >> 15, d.codes + 32 * g + 8 * i);
+    }
+}
+
+void iq1_m(const uint8_t *p, Decoded &d) {
+    uint32_t scale = 0;
+    for (int i = 0; i < 4; i++)
+        scale |= uint32_t(half_at(p + 48 + 2 * i) >> 12) << 4 * i;
+    d.scale = uint16_t(scale);
+    for (int g = 0; g < 16; g++)
+        d.scales[g] = uint8_t(2 * (half_at(p + 48 + g / 4 * 2) >> g % 4 * 3 & 7) + 1);
+    for (int i = 0; i < 32; i++) {
+        const int high = p[32 + i / 2] >> i % 2 * 4;
+        iq1_entry(d.codebook, p[i] | (high & 7) << 8, high & 8, d.codes + 8 * i);
+    }
+}
+
 /* Block, bytes, format, group, zero, scale, offsets, middle, decoder. */
 constexpr Kind KINDS[INL_KINDS] = {
     {1, 4, INL_F32, 0, 0, 0, 0, 0, nullptr},
@@ -173,6 +304,15 @@ constexpr Kind KINDS[INL_KINDS] = {
     {32, 18, INL_N4, 32, TABLE_ZERO, INL_SCALE_HALF, 0, TABLE_ZERO, iq4_nl},
     {256, 136, INL_N4, 32, TABLE_ZERO, INL_SCALE_BYTE, 0, TABLE_ZERO, iq4_xs},
     {32, 17, INL_M4, 32, TABLE_ZERO, INL_SCALE_EXPONENT, 0, TABLE_ZERO, mxfp4},
+    {256, 54, INL_U2, 16, 1, INL_SCALE_WIDE, 0, 1, tq1_0},
+    {256, 66, INL_U2, 16, 1, INL_SCALE_WIDE, 0, 1, tq2_0},
+    {256, 50, INL_IQ1, 32, TABLE_ZERO, INL_SCALE_EIGHTHS, 0, TABLE_ZERO, iq1_s},
+    {256, 56, INL_IQ1, 16, TABLE_ZERO, INL_SCALE_EIGHTHS, 0, TABLE_ZERO, iq1_m},
+    {256, 66, INL_IQ2, 32, TABLE_ZERO, INL_SCALE_EIGHTHS, 0, TABLE_ZERO, iq2_xxs},
+    {256, 74, INL_IQ2, 16, TABLE_ZERO, INL_SCALE_EIGHTHS, 0, TABLE_ZERO, iq2_xs},
+    {256, 82, INL_IQ2, 16, TABLE_ZERO, INL_SCALE_EIGHTHS, 0, TABLE_ZERO, iq2_s},
+    {256, 98, INL_IQ3_XXS, 32, TABLE_ZERO, INL_SCALE_EIGHTHS, 0, TABLE_ZERO, iq3_xxs},
+    {256, 110, INL_IQ3_S, 32, TABLE_ZERO, INL_SCALE_EIGHTHS, 0, TABLE_ZERO, iq3_s},
 };
 
 } // namespace
