@@ -73,7 +73,13 @@ struct Packed {
             for (size_t at = 0; at < source.size(); at++)
                 source[at] = reinterpret_cast<const uint8_t *>(plain.data())[at];
         }
-        run(0, {INL_PACK, 0, {rows, columns, 0, kind}, {source.data(), &matrix}, {}});
+        std::vector<uint8_t> codebook(2048 * 8);
+        for (uint8_t &code : codebook) code = random_bits() % 3;
+        run(0, {INL_PACK,
+                0,
+                {rows, columns, 0, kind},
+                {source.data(), &matrix, codebook.data()},
+                {}});
     }
     ~Packed() { std::free(memory); }
 };
@@ -149,6 +155,11 @@ int main() {
     linear("q4_k int16", INL_KIND_Q4_K, INL_X_INT16, 1e-5f);
     linear("q8_0 exact", INL_KIND_Q8_0, INL_X_EXACT, 1e-5f);
     linear("q8_0 int8", INL_KIND_Q8_0, INL_X_INT8, 1e-5f);
+    linear("q3_k int8", INL_KIND_Q3_K, INL_X_INT8, 1e-5f);
+    linear("tq2_0 int16", INL_KIND_TQ2_0, INL_X_INT16, 1e-5f);
+    linear("iq2_xxs int8", INL_KIND_IQ2_XXS, INL_X_INT8, 1e-5f);
+    linear("iq2_s exact", INL_KIND_IQ2_S, INL_X_EXACT, 1e-5f);
+    linear("iq3_s int8", INL_KIND_IQ3_S, INL_X_INT8, 1e-5f);
     linear("q6_k int16", INL_KIND_Q6_K, INL_X_INT16, 1e-5f);
     attention("attention", 0, 1e-5f);
     attention("attention, bfloat16", INL_KV_BF16, 1e-2f);

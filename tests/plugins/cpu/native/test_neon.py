@@ -29,7 +29,7 @@ def program(builder, tmp_path_factory):
 def test_neon_matches_scalar_kernels(program):
     done = subprocess.run([EMULATOR, str(program)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
-    assert done.stdout.count(" ok ") == len(done.stdout.splitlines()) == 14
+    assert done.stdout.count(" ok ") == len(done.stdout.splitlines()) == 19
 
 
 def test_a_processor_without_dot_products_is_detected(program):
