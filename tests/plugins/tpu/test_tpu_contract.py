@@ -54,7 +54,7 @@ def test_a_wrong_kernel_is_found():
     assert "rms_norm" in str(card["failures"])
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_every_promise_is_kept():
     assert check()["failures"] == []
 

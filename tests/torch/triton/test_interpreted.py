@@ -12,11 +12,11 @@ import pytest
 import torch
 
 HERE = Path(__file__)
-LONG = "test_packed.py"
-"""Takes minutes, for kernels that are used on request only; ``make test-long``."""
+LONG = ("test_float8.py", "test_packed.py")
+"""Take minutes; for Hopper GPUs, and used on request only: ``make test-long``."""
 
 FILES = [
-    pytest.param(path.name, marks=pytest.mark.long if path.name == LONG else ())
+    pytest.param(path.name, marks=pytest.mark.long if path.name in LONG else ())
     for path in sorted(HERE.parent.glob("test_*.py"))
     if path != HERE and "from triton_place import" in path.read_text()
 ]
