@@ -17,13 +17,13 @@ SOURCES = core/src libs/inl-jax/src libs/inl-onnx/src libs/inl-torch/src plugins
 	plugins/inl-cuda/src plugins/inl-directml/src plugins/inl-intel/src \
 	plugins/inl-rocm/src plugins/inl-tpu/src
 
-PYTEST = -m pytest -n 2 --dist worksteal --durations=40
+PYTEST = -m pytest -n 2 --dist worksteal --durations=20 --durations-min=10
 # Without a framework: the core, the native backend, and the default model's oracle.
 ORACLE = tests/integration/test_oracle.py tests/integration/test_inl_oracle.py
 CORE_TESTS = tests/core tests/plugins/cpu $(ORACLE)
 # Those first that take minutes each, on one core: the checks and compilations for TPUs,
 # and, for the second worker, which begins in the middle, the Triton interpreter's.
-OTHER_TESTS = tests/plugins/tpu $(filter-out tests/core tests/data tests/plugins \
+OTHER_TESTS = tests/plugins/tpu $(filter-out tests/__pycache__ tests/core tests/data tests/plugins \
 	tests/support tests/torch tests/typing, $(patsubst %/,%,$(wildcard tests/*/))) \
 	tests/torch tests/plugins/cuda tests/plugins/directml tests/plugins/intel \
 	tests/plugins/rocm
