@@ -10,14 +10,13 @@ from inl.dtypes import HostArray
 from inl.ops import catalog
 from inl.spec.op import Case
 from inl.testing.op_call import OpCall
-from inl.testing.op_check import judged, require_passed, run_checked
 from inl.testing.packed_checks import ATTRS, SHAPES
 from inl.weights.quant import BLOCKS, dequantize
 from inl_jax import pallas, xla
 from inl_jax.pallas import linear, matmul, packed
 from inl_jax.pallas.packed import CODE8
 from op_cases import Target
-from tpu_simulator import races, simulated
+from tpu_simulator import require_right, simulated
 
 LONG = [pytest.param(name, marks=pytest.mark.long) for name in ("q4_0", "q5_0")]
 FORMATS = ["q8_0", "q4_1", "q5_1", "float8_e4m3", *LONG]
@@ -47,10 +46,7 @@ def check(backend, name, dtype, stored_dtype, tokens=5, shapes=None, seed=1):
     case = Case(stored_dtype, (x, w), ATTRS.get(name, {}))
     kernels = (*xla.KERNELS, *linear.kernels(simulated(seed)))
     call = OpCall(Target(backend, kernels), spec, case, dtype, arrays)
-    assert call.choice().winner == f"{name}/pallas"
-    result = run_checked(call, 1)
-    assert not races()
-    return require_passed(judged(call, case, result), call, 1)
+    return require_right(call, f"{name}/pallas")
 
 
 @pytest.mark.parametrize("stored_dtype", FORMATS)

@@ -12,11 +12,10 @@ from inl.ops.moe import ExpertLinear
 from inl.ops.norm import Norm
 from inl.spec.op import Case
 from inl.testing.op_call import OpCall
-from inl.testing.op_check import judged, require_passed, run_checked
 from inl_jax import functional
 from inl_jax.pallas import experts, rows
 from op_cases import Target
-from tpu_simulator import races, simulated
+from tpu_simulator import races, require_right, simulated
 
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in (1, 2))]
 
@@ -25,10 +24,7 @@ def check(backend, name, dtype, args, attrs, seed):
     spec, case = catalog()[name], Case(name, args, attrs)
     kernels = (*experts.kernels(simulated(seed)), *rows.kernels(simulated(seed)))
     call = OpCall(Target(backend, kernels), spec, case, dtype)
-    assert call.choice().winner == f"{name}/pallas"
-    result = run_checked(call, seed)
-    assert not races()
-    require_passed(judged(call, case, result), call, seed)
+    require_right(call, f"{name}/pallas", seed)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
