@@ -67,6 +67,13 @@ def test_arrays_of_several_chunks_and_pieces(found) -> None:
     assert strings.stop == len(PAD) + len(data)
 
 
+@pytest.mark.parametrize("last", ["a\0", "\0", "", "ä\0" * 9, "plain"])
+def test_texts_with_zeros_are_not_taken_for_separators(last, found) -> None:
+    texts = ["b", last, "\0c", "", last]
+    strings = found(written([text.encode() for text in texts]), len(texts))
+    assert list(strings) == [strings[at] for at in range(5)] == texts
+
+
 @pytest.mark.parametrize(
     ("texts", "why"),
     [

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 LENGTH: Final = struct.Struct("<Q")
 LENGTH_BYTES: Final = 8
 """Bytes of the little-endian length before each string."""
+SEPARATOR: Final = "\0" * LENGTH_BYTES
 PIECE: Final = 1 << 12
 """Strings whose offsets are converted at a time."""
 
@@ -46,13 +47,10 @@ class Strings(Sequence[str]):
 
     def __iter__(self) -> Iterator[str]:
         for first in range(0, len(self), PIECE):
-            starts = self._starts[first : first + PIECE + 1].tolist()
+            starts = self._starts[first : first + PIECE + 1].astype(np.int64)
             if first + PIECE >= len(self):
-                starts.append(self.stop + LENGTH_BYTES)
-            base, end = starts[0], starts[-1]
-            text = self._data[base:end].tobytes()
-            for start, following in pairwise(starts):
-                yield text[start - base : following - LENGTH_BYTES - base].decode()
+                starts = np.append(starts, self.stop + LENGTH_BYTES)
+            yield from _decoded(self._data[starts[0] : starts[-1]], starts - starts[0])
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, list | Strings):
@@ -63,6 +61,22 @@ class Strings(Sequence[str]):
 
     def __repr__(self) -> str:
         return repr(self[:8]) if len(self) <= 8 else f"{self[:8]!r:.60}..."
+
+
+def _decoded(block: NDArray[np.uint8], starts: NDArray[np.int64]) -> list[str]:
+    """Decode strings, each followed by the length of the next one.
+
+    block: may end before the last length. starts: offsets of the strings, and the end.
+    """
+    end = int(starts[-1]) - LENGTH_BYTES
+    text = block[:end].copy()
+    lengths = starts[1:-1, None] - np.arange(1, LENGTH_BYTES + 1)
+    text[lengths] = 0
+    if np.count_nonzero(text) == end - lengths.size:  # no string has a NUL
+        return text.tobytes().decode().split(SEPARATOR)
+    data = text.tobytes()
+    spans = pairwise(starts.tolist())
+    return [data[start : stop - LENGTH_BYTES].decode() for start, stop in spans]
 
 
 def is_strings(value: Any) -> bool:
