@@ -72,16 +72,15 @@ class Fields:
 
     def types(self, count: int) -> list[int]:
         types = self.numbers("token_type", count, int, "0 to 6", [NORMAL] * count)
-        invalid = [value for value in types if value not in TYPES]
+        invalid = sorted(set(types).difference(TYPES))
         if invalid:
             self.refuse("token_type", f"{invalid[0]!r:.60}", "0 to 6")
         return types
 
     def scores(self, count: int) -> list[float]:
         scores = self.numbers("scores", count, float, "numbers")
-        invalid = [one for one in scores if math.isnan(one)]
-        if invalid:
-            self.refuse("scores", f"{invalid[0]!r:.60}", "numbers")
+        if any(map(math.isnan, scores)):
+            self.refuse("scores", "nan", "numbers")
         return scores
 
     def numbers(
@@ -100,7 +99,11 @@ class Fields:
         if len(values) != count:
             self.refuse(key, f"{len(values)} entries", f"{count}, one for each token")
         items = values if isinstance(values, list) else values.tolist()
-        other = [item for item in items if type(item) is not kind]
+        other = (
+            []
+            if set(map(type, items)) <= {kind}
+            else [item for item in items if type(item) is not kind]
+        )
         if other:
             self.refuse(key, f"{other[0]!r:.60}", accepted)
         return items
