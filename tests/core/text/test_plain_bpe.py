@@ -121,8 +121,9 @@ def test_invalid_input_is_refused_like_the_package(plain):
         in_python(metadata(merges=["a z"]))
 
 
-def test_other_vocabularies_need_the_package(monkeypatch):
+def test_scored_vocabularies_do_not_need_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     fields = metadata(model="llama", scores=[0.0] * 6)
+    assert open_tokenizer(fields, "m.gguf").encode("a")
     with pytest.raises(MissingPackage, match=r"pip install 'inl-core\[text\]'"):
-        open_tokenizer(fields, "m.gguf")
+        read_tokenizer(fields, "m.gguf")

@@ -11,7 +11,7 @@ import pytest
 from inl.errors import CheckpointError
 from inl.text import gguf_vocabulary, scored_bpe
 from inl.text.detokenize import Detokenizer
-from inl.text.gguf_vocabulary import read_tokenizer
+from inl.text.gguf_vocabulary import open_tokenizer, read_tokenizer
 from inl.text.scored_bpe import merges
 from text_samples import metadata as small_metadata
 
@@ -46,9 +46,9 @@ def model(request):
     return MODELS[request.param]
 
 
-@pytest.fixture(scope="module")
-def tokenizer(model):
-    return read_tokenizer(metadata(model), "m.gguf")
+@pytest.fixture(scope="module", params=[read_tokenizer, open_tokenizer])
+def tokenizer(model, request):
+    return request.param(metadata(model), "m.gguf")
 
 
 def test_ids_match_sentencepiece(model, tokenizer):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from inl.errors import RequestError
-from inl.text.scored_bpe import SPACE
 from inl.text.spelling import bytes_of
-from inl.text.tokenizer import BYTE_TOKEN
+from inl.text.tokenizer import BYTE_TOKEN, SPACE
 
 if TYPE_CHECKING:
     from inl.text.tokenizer import Tokenizer
@@ -87,13 +85,7 @@ def _spelling(tokenizer: Tokenizer) -> Callable[[str], bytes]:
     """Return the function from the spelling of a token to its bytes."""
     if tokenizer.byte_level:
         return bytes_of
-    decoder = tokenizer.rules.decoder
-    rules = (
-        ""
-        if decoder is None
-        else json.dumps(json.loads(decoder.__getstate__()), ensure_ascii=False)
-    )
-    if SPACE in rules:
+    if tokenizer.marks_spaces:
         return _piece_bytes
     raise RequestError(
         f"structured: {tokenizer.where}: is neither byte-level nor of SentencePiece's "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from inl.errors import MissingPackage
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 KINDS: Final = "gpt2 (byte-level BPE), llama (SentencePiece BPE)"
 MAX_TOKENS: Final = 1 << 20
 """Limit of a vocabulary; the largest have 2**18."""
+MERGED: Final = NORMAL, USER_DEFINED
+"""Types of the tokens that scored merges may produce."""
 MERGES: Final = "merges whose tokens are all in tokenizer.ggml.tokens"
 
 
@@ -34,10 +36,7 @@ def read_tokenizer(metadata: Mapping[str, Any], where: str) -> Tokenizer:
     pre-tokenizer, lists of different lengths, an id out of range.
     """
     fields = Fields(metadata, where)
-    kind = fields.get("model", str, "a name")
-    if kind not in ("gpt2", "llama"):
-        fields.refuse("model", f"{kind!r:.60}", KINDS)
-    tokens = fields.strings("tokens")
+    kind, tokens = _kind(fields), fields.strings("tokens")
     bos, eos = fields.token("bos", tokens), fields.token("eos", tokens)
     return Tokenizer(
         _rules(fields, kind, tokens, bos, eos),
@@ -50,24 +49,34 @@ def read_tokenizer(metadata: Mapping[str, Any], where: str) -> Tokenizer:
 def open_tokenizer(metadata: Mapping[str, Any], where: str) -> Tokenizer:
     """Build the tokenizer lazily; otherwise as :func:`read_tokenizer`.
 
-    Building the merge rules of a byte-level vocabulary takes 0.1 s, and decoding does
-    not need them: they are built, and checked, at the first :meth:`Tokenizer.encode`.
+    Rules are built, and checked, at the first :meth:`Tokenizer.encode`: those of a
+    byte-level vocabulary take 0.1 s, and decoding does not need them.
     """
     fields = Fields(metadata, where)
-    tokens = fields.strings("tokens")
-    if metadata.get("tokenizer.ggml.model") != "gpt2":
-        return read_tokenizer(metadata, where)
-    _pre_tokenizer_name(fields)  # raises for an unknown one
-    types, delimiters = fields.types(len(tokens)), fields.delimiters(tokens)
+    kind, tokens = _kind(fields), fields.strings("tokens")
     bos, eos = fields.token("bos", tokens), fields.token("eos", tokens)
-    special = {index for index, kind in enumerate(types) if kind == CONTROL}
+    types, delimiters = fields.types(len(tokens)), fields.delimiters(tokens)
+    special = frozenset((*_of_kind(types, CONTROL), *delimiters))
+    if kind == "gpt2":
+        _pre_tokenizer_name(fields)  # raises for an unknown one
+        build, decode = _byte_level_rules, None
+    else:
+        build, decode = _plain_scored, _piece_decoder(fields, tokens, special)
     return Tokenizer(
-        lambda: _byte_level_rules(fields, tokens, bos, eos),
+        lambda: build(fields, tokens, bos, eos),
         where=where,
         bos_token=bos,
         eos_token=eos,
-        spelling=Spelling(tokens, frozenset(special | set(delimiters))),
+        spelling=Spelling(tokens, special, decode),
     )
+
+
+def _kind(fields: Fields) -> str:
+    """Return ``tokenizer.ggml.model``."""
+    kind: str = fields.get("model", str, "a name")
+    if kind not in ("gpt2", "llama"):
+        fields.refuse("model", f"{kind!r:.60}", KINDS)
+    return kind
 
 
 def _byte_level_rules(fields: Fields, tokens: Sequence[str], bos: str, eos: str) -> Any:
@@ -102,6 +111,45 @@ def _plain_bpe(fields: Fields, tokens: Sequence[str], bos: str, eos: str) -> Pla
     return bpe
 
 
+def _piece_decoder(
+    fields: Fields, tokens: Sequence[str], special: frozenset[int]
+) -> Callable[[Sequence[int], bool], str]:
+    """Return the decoder of SentencePiece's tokens; checks the fields of encoding."""
+    from inl.text.piece_decoder import PieceDecoder
+
+    fields.scores(len(tokens))
+    fields.token("unknown", tokens, 0)
+    strip = fields.flag("add_space_prefix", True)
+    return PieceDecoder(tokens, special, strip).decode
+
+
+def _plain_scored(fields: Fields, tokens: Sequence[str], bos: str, eos: str) -> Any:
+    """Build SentencePiece BPE in Python, which leaves long texts to ``tokenizers``.
+
+    Those of a vocabulary with unusually long added tokens are built by the latter.
+    """
+    from inl.text.plain_bpe import TextFrame
+    from inl.text.plain_scored import PlainScored
+
+    texts = list(tokens)
+    vocabulary, types = _token_ids(fields, texts), fields.types(len(texts))
+    scores = zip(fields.scores(len(texts)), types, strict=True)
+    control, visible = _added_tokens(fields, texts)
+    frame = _frame_tokens(fields, bos, eos, begins=True)
+    rules = PlainScored(
+        texts,
+        [score if kind in MERGED else None for score, kind in scores],
+        ids=vocabulary,
+        unknown=fields.token("unknown", texts, 0),
+        space_prefix=fields.flag("add_space_prefix", True),
+        special=[vocabulary[token] for token in control],
+        visible=[vocabulary[token] for token in visible],
+        frame=TextFrame(*([vocabulary[one]] if one else [] for one in frame)),
+        long=lambda: _rules(fields, "llama", texts, bos, eos),
+    )
+    return rules if rules.fast else _rules(fields, "llama", texts, bos, eos)
+
+
 def _rules(fields: Fields, kind: str, tokens: Sequence[str], bos: str, eos: str) -> Any:
     """Build a ``tokenizers.Tokenizer``; ``kind`` is "gpt2" or "llama"."""
     vocabulary = _token_ids(fields, tokens)
@@ -118,7 +166,7 @@ def _token_ids(fields: Fields, tokens: Sequence[str]) -> dict[str, int]:
     """Return token -> id; refuses duplicates and more than MAX_TOKENS."""
     if len(tokens) > MAX_TOKENS:
         fields.refuse("tokens", f"{len(tokens)} tokens", f"at most {MAX_TOKENS}")
-    vocabulary = {token: index for index, token in enumerate(tokens)}
+    vocabulary = dict(zip(tokens, range(len(tokens)), strict=True))
     if len(vocabulary) != len(tokens):
         duplicate = next(
             token for index, token in enumerate(tokens) if vocabulary[token] != index
@@ -177,7 +225,7 @@ def _scored(
         {
             token: score
             for token, kind, score in zip(tokens, types, scores, strict=True)
-            if kind in (NORMAL, USER_DEFINED)
+            if kind in MERGED
         },
         unknown=fields.token("unknown", tokens, 0),
         space_prefix=fields.flag("add_space_prefix", True),
@@ -195,20 +243,18 @@ def _add_tokens(rules: Any, fields: Fields, tokens: Sequence[str]) -> None:
 def _added_tokens(fields: Fields, tokens: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the control tokens and the visible tokens that are split off first."""
     types = fields.types(len(tokens))
-    delimiters = set(fields.delimiters(tokens).values())
-    control = [
-        token
-        for token, kind in zip(tokens, types, strict=True)
-        if kind == CONTROL or token in delimiters
-    ]
-    visible = [
-        token
-        for token, kind in zip(tokens, types, strict=True)
-        if kind == USER_DEFINED and token not in delimiters
-    ]
+    special = {*_of_kind(types, CONTROL), *fields.delimiters(tokens)}
+    control = [tokens[index] for index in sorted(special)]
+    defined = _of_kind(types, USER_DEFINED)
+    visible = [tokens[index] for index in defined if index not in special]
     if "" in control or "" in visible:
         fields.refuse("tokens", "an empty control token", "control tokens with a text")
     return control, visible
+
+
+def _of_kind(types: Sequence[int], kind: int) -> list[int]:
+    """Return the ids of the tokens of a kind."""
+    return [index for index, each in enumerate(types) if each == kind]
 
 
 def _add_frame(

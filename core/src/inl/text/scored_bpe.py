@@ -10,9 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from inl.errors import CheckpointError
-from inl.text.tokenizer import BYTE_TOKEN, guarded, library
-
-SPACE: Final = "\u2581"
+from inl.text.tokenizer import BYTE_TOKEN, SPACE, guarded, library
 
 MAX_PIECE: Final = 128
 """Longest merged token in characters; trainers allow 16 to 64."""

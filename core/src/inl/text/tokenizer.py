@@ -23,15 +23,23 @@ if TYPE_CHECKING:
 SHORT: Final = 2048
 """Characters, or ids, up to which a call is faster than one that releases the GIL."""
 
+SPACE: Final = "\u2581"
+"""Spelling of a space in a vocabulary of SentencePiece's kind."""
+
 BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-F]{2})>")
 """Token of a single byte in a vocabulary with byte fallback."""
 
 
 class Spelling(NamedTuple):
-    """Tokens of a byte-level vocabulary, which decode without its merge rules."""
+    """Tokens of a vocabulary, which decode without its merge rules.
+
+    decode: decodes ids, leaving out the special ones if its second argument is true,
+    of tokens with U+2581 for a space; ``None`` for byte-level tokens.
+    """
 
     tokens: Sequence[str]
     special_ids: frozenset[int]
+    decode: Callable[[Sequence[int], bool], str] | None = None
 
 
 @final
@@ -39,8 +47,8 @@ class Tokenizer:
     """A vocabulary with its encoding rules. Thread-safe.
 
     rules: a ``tokenizers.Tokenizer``, or a function that builds it on first use.
-    where: prefix of error messages. spelling: tokens of a byte-level vocabulary, so
-    that decoding does not build the rules.
+    where: prefix of error messages. spelling: tokens of the vocabulary, so that
+    decoding does not build the rules.
     """
 
     def __init__(
@@ -129,6 +137,8 @@ class Tokenizer:
         """
         try:
             with _library_errors(self.where):
+                if self._spelling is not None and self._spelling.decode is not None:
+                    return self._spelling.decode(ids, skip_special)
                 if len(ids) <= SHORT or not hasattr(self.rules, "decode_batch"):
                     return self.rules.decode(
                         list(ids), skip_special_tokens=skip_special
@@ -157,8 +167,19 @@ class Tokenizer:
     def byte_level(self) -> bool:
         """Whether decoding is just the concatenation of the tokens' bytes."""
         if self._spelling is not None:
-            return True
+            return self._spelling.decode is None
         return _decoder_kind(self.rules) == "ByteLevel"
+
+    @cached_property
+    def marks_spaces(self) -> bool:
+        """Whether tokens have U+2581 for a space, and may be bytes (BYTE_TOKEN)."""
+        if self._spelling is not None:
+            return self._spelling.decode is not None
+        decoder = self.rules.decoder
+        if decoder is None:
+            return False
+        state = json.loads(decoder.__getstate__())
+        return SPACE in json.dumps(state, ensure_ascii=False)
 
     def token_bytes(self, index: int) -> bytes:
         """Return the bytes of a token; valid only if :attr:`byte_level` is true."""
