@@ -1,4 +1,4 @@
-"""SentencePiece BPE in pure Python: needs no list of merges, so it is ready at once.
+"""SentencePiece BPE in pure Python, which needs no list of merges.
 
 Building the merges of 262,144 pieces and the tables of ``tokenizers`` takes 2 s and
 130 MB. Here the score of a pair is looked up when the pair appears, which gives the
@@ -265,7 +265,7 @@ def word_pattern(
     """
     joined = set[str]()
     for token, score in zip(tokens, scores, strict=True):
-        if score is not None and SPACE in token.lstrip(SPACE):
+        if token.rfind(SPACE) > 0 and score is not None:
             joined.update(re.findall(f"([^{SPACE}]){SPACE}", token))
     inner = f"(?<={_any_letter(joined)}){SPACE}+|" if joined else ""
     return re.compile(f"{SPACE}*(?:{inner}[^{SPACE}]+)+|{SPACE}+")
