@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import re
 import sys
+import threading
+import time
 
 import pytest
 from hypothesis import given
@@ -181,3 +183,38 @@ def test_added_tokens_are_the_leftmost_then_longest(begins, monkeypatch):
             each.span() for each in pattern.finditer(text)
         ]
     assert list(AddedTokens([]).spans("ab")) == []
+
+
+def test_after_many_characters_the_library_encodes(monkeypatch) -> None:
+    monkeypatch.setattr(plain_scored, "MANY", 100)
+    fields = random_fields(random.Random(3))
+    tokenizer = open_tokenizer(fields, "x")
+    text = "a" * 30
+    right = tokenizer.encode(text)
+    rules = tokenizer.rules
+    for _ in range(4):
+        assert tokenizer.encode(text) == right
+    deadline = time.monotonic() + 60
+    while not rules._built and time.monotonic() < deadline:
+        time.sleep(0.01)
+    (library,) = rules._built.values()
+    assert library.get_vocab_size() == rules.get_vocab_size()
+    monkeypatch.setattr(rules, "_encode_plain", None)  # Python is no longer asked
+    assert tokenizer.encode(text) == right
+    assert tokenizer.encode("b a") == read_tokenizer(fields, "x").encode("b a")
+
+
+def test_a_vocabulary_that_the_library_refuses_stays_in_python(monkeypatch) -> None:
+    monkeypatch.setattr(plain_scored, "MANY", 0)
+    rules = open_tokenizer(random_fields(random.Random(3)), "x").rules
+
+    def refuse() -> None:
+        refused.set()
+        raise CheckpointError("too many merges")
+
+    refused = threading.Event()
+    rules._long = refuse
+    right = rules.encode("ab").ids
+    assert refused.wait(60)
+    assert rules.encode("ab").ids == right
+    assert not rules._built

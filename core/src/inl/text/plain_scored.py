@@ -2,19 +2,21 @@
 
 Building the merges of 262,144 pieces and the tables of ``tokenizers`` takes 2 s and
 130 MB. Here the score of a pair is looked up when the pair appears, which gives the
-same ids; long texts are left to the library, which is built for the first of them.
+same ids; long texts, and those of a server, are left to the library.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
+from threading import Thread
 from typing import TYPE_CHECKING, Final, final
 
-from inl.errors import MissingPackage
+from inl.errors import InlError, MissingPackage
 from inl.text.piece_decoder import PieceDecoder
 from inl.text.plain_bpe import CACHED_WORDS, Encoded, TextFrame
 from inl.text.scored_bpe import MAX_PIECE
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 LONG: Final = 1 << 16
 """Characters from which the library encodes: it is 7 times faster than Python with new
 words, which then takes 0.2 s, and releases the GIL."""
+MANY: Final = 1 << 18
+"""Encoded characters from which the library is built beside the engine."""
 MAX_BEGINS: Final = 64
 """First characters of added tokens up to which the second is looked at, too."""
 MAX_COMPARED: Final = 1 << 12
@@ -80,6 +84,8 @@ class PlainScored:
         self._plain = False
         self._long = long
         self._built: dict[bool, tokenizers.Tokenizer] = {}
+        self._building = set[bool]()
+        self._encoded = [0]
         inner = (*self._bytes.values(), self._unknown)
         splits = SPACE in self._ids and all(scores[index] is None for index in inner)
         self._words = word_pattern(tokens, scores) if splits else WHOLE
@@ -115,7 +121,7 @@ class PlainScored:
             text.encode()
         except (AttributeError, UnicodeEncodeError) as error:
             raise TypeError("text cannot be encoded as UTF-8") from error
-        if len(text) > LONG and (rules := self._library()) is not None:
+        if (rules := self._faster(len(text))) is not None:
             (encoding,) = rules.encode_batch_fast(
                 [text], add_special_tokens=add_special_tokens
             )
@@ -135,6 +141,31 @@ class PlainScored:
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Decode ids to text; raises :class:`OverflowError` for one above 2**32 - 1."""
         return self._decoder.decode(ids, skip_special_tokens)
+
+    def _faster(self, count: int) -> tokenizers.Tokenizer | None:
+        """Return the library's rules if they encode ``count`` characters sooner.
+
+        Long texts wait for them. They are built beside others once many characters were
+        encoded, as by a server.
+        """
+        if self._long is None:
+            return None
+        if count > LONG:
+            return self._library()
+        self._encoded[0] += count
+        if self._encoded[0] <= MANY or self._plain in self._built:
+            return self._built.get(self._plain)
+        if self._plain not in self._building:
+            self._building.add(self._plain)
+            Thread(
+                target=self._build_quietly, name="inl-tokenizer", daemon=True
+            ).start()
+        return None
+
+    def _build_quietly(self) -> None:
+        """Build the library's rules; errors are those of the first long text."""
+        with suppress(InlError):
+            self._library()
 
     def _library(self) -> tokenizers.Tokenizer | None:
         """Return the library's rules, built on first use; ``None`` without it."""
