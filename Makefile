@@ -7,7 +7,7 @@ PROJECTS = $(wildcard core/pyproject.toml libs/*/pyproject.toml plugins/*/pyproj
 BUILD = "pip>=25.1" "setuptools>=77"
 EDITABLE = --no-build-isolation
 TORCH = -e libs/inl-torch -e "plugins/inl-cpu[torch]"
-EVERYTHING = -e "core[cli,edge,guidance,otel,serve]" $(TORCH) -e plugins/inl-cuda \
+EVERYTHING = -e "core[cli,edge,guidance,otel,serve]" $(TORCH) -e "plugins/inl-cuda[nvrtc]" \
 	-e plugins/inl-rocm -e "plugins/inl-intel[openvino]" -e libs/inl-jax -e plugins/inl-tpu \
 	-e "libs/inl-onnx[cpu]" -e plugins/inl-directml
 NATIVE = plugins/inl-cpu/src/inl_cpu/native/libinl.so

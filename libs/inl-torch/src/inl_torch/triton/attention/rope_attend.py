@@ -70,6 +70,12 @@ def decode_attention(
             group=group, tuning=tuning,
         )  # fmt: skip
     q, k, v = dense(q), dense(k), dense(v)
+    one_row = None if tuning.attend else tuning.one_row
+    if one_row is not None and one_row.attention.takes(q, cache):
+        return one_row.attention.attend(
+            q, k, v, cos, sin, cache, step, scale=scale, window=window, cap=cap,
+            group=group, pdl=tuning.uses_pdl(1),
+        )  # fmt: skip
     tokens, heads, dim = q.shape
     (size, kv_heads), width = cache.k.shape[1:3], step.blocks.shape[2]
     group_size = heads // kv_heads

@@ -17,6 +17,7 @@ from inl_torch.triton.float8 import weights
 from inl_torch.triton.float8.kernels import quantize, streamed_float8
 from inl_torch.triton.float8.weights import FLOAT8_ROWS, Float8
 from inl_torch.triton.matmul.activation import gated_activation
+from inl_torch.triton.matmul.one_row import one_row_first
 from inl_torch.triton.matmul.stored import Matrix, Plain, StreamedMlp
 from inl_torch.triton.matmul.stored_kernels import stored_kernels
 from inl_torch.triton.tuning import Tuning
@@ -235,5 +236,5 @@ def float8_kernels(tuning: Tuning) -> Iterable[Kernel]:
     """Return the kernels for weights that are stored in E4M3."""
     return stored_kernels(
         "triton_float8", FLOAT8_ROWS, weights.refuse_float8, weights.stacked_float8,
-        Products(tuning), activation_quant=FLOAT8,
+        one_row_first(Products(tuning)), activation_quant=FLOAT8,
     )  # fmt: skip

@@ -23,6 +23,7 @@ from inl_torch.triton.int4.weights import (
     stacked_int4,
 )
 from inl_torch.triton.matmul.activation import gated_activation
+from inl_torch.triton.matmul.one_row import one_row_first
 from inl_torch.triton.matmul.stored import Matrix, Plain, StreamedMlp
 from inl_torch.triton.matmul.stored_kernels import stored_kernels
 from inl_torch.triton.norm import norm_and_sums
@@ -271,6 +272,6 @@ def int4_kernels(tuning: Tuning) -> Iterable[Kernel]:
     which only the loaded scales show.
     """
     return stored_kernels(
-        "triton_int4", INT4_CHUNKS, refuse_int4, stacked_int4, Products(tuning),
-        activation_quant=FLOAT8,
+        "triton_int4", INT4_CHUNKS, refuse_int4, stacked_int4,
+        one_row_first(Products(tuning)), activation_quant=FLOAT8,
     )  # fmt: skip

@@ -1,0 +1,94 @@
+"""Attention of one token in one launch, whose programs share memory in clusters."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Final
+
+import torch
+
+from inl.spec.cache import Cache
+from inl.spec.step import Step
+from inl_cuda.one_row.compiler import POINTER, aligned, function_of
+
+NUMBERS: Final = ctypes.c_int, ctypes.c_float, ctypes.c_int, ctypes.c_float
+TYPES: Final = (*[POINTER] * 12, *NUMBERS)
+LOG2E: Final = 1.4426950408889634
+DTYPES: Final = (torch.bfloat16, torch.float16)
+
+DIMS: Final = (64, 128)
+"""Sizes of heads whose results registers hold."""
+
+TILE: Final = 16
+"""Keys that are multiplied at a time, which lie in one block."""
+
+MOST_HEADS: Final = 8
+"""Most heads that share keys: half a tile of the matrix units."""
+
+THREADS: Final = 128
+
+RANKS: Final = 16
+"""Programs of a cluster."""
+
+FEWEST_CLUSTERS: Final = 3
+"""Fewer clusters leave most of a chip idle where there are many keys."""
+
+
+class OneRowAttention:
+    """Attention of one token over a cache in half precision."""
+
+    def takes(self, q: torch.Tensor, cache: Cache) -> bool:
+        """Whether queries [T, heads, d] attend to a cache here."""
+        tokens, heads, dim = q.shape
+        kv_heads = cache.k.shape[2]
+        return (
+            tokens == 1
+            and q.dtype in DTYPES
+            and cache.k.dtype == q.dtype
+            and dim in DIMS
+            and heads // kv_heads <= MOST_HEADS
+            and cache.k.shape[1] % TILE == 0
+            and kv_heads >= FEWEST_CLUSTERS
+        )
+
+    def attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cos: torch.Tensor,
+        sin: torch.Tensor, cache: Cache, step: Step, *, scale: float,
+        window: int | None, cap: float | None, group: int, pdl: bool,
+    ) -> torch.Tensor:  # fmt: skip
+        """Rotate, write to the cache and attend: [1, heads, d].
+
+        Heads of a token are adjacent. The previous kernel must not write the arrays of
+        the step, nor the cache, if ``pdl``.
+        """
+        _, heads, dim = q.shape
+        (size, kv_heads), table = cache.k.shape[1:3], step.blocks[group]
+        writes = step.writes[group]
+        options = {
+            "D": dim, "GROUP": heads // kv_heads, "SIZE": size, "RANKS": RANKS,
+            "THREADS": THREADS, "BFLOAT16": int(q.dtype == torch.bfloat16),
+            "WINDOWED": int(window is not None), "CAPPED": int(cap is not None),
+            "WIDE_POSITIONS": is_wide(step.positions), "WIDE_TABLE": is_wide(table),
+            "WIDE_WRITES": is_wide(writes), "WIDE_COUNTS": is_wide(step.used_counts),
+            "PDL": int(pdl),
+        }  # fmt: skip
+        function = function_of(
+            "attention.cu", "attend_one", TYPES, tuple(options.items()), q.device
+        )
+        function.allow_large_clusters()
+        out = torch.empty_like(q)
+        tensors = (
+            aligned(q), aligned(k), aligned(v), cos, sin, cache.k, cache.v, table,
+            step.positions, step.used_counts, writes, out,
+        )  # fmt: skip
+        numbers = kv_heads, scale if cap else scale * LOG2E, window or 0, cap or 1.0
+        function.launch(
+            RANKS * kv_heads, THREADS, 0,
+            (*(each.data_ptr() for each in tensors), *numbers), cluster=RANKS, pdl=pdl,
+        )  # fmt: skip
+        return out
+
+
+def is_wide(indices: torch.Tensor) -> int:
+    """Return 1 for int64, 0 for int32."""
+    return int(indices.dtype == torch.int64)
