@@ -56,9 +56,16 @@ def test_products_compile(k: int, int4: int, values: dict[str, int]) -> None:
     assert code.startswith(b"\x7fELF")
 
 
-@pytest.mark.parametrize(("d", "group"), [(64, 3), (128, 4), (128, 8)])
 @pytest.mark.parametrize(
-    ("windowed", "capped", "wide"), list(product((0, 1), repeat=3))
+    ("d", "group", "windowed", "capped", "wide"),
+    [
+        (64, 3, 0, 0, 0),
+        (64, 8, 1, 1, 1),
+        (128, 4, 0, 0, 1),
+        (128, 4, 1, 0, 0),
+        (128, 4, 0, 1, 0),
+        (128, 8, 1, 1, 1),
+    ],
 )
 def test_attention_compiles(
     d: int, group: int, windowed: int, capped: int, wide: int
@@ -126,6 +133,8 @@ def int4(n: int, k: int, width: int = 128) -> Any:
 class Launched:
     """A kernel that compiles, but is not launched."""
 
+    has_room = True
+
     def __init__(self, code: bytes, types: tuple[Any, ...]) -> None:
         self.code, self.types, self.shared = code, types, 0
 
@@ -133,8 +142,8 @@ class Launched:
         assert size <= 227 << 10
         self.shared = size
 
-    def allow_large_clusters(self) -> None:
-        pass
+    def allow_cluster(self, programs: int, threads: int) -> bool:
+        return self.has_room
 
     def launch(
         self, programs: int, threads: int, shared: int, arguments: Any, *,
@@ -198,6 +207,19 @@ def test_launches_have_the_arguments_of_the_kernels(
         assert out.shape == q.shape
     assert len(launched) == 6
     assert all(f"-DPDL={int(pdl)}" in options for options in launched)
+
+
+def test_chips_without_room_for_a_large_cluster_have_a_smaller_one(
+    launched: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"D": 64, "GROUP": 3, "SIZE": 16, "THREADS": 128, "BFLOAT16": 1,
+               "WINDOWED": 0, "CAPPED": 0, "WIDE_POSITIONS": 0, "WIDE_TABLE": 0,
+               "WIDE_WRITES": 0, "WIDE_COUNTS": 0, "PDL": 1}  # fmt: skip
+    place = torch.device("cuda", 0)
+    assert attention.kernel_of(options, place)[1] == 16
+    monkeypatch.setattr(Launched, "has_room", False)
+    assert attention.kernel_of(options, place)[1] == 8
+    assert "-DRANKS=8" in launched[-1]
 
 
 def test_products_take_one_row_in_half_precision() -> None:

@@ -9,7 +9,7 @@ import torch
 
 from inl.spec.cache import Cache
 from inl.spec.step import Step
-from inl_cuda.one_row.compiler import POINTER, aligned, function_of
+from inl_cuda.one_row.compiler import POINTER, Function, aligned, function_of
 
 NUMBERS: Final = ctypes.c_int, ctypes.c_float, ctypes.c_int, ctypes.c_float
 TYPES: Final = (*[POINTER] * 12, *NUMBERS)
@@ -29,6 +29,9 @@ THREADS: Final = 128
 
 RANKS: Final = 16
 """Programs of a cluster."""
+
+PORTABLE_RANKS: Final = 8
+"""Programs of a cluster on chips that have no room for the former."""
 
 FEWEST_CLUSTERS: Final = 3
 """Fewer clusters leave most of a chip idle where there are many keys."""
@@ -65,17 +68,14 @@ class OneRowAttention:
         (size, kv_heads), table = cache.k.shape[1:3], step.blocks[group]
         writes = step.writes[group]
         options = {
-            "D": dim, "GROUP": heads // kv_heads, "SIZE": size, "RANKS": RANKS,
-            "THREADS": THREADS, "BFLOAT16": int(q.dtype == torch.bfloat16),
+            "D": dim, "GROUP": heads // kv_heads, "SIZE": size, "THREADS": THREADS,
+            "BFLOAT16": int(q.dtype == torch.bfloat16),
             "WINDOWED": int(window is not None), "CAPPED": int(cap is not None),
             "WIDE_POSITIONS": is_wide(step.positions), "WIDE_TABLE": is_wide(table),
             "WIDE_WRITES": is_wide(writes), "WIDE_COUNTS": is_wide(step.used_counts),
             "PDL": int(pdl),
         }  # fmt: skip
-        function = function_of(
-            "attention.cu", "attend_one", TYPES, tuple(options.items()), q.device
-        )
-        function.allow_large_clusters()
+        function, ranks = kernel_of(options, q.device)
         out = torch.empty_like(q)
         tensors = (
             aligned(q), aligned(k), aligned(v), cos, sin, cache.k, cache.v, table,
@@ -83,10 +83,20 @@ class OneRowAttention:
         )  # fmt: skip
         numbers = kv_heads, scale if cap else scale * LOG2E, window or 0, cap or 1.0
         function.launch(
-            RANKS * kv_heads, THREADS, 0,
-            (*(each.data_ptr() for each in tensors), *numbers), cluster=RANKS, pdl=pdl,
+            ranks * kv_heads, THREADS, 0,
+            (*(each.data_ptr() for each in tensors), *numbers), cluster=ranks, pdl=pdl,
         )  # fmt: skip
         return out
+
+
+def kernel_of(options: dict[str, int], place: torch.device) -> tuple[Function, int]:
+    """Return the kernel, and the programs of its clusters."""
+    for ranks in (RANKS, PORTABLE_RANKS):
+        given = tuple({**options, "RANKS": ranks}.items())
+        function = function_of("attention.cu", "attend_one", TYPES, given, place)
+        if ranks == PORTABLE_RANKS or function.allow_cluster(ranks, THREADS):
+            break
+    return function, ranks
 
 
 def is_wide(indices: torch.Tensor) -> int:

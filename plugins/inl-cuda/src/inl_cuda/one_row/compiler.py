@@ -114,6 +114,7 @@ class Function:
     ) -> None:
         self._types = tuple(types)
         self._set: dict[Any, int] = {}
+        self._has_room: bool | None = None
         with torch.cuda.device(place):
             torch.cuda.current_stream()  # makes the context current
             self._module = checked(driver.cuModuleLoadData(code), "cuModuleLoadData")
@@ -132,9 +133,14 @@ class Function:
             limit = ATTRIBUTES.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             self._allow(limit, max(size, self._set.get(limit, 0)))
 
-    def allow_large_clusters(self) -> None:
-        """Allow clusters of more than 8 programs."""
+    def allow_cluster(self, programs: int, threads: int) -> bool:
+        """Allow clusters of more than 8 programs; whether the chip has room for one."""
         self._allow(ATTRIBUTES.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)
+        if self._has_room is None:
+            config = launch_config(programs, threads, 0, cluster=programs, pdl=False)
+            found = driver.cuOccupancyMaxActiveClusters(self._function, config)
+            self._has_room = not found[0] and found[1] > 0
+        return self._has_room
 
     def _allow(self, attribute: Any, value: int) -> None:
         if self._set.get(attribute) != value:
@@ -151,26 +157,34 @@ class Function:
         cluster: programs that share memory. pdl: whether the kernel may start before
         the previous one ends.
         """
-        config = driver.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = programs, 1, 1
-        config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
-        config.sharedMemBytes = shared
-        config.hStream = torch.cuda.current_stream().cuda_stream
-        attributes = []
-        if pdl:
-            attribute = driver.CUlaunchAttribute()
-            attribute.id = LAUNCH.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-            attribute.value.programmaticStreamSerializationAllowed = 1
-            attributes.append(attribute)
-        if cluster > 1:
-            attribute = driver.CUlaunchAttribute()
-            attribute.id = LAUNCH.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-            size = attribute.value.clusterDim
-            size.x, size.y, size.z = cluster, 1, 1
-            attributes.append(attribute)
-        config.attrs, config.numAttrs = attributes, len(attributes)
+        config = launch_config(programs, threads, shared, cluster=cluster, pdl=pdl)
         given = tuple(arguments), self._types
         checked(driver.cuLaunchKernelEx(config, self._function, given, 0), "launch")
+
+
+def launch_config(
+    programs: int, threads: int, shared: int, *, cluster: int, pdl: bool
+) -> Any:
+    """Return how a kernel is launched on torch's current stream."""
+    config = driver.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = programs, 1, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+    config.sharedMemBytes = shared
+    config.hStream = torch.cuda.current_stream().cuda_stream
+    attributes = []
+    if pdl:
+        attribute = driver.CUlaunchAttribute()
+        attribute.id = LAUNCH.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attribute.value.programmaticStreamSerializationAllowed = 1
+        attributes.append(attribute)
+    if cluster > 1:
+        attribute = driver.CUlaunchAttribute()
+        attribute.id = LAUNCH.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        size = attribute.value.clusterDim
+        size.x, size.y, size.z = cluster, 1, 1
+        attributes.append(attribute)
+    config.attrs, config.numAttrs = attributes, len(attributes)
+    return config
 
 
 @cache
