@@ -77,8 +77,9 @@ class OneRowProducts:
         """Whether rows [T, K] multiply a matrix [N, K] here."""
         if len(x) != 1 or x.dtype not in DTYPES or not is_stored(w):
             return False
-        rows, k = w.shape
-        return self._sizes(rows, rows, k, self._shape(w), is_int4=is_int4(w)).depth > 0
+        (rows, k), shape, int4 = w.shape, self._shape(w), is_int4(w)
+        sizes = (rows, max(rows // 2, 1))  # the latter if gated
+        return all(self._sizes(n, rows, k, shape, is_int4=int4).depth for n in sizes)
 
     def multiply(
         self,
