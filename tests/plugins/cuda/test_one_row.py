@@ -6,19 +6,20 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("cuda.bindings")
-if not (torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)):
-    pytest.skip("needs a GPU of compute capability 9.0", allow_module_level=True)
+from inl.ops.norm import Norm
+from inl.spec.cache import Cache
+from inl_cuda.one_row.attention import OneRowAttention
+from inl_cuda.one_row.products import OneRowProducts
+from inl_torch.triton.float8.weights import Float8
+from inl_torch.triton.int4.products import decoded as int4_decoded
+from inl_torch.triton.int4.weights import Int4
 
-from inl.ops.norm import Norm  # noqa: E402
-from inl.spec.cache import Cache  # noqa: E402
-from inl_cuda.one_row.attention import OneRowAttention  # noqa: E402
-from inl_cuda.one_row.products import OneRowProducts  # noqa: E402
-from inl_torch.triton.float8.weights import Float8  # noqa: E402
-from inl_torch.triton.int4.products import decoded as int4_decoded  # noqa: E402
-from inl_torch.triton.int4.weights import Int4  # noqa: E402
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0),
+    reason="needs a GPU of compute capability 9.0",
+)
 
 EPS = 1e-5
 GPU = "cuda"

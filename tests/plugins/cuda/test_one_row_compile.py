@@ -22,7 +22,6 @@ from inl_torch.triton.float8.weights import Float8
 from inl_torch.triton.int4.weights import Int4
 from inl_torch.triton.matmul.stored import Plain
 
-FOLDER = Path(compiler.__file__).parent
 ARCH = "sm_90a"
 PRODUCTS = OneRowProducts(132)
 
@@ -52,7 +51,7 @@ def product_options(k: int, **values: int) -> tuple[str, ...]:
 ], ids=str)  # fmt: skip
 def test_products_compile(k: int, int4: int, values: dict[str, int]) -> None:
     options = product_options(max(k, 256) if int4 else k, INT4=int4, **values)
-    code = compiler.compiled((FOLDER / "product.cu").read_text(), options, ARCH)
+    code = compiler.compiled(compiler.source_of("product.cu"), options, ARCH)
     assert code.startswith(b"\x7fELF")
 
 
@@ -75,7 +74,7 @@ def test_attention_compiles(
         WINDOWED=windowed, CAPPED=capped, WIDE_POSITIONS=wide, WIDE_TABLE=0,
         WIDE_WRITES=wide, WIDE_COUNTS=0, PDL=wide,
     )  # fmt: skip
-    code = compiler.compiled((FOLDER / "attention.cu").read_text(), options, ARCH)
+    code = compiler.compiled(compiler.source_of("attention.cu"), options, ARCH)
     assert code.startswith(b"\x7fELF")
 
 
@@ -167,7 +166,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
         file: str, name: str, types: Any, options: Any, place: Any
     ) -> Launched:
         given = tuple(f"-D{key}={value}" for key, value in options)
-        source = (FOLDER / file).read_text()
+        source = compiler.source_of(file)
         assert f"{name}(const u16*" in source
         seen.append(given)
         return Launched(compiler.compiled(source, given, ARCH), types)

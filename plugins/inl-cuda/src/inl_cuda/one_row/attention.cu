@@ -17,18 +17,11 @@
 // first tile are read before the previous kernel has ended. Warps are merged in shared
 // memory, and programs in that of their cluster.
 
-typedef unsigned int u32;
-typedef unsigned short u16;
-typedef unsigned long long u64;
-typedef long long i64;
-
 constexpr int WARPS = THREADS / 32;
 constexpr int TILE = 16;      // keys
 constexpr int PARTS = D / 32;  // 16 bytes of each of four threads
 constexpr int STRIDE = RANKS * WARPS * TILE;
 constexpr float LOWEST = -1e30f;
-
-struct Four { u32 x, y, z, w; };
 
 // Loads bypass the first-level cache, which may hold data of the previous step.
 __device__ __forceinline__ Four load(const u16* at) {
@@ -48,32 +41,6 @@ __device__ __forceinline__ i64 load_index(const void* at, i64 i, bool wide) {
   asm volatile("ld.global.cg.s32 %0, [%1];"
                : "=r"(v) : "l"(static_cast<const int*>(at) + i) : "memory");
   return v;
-}
-__device__ __forceinline__ float value(u32 bits) {
-#if BFLOAT16
-  return __uint_as_float(bits << 16);
-#else
-  float v;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(v) : "h"(u16(bits & 0xffff)));
-  return v;
-#endif
-}
-__device__ __forceinline__ u16 rounded(float v) {
-  u16 d;
-#if BFLOAT16
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(d) : "f"(v));
-#else
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(d) : "f"(v));
-#endif
-  return d;
-}
-__device__ __forceinline__ void unpack(Four bits, float* v) {
-  const u32 words[4] = {bits.x, bits.y, bits.z, bits.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    v[2 * i] = value(words[i] & 0xffff);
-    v[2 * i + 1] = value(words[i] >> 16);
-  }
 }
 __device__ __forceinline__ float power_of_two(float v) {
   float d;

@@ -187,13 +187,19 @@ def launch_config(
     return config
 
 
+def source_of(file: str) -> str:
+    """Return CUDA C++ of this package, behind what all kernels share."""
+    folder = files(__package__)
+    return "".join(folder.joinpath(n).read_text() for n in ("numbers.cuh", file))
+
+
 @cache
 def function_of(
     file: str, name: str, types: tuple[Any, ...], options: tuple[tuple[str, Any], ...],
     place: torch.device,
 ) -> Function:  # fmt: skip
     """Return a kernel of a file of this package for these values of its constants."""
-    source = files(__package__).joinpath(file).read_text()
+    source = source_of(file)
     defined = tuple(f"-D{key}={value}" for key, value in options)
     major, minor = torch.cuda.get_device_capability(place)
     code = compiled(source, defined, f"sm_{major}{minor}a")

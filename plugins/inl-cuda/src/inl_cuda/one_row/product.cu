@@ -21,10 +21,6 @@
 // used) leave free. The row is scaled to a largest magnitude of 1 and stored as float16,
 // in that order; sums are float32.
 
-typedef unsigned int u32;
-typedef unsigned short u16;
-typedef unsigned long long u64;
-
 constexpr int WARPS = THREADS / 32;
 constexpr int VECTORS = K / 8;  // of 8 columns
 constexpr int ROUNDS = (VECTORS + THREADS - 1) / THREADS;
@@ -37,8 +33,6 @@ constexpr int WIDTH = 128;  // columns of a group of 4-bit codes
 constexpr int X_BYTES = PLANES * PLANE;
 constexpr int TILE = 16;    // rows of the matrix
 constexpr int SLOT = THREADS * (64 + (INT4 ? 4 : 0));
-
-struct Four { u32 x, y, z, w; };
 
 // Copies 16 bytes to shared memory; zeros if there is nothing to copy.
 __device__ __forceinline__ void copy16(u32 to, const char* from, bool any) {
@@ -60,11 +54,6 @@ __device__ __forceinline__ Four load(const u16* from, int vector) {
 __device__ __forceinline__ void commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
-__device__ __forceinline__ float half_value(u16 bits) {
-  float v;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(v) : "h"(bits));
-  return v;
-}
 __device__ __forceinline__ float both(u32 pair) {
   return half_value(pair & 0xffff) + half_value(pair >> 16);
 }
@@ -72,30 +61,6 @@ __device__ __forceinline__ u32 half_pair(float low, float high) {
   u32 d;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
   return d;
-}
-__device__ __forceinline__ float value(u16 bits) {
-#if BFLOAT16
-  return __uint_as_float(u32(bits) << 16);
-#else
-  return half_value(bits);
-#endif
-}
-__device__ __forceinline__ u16 rounded(float v) {
-  u16 d;
-#if BFLOAT16
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(d) : "f"(v));
-#else
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(d) : "f"(v));
-#endif
-  return d;
-}
-__device__ __forceinline__ void unpack(Four bits, float* v) {
-  const u32 words[4] = {bits.x, bits.y, bits.z, bits.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    v[2 * i] = value(words[i] & 0xffff);
-    v[2 * i + 1] = value(words[i] >> 16);
-  }
 }
 
 // Adds the products of 16 rows, of which each thread has four columns of two, with x.
