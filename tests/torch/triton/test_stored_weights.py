@@ -238,15 +238,15 @@ def test_a_row_that_is_not_finite_stays_so(seed):
 
 
 def test_shifted_codes_keep_their_values(seed):
-    """Only elements far below the largest of their row are rounded."""
+    """Only elements that are subnormal at the scale of their row are rounded."""
     rng = np.random.default_rng(seed)
     blocks, values = stored(rng, 48, 96)
     w = packed("linear", "mxfp8", {"weight": blocks}, "bfloat16")
-    got = exact(w.matrix)
-    largest = np.abs(values).max(1, keepdims=True)
-    error = np.abs(got - values)
-    assert (error[np.abs(values) > largest * 2**-14] == 0).all()
-    assert (error <= largest * 2**-18).all()
+    scales = w.matrix.scales.double().cpu().numpy()[:, None]
+    assert (np.abs(values).max(1, keepdims=True) >= 224 * scales).all()
+    error = np.abs(exact(w.matrix) - values)
+    assert (error[np.abs(values) >= 2**-6 * scales] == 0).all()
+    assert (error <= 2**-10 * scales).all()
 
 
 def test_matrices_that_are_refused():

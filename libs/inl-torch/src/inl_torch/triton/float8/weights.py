@@ -2,7 +2,7 @@
 
 Each row of a matrix has a scale, as in files. Blocks of ``mxfp8`` have powers of two:
 their codes are shifted to the largest one of a row, which is exact but for elements
-below 2**-15 of the row's largest, at least.
+below 2**-6 times that one, which become multiples of 2**-9 times it.
 """
 
 from __future__ import annotations
