@@ -8,7 +8,7 @@ import pytest
 
 from inl import __version__
 from inl.plugin import load_registry
-from inl.plugin.discover import from_modules
+from inl.plugin.discover import from_modules, installed
 
 SOUND = """
 from inl.plugin import hookimpl
@@ -90,6 +90,26 @@ def test_installed_distributions_are_found(site, row_of):
     site.add("npu", SOUND, version="2.1")
     row = row_of(load_registry(modules=()), "npu")
     assert (row.package, row.status) == ("npu 2.1", "ready")
+
+
+def test_distributions_are_read_again_after_an_installation(site, monkeypatch):
+    """Once for each state of the folders: every start asks several times."""
+    read, before = [], metadata.entry_points
+
+    def counted():
+        read.append(1)
+        return before()
+
+    monkeypatch.setattr(metadata, "entry_points", counted)
+    site.add("first", SOUND)
+    names = {point.name for point in installed()[0]}
+    assert "first" in names
+    assert "second" not in names
+    installed()
+    assert len(read) == 1
+    site.add("second", SOUND)
+    assert {point.name for point in installed()[0]} >= {"first", "second"}
+    assert len(read) == 2
 
 
 def test_one_damaged_list_does_not_hide_the_others(site, row_of):

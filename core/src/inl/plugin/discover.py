@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inl.plugin.hooks import GROUP
@@ -108,6 +111,27 @@ def _origins(point: EntryPoint) -> Iterator[Origin]:
 
 def installed() -> tuple[list[EntryPoint], list[Origin]]:
     """Return the installed entry points, and origins of damaged entry-point lists.
+
+    Distributions are read again once a folder of ``sys.path`` has changed.
+    """
+    points, damaged = _installed(tuple(map(_folder, sys.path)))
+    return list(points), list(damaged)
+
+
+def _folder(name: str) -> tuple[str, int]:
+    """Return the absolute path and the time of the last change, 0 without a folder."""
+    path = Path(name).absolute()
+    try:
+        return str(path), path.stat().st_mtime_ns
+    except OSError:
+        return str(path), 0
+
+
+@lru_cache(maxsize=1)
+def _installed(
+    _folders: tuple[tuple[str, int], ...],
+) -> tuple[list[EntryPoint], list[Origin]]:
+    """Read every distribution: with hundreds of them, a tenth of a second.
 
     ``importlib.metadata`` fails at the first damaged list; the distributions are then
     read one by one.
