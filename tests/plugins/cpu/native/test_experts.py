@@ -76,9 +76,10 @@ def test_products_of_chosen_experts(native, rng, kind, mode):
 def test_a_result_has_the_same_bits_in_any_batch(native, rng, mode):
     """Those of a dense product with the expert alone, int8 with outliers included."""
     matrix, _ = packed(native, rng, "q4_k", 4, 48)
-    x = f32(rng.standard_normal((61, COLUMNS)) * rng.uniform(0.1, 3, (61, 1)))
+    x = f32(rng.standard_normal((161, COLUMNS)) * rng.uniform(0.1, 3, (161, 1)))
     x[::7, 3] = 90.0
-    ids = choices(rng, 61, 1, 4)
+    # More than a block, blocks of a few rows, and one of a single row.
+    ids = rng.permutation(i32([0] * 109 + [1] * 31 + [2] * 20 + [3])).reshape(161, 1)
     y = expert_linear(native, x, ids, matrix, 4, 48, flags=mode)
     size = matrix.memory.nbytes // 4
     for expert in range(4):

@@ -189,6 +189,34 @@ def test_results_of_a_row_are_independent_of_the_batch(native, rng, mode):
         assert np.array_equal(alone, together[:rows])
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_int8_rows_get_the_bits_of_one(native, rng, kind):
+    """Weights may be decoded once for many rows; some groups have outliers."""
+    matrix, _ = packed(native, rng, kind, 53, 512)
+    x, bias = f32(rng.standard_normal((109, 512))), f32(rng.standard_normal(53))
+    x[::5, 7] = 60.0
+
+    def product(rows):
+        return native.linear(rows.copy(), matrix, bias=bias, mode=Flag.X_INT8)
+
+    alone = np.concatenate([product(x[row : row + 1]) for row in range(109)])
+    for rows in (8, 11, 12, 13, 23, 24, 31, 96, 97, 98, 109):
+        assert np.array_equal(product(x[:rows]), alone[:rows])
+
+
+@pytest.mark.parametrize("kind", ["q4_1", "q5_0", "q6_k", "q8_0"])
+def test_many_gated_int8_rows_get_the_bits_of_one(native, rng, kind):
+    matrix, _ = packed(native, rng, kind, 96, 256)
+    x = f32(rng.standard_normal((31, 256)))
+
+    def product(rows):
+        flags = {"mode": Flag.X_INT8, "flags": Flag.GATE_SILU}
+        return native.linear(rows.copy(), matrix, columns=41, **flags)
+
+    alone = np.concatenate([product(x[row : row + 1]) for row in range(31)])
+    assert np.array_equal(product(x), alone)
+
+
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "q4_1", "q6_k"])
 @pytest.mark.parametrize("rows", [1, 4, 5, 40, 200])
 def test_results_are_equal_for_any_number_of_threads(lib, native, rng, kind, rows):

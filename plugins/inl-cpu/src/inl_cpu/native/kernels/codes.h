@@ -39,6 +39,7 @@ inline I plane_codes(const char *run, int step) {
 template <int LOW, int HIGH>
 struct PlaneCodes {
     static constexpr int LARGEST = (1 << (LOW + HIGH)) - 1;
+    static constexpr bool DECODED = false;
     static constexpr int WORD = LOW == 4 && HIGH == 0 ? 8 : 4;
 
     explicit PlaneCodes(const inl_matrix &) {}
@@ -58,6 +59,7 @@ struct PlaneCodes {
 template <int LOW, int HIGH>
 struct TableCodes {
     static constexpr int LARGEST = 255;
+    static constexpr bool DECODED = false;
     static constexpr int WORD = 4;
     I table;
 

@@ -93,9 +93,17 @@ int64_t expert_linear_chunks(args::ExpertLinear op) {
     return ceil_div(expert_units(op), expert_units_per_chunk(op)) * expert_blocks(op);
 }
 
+/* Bytes of the panels of a unit, 0 if no expert can have as many rows. */
+int64_t expert_panels(args::ExpertLinear op) {
+    const int64_t rows = op.slots() < BLOCK_ROWS ? op.slots() : BLOCK_ROWS;
+    if (!uses_panels(op.matrix(), op.flags(), rows)) return 0;
+    return expert_unit_tiles(op) * panel_bytes(op.matrix());
+}
+
 Scratch expert_linear_scratch(args::ExpertLinear op) {
-    const int64_t row = RowShape(op.matrix(), op.flags()).bytes();
-    return {op.slots() * row, aligned(ExpertPlan::bytes(op))};
+    const int64_t row = RowShape(op.matrix(), op.flags()).bytes(),
+                  plan = aligned(ExpertPlan::bytes(op));
+    return {op.slots() * row, plan + expert_panels(op)};
 }
 
 /* The encoded tile of a block that contains a row. */
@@ -118,22 +126,42 @@ void encode_experts_body(args::ExpertLinear op, int64_t chunk, Worker &worker) {
     }
 }
 
-/* Multiply 16 columns of y for the slots of a tile. */
-void multiply_expert_unit(args::ExpertLinear op, const char *weights, int64_t unit,
-                          const int32_t *slots, const TileView<> &x) {
-    const inl_matrix &m = op.matrix();
+/* Store 16 columns of y for the slots of a tile. */
+void store_expert_unit(args::ExpertLinear op, int64_t unit, const int32_t *slots,
+                       int rows, const F *sums, const F *up) {
     const int64_t first = unit * INL_LANES;
-    if (first >= op.width()) return;
     const bool gated = op.flags() & INL_GATE_MASK;
-    F sums[MAX_TILE_ROWS], up[MAX_TILE_ROWS];
-    weights += unit * expert_unit_tiles(op) * tile_bytes(m);
-    multiply_tile(m, weights, x, sums);
-    if (gated) multiply_tile(m, weights + tile_bytes(m), x, up);
     const int n = lanes_left(first, op.width());
-    for (int r = 0; r < x.rows; r++) {
+    for (int r = 0; r < rows; r++) {
         float *y = op.y() + slots[r] * op.width() + first;
         store_first(y, gated ? mul(activation(sums[r], op.flags()), up[r]) : sums[r],
                     n);
+    }
+}
+
+void multiply_expert_unit(args::ExpertLinear op, const char *weights, int64_t unit,
+                          const int32_t *slots, const TileView<> &x) {
+    const inl_matrix &m = op.matrix();
+    F sums[MAX_TILE_ROWS], up[MAX_TILE_ROWS];
+    multiply_tile(m, weights, x, sums);
+    if (expert_unit_tiles(op) == 2) multiply_tile(m, weights + tile_bytes(m), x, up);
+    store_expert_unit(op, unit, slots, x.rows, sums, up);
+}
+
+/* The same for the many rows of a block, with panels. */
+void multiply_expert_with_panels(args::ExpertLinear op, const char *weights,
+                                 int64_t unit, const int32_t *slots,
+                                 const ExpertBlock &block, const RowShape &shape,
+                                 Worker &worker) {
+    UnitPanels panels(op.matrix(), expert_unit_tiles(op), weights,
+                      worker.own + aligned(ExpertPlan::bytes(op)));
+    F sums[MAX_TILE_ROWS], up[MAX_TILE_ROWS];
+    for (int64_t row = 0; row < block.rows;) {
+        const RowTile tile = tile_with(row, block.rows);
+        panels.multiply(expert_view(block, tile, shape, worker.shared), block.rows, sums,
+                        up);
+        store_expert_unit(op, unit, slots + tile.start, tile.rows, sums, up);
+        row = tile.start + tile.rows;
     }
 }
 
@@ -155,11 +183,22 @@ void expert_linear_body(args::ExpertLinear op, int64_t chunk, Worker &worker) {
     const RowShape shape(m, op.flags());
     const char *weights = static_cast<const char *>(m.data) +
                           block.expert * (tiles_of(m) / op.experts()) * tile_bytes(m);
+    const int64_t bytes = expert_unit_tiles(op) * tile_bytes(m),
+                  last = ceil_div(op.width(), INL_LANES),
+                  end = units.to < last ? units.to : last;
+    if constexpr (PANEL_ROWS > 0)
+        if (uses_panels(m, op.flags(), block.rows)) {
+            for (int64_t unit = units.from; unit < end; unit++)
+                multiply_expert_with_panels(op, weights + unit * bytes, unit, slots,
+                                            block, shape, worker);
+            return;
+        }
     for (int64_t row = 0; row < block.rows;) {
         const RowTile tile = tile_with(row, block.rows);
         const TileView<> x = expert_view(block, tile, shape, worker.shared);
-        for (int64_t unit = units.from; unit < units.to; unit++)
-            multiply_expert_unit(op, weights, unit, slots + tile.start, x);
+        for (int64_t unit = units.from; unit < end; unit++)
+            multiply_expert_unit(op, weights + unit * bytes, unit, slots + tile.start,
+                                 x);
         row = tile.start + tile.rows;
     }
 }

@@ -6,6 +6,7 @@
 #include "kernels/elementary.h"
 #include "kernels/encode.h"
 #include "kernels/norm_rope.h"
+#include "kernels/panel.h"
 #include "kernels/span.h"
 #include "kernels/tiles.h"
 #include "runtime/instructions.h"
@@ -17,7 +18,8 @@ namespace {
 
 /* Up to this many rows, each thread encodes x for itself, which saves a barrier. */
 constexpr int64_t PRIVATE_ROWS = 4;
-/* Rows of a chunk, and its weight bytes: all rows reuse weights from the L2 cache. */
+/* Most rows of a chunk, and its weight bytes: all rows reuse weights from the L2
+ * cache. */
 constexpr int64_t BLOCK_ROWS = 96;
 constexpr int64_t BLOCK_BYTES = 49152;
 constexpr int64_t MIN_CHUNKS = 12;
@@ -44,6 +46,15 @@ int64_t chunk_units(int64_t units, int64_t bytes, int64_t blocks, bool few) {
     return size;
 }
 
+/* Rows of a chunk: about as many in the last one, which decodes weights as well. */
+int64_t block_rows(int64_t rows) {
+    if (rows <= BLOCK_ROWS) return BLOCK_ROWS;
+    const int64_t blocks = ceil_div(rows, BLOCK_ROWS);
+    return ceil_div(ceil_div(rows, blocks), MAX_TILE_ROWS) * MAX_TILE_ROWS;
+}
+
+int64_t block_count(int64_t rows) { return ceil_div(rows, block_rows(rows)); }
+
 bool encodes_privately(args::Linear op) { return op.rows() <= PRIVATE_ROWS; }
 
 /* Tiles of a unit: with a gate, one of gate and one of up. */
@@ -53,12 +64,11 @@ int64_t unit_count(args::Linear op) { return tiles_of(op.matrix()) / unit_tiles(
 
 int64_t units_per_chunk(args::Linear op) {
     return chunk_units(unit_count(op), tile_bytes(op.matrix()) * unit_tiles(op),
-                       ceil_div(op.rows(), BLOCK_ROWS), op.rows() <= PRIVATE_ROWS);
+                       block_count(op.rows()), op.rows() <= PRIVATE_ROWS);
 }
 
 int64_t linear_chunks(args::Linear op) {
-    return ceil_div(unit_count(op), units_per_chunk(op)) *
-           ceil_div(op.rows(), BLOCK_ROWS);
+    return ceil_div(unit_count(op), units_per_chunk(op)) * block_count(op.rows());
 }
 
 /* Parts of the columns for encoding: with few rows a thread would have no work. */
@@ -69,10 +79,18 @@ int64_t encode_chunks(args::Linear op) {
     return ceil_div(op.rows(), MAX_TILE_ROWS) * encode_parts(op);
 }
 
+/* Bytes of the panels of a unit, 0 without. */
+int64_t unit_panels(args::Linear op) {
+    if (!uses_panels(op.matrix(), op.flags(), op.rows())) return 0;
+    return unit_tiles(op) * panel_bytes(op.matrix());
+}
+
 Scratch linear_scratch(args::Linear op) {
     const int64_t rows = op.rows() * RowShape(op.matrix(), op.flags()).bytes();
     const int64_t row = aligned(4 * op.matrix().columns);
-    return encodes_privately(op) ? Scratch{0, rows + row} : Scratch{rows, row};
+    if (encodes_privately(op)) return {0, rows + row};
+    const int64_t panels = unit_panels(op);
+    return {rows, panels > row ? panels : row};
 }
 
 /* Row ``at`` of the left operand: a row of x, or its normalization in ``buffer``.
@@ -143,19 +161,40 @@ void prefetch_y(args::Linear op, int64_t unit, const RowTile &rows) {
                            1);
 }
 
+void store_unit(args::Linear op, int64_t unit, const RowTile &rows, const F *sums,
+                const F *up) {
+    if (op.flags() & INL_GATE_MASK) return store_gated(op, unit, rows, sums, up);
+    store_sums(op, unit, rows, sums);
+}
+
+const char *unit_weights(args::Linear op, int64_t unit) {
+    return static_cast<const char *>(op.matrix().data) +
+           unit * unit_tiles(op) * tile_bytes(op.matrix());
+}
+
 void multiply_unit(args::Linear op, int64_t unit, const RowTile &rows,
                    const TileView<> &x) {
     const inl_matrix &m = op.matrix();
-    const char *weights = static_cast<const char *>(m.data);
+    const char *weights = unit_weights(op, unit);
     F sums[MAX_TILE_ROWS], up[MAX_TILE_ROWS];
     prefetch_y(op, unit, rows);
-    if (op.flags() & INL_GATE_MASK) {
-        multiply_tile(m, weights + 2 * unit * tile_bytes(m), x, sums);
-        multiply_tile(m, weights + (2 * unit + 1) * tile_bytes(m), x, up);
-        store_gated(op, unit, rows, sums, up);
-    } else {
-        multiply_tile(m, weights + unit * tile_bytes(m), x, sums);
-        store_sums(op, unit, rows, sums);
+    multiply_tile(m, weights, x, sums);
+    if (unit_tiles(op) == 2) multiply_tile(m, weights + tile_bytes(m), x, up);
+    store_unit(op, unit, rows, sums, up);
+}
+
+/* The same for many rows, with panels. */
+void multiply_with_panels(args::Linear op, int64_t unit, const Span &span,
+                          const RowShape &shape, Worker &worker) {
+    UnitPanels panels(op.matrix(), unit_tiles(op), unit_weights(op, unit), worker.own);
+    F sums[MAX_TILE_ROWS], up[MAX_TILE_ROWS];
+    for (int64_t row = span.from; row < span.to;) {
+        const RowTile rows = tile_with(row, op.rows());
+        prefetch_y(op, unit, rows);
+        panels.multiply({worker.shared + rows.start * shape.bytes(), shape, rows.rows},
+                        span.count(), sums, up);
+        store_unit(op, unit, rows, sums, up);
+        row = rows.start + rows.rows;
     }
 }
 
@@ -165,7 +204,7 @@ struct LinearChunk {
 
     LinearChunk(args::Linear op, int64_t chunk)
         : units(chunk % columns(op), units_per_chunk(op), unit_count(op)),
-          rows(chunk / columns(op), BLOCK_ROWS, op.rows()) {}
+          rows(chunk / columns(op), block_rows(op.rows()), op.rows()) {}
 
     static int64_t columns(args::Linear op) {
         return ceil_div(unit_count(op), units_per_chunk(op));
@@ -184,6 +223,12 @@ void linear_body(args::Linear op, int64_t chunk, Worker &worker) {
                         reinterpret_cast<float *>(buffer), chunk == 0);
     }
     const LinearChunk work(op, chunk);
+    if constexpr (PANEL_ROWS > 0)
+        if (unit_panels(op) > 0) {
+            for (int64_t unit = work.units.from; unit < work.units.to; unit++)
+                multiply_with_panels(op, unit, work.rows, shape, worker);
+            return;
+        }
     for (int64_t row = work.rows.from; row < work.rows.to;) {
         const RowTile rows = tile_with(row, op.rows());
         const TileView<> x{encoded + rows.start * shape.bytes(), shape, rows.rows};

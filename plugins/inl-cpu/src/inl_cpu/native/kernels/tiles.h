@@ -20,14 +20,18 @@
 namespace inl {
 namespace {
 
+/* Prefetch lines into the L2 cache. */
+inline void prefetch_lines(const char *p, int64_t bytes) {
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + at, 0, 2);
+}
+
 /* Prefetch every line of the weights ahead of those that R rows are multiplied with,
  * into the L2 cache: decoding the weights takes the time in which the hardware
  * prefetcher would need the next read. */
 template <int R>
 inline void prefetch(const char *p, int64_t bytes) {
     constexpr int64_t AHEAD = R <= 4 ? 6144 : 8192;
-    for (int64_t at = 0; at < bytes; at += 64)
-        __builtin_prefetch(p + AHEAD + at, 0, 2);
+    prefetch_lines(p + AHEAD, bytes);
 }
 
 /* The same address, without the compiler knowing it: what was computed from it before
@@ -39,8 +43,8 @@ inline const char *hidden(const char *p) {
 
 /* Add the dot products of a group of a run, of columns 4 * first .., to the sums. */
 template <class C, int R, int GROUP>
-inline void integer_group(const C &codes, const char *run, int first, const int8_t *x,
-                          I *sums) {
+__attribute__((always_inline)) inline void
+add_products(const C &codes, const char *run, int first, const int8_t *x, I *sums) {
     using D = Dot<C::LARGEST>;
     constexpr int STEPS = GROUP / 4, PART = D::STEPS < STEPS ? D::STEPS : STEPS;
     for (int from = 0; from < STEPS; from += PART) {
@@ -57,6 +61,13 @@ inline void integer_group(const C &codes, const char *run, int first, const int8
         }
         for (int r = 0; r < R; r++) sums[r] = D::end(sums[r], part[r]);
     }
+}
+
+/* The same. Decoding takes registers, so that the compiler chooses what is a call. */
+template <class C, int R, int GROUP>
+inline void integer_group(const C &codes, const char *run, int first, const int8_t *x,
+                          I *sums) {
+    add_products<C, R, GROUP>(codes, run, first, x, sums);
 }
 
 /* The rows of x of a tile as integers, and the sums of their products with a tile of
@@ -85,18 +96,25 @@ struct IntegerSums {
     static I start(int32_t sum) {
         return Dot<C::LARGEST>::CENTERED ? zeros() : set_int(sum);
     }
+    __attribute__((always_inline)) inline void
+    products(const char *run, int first, const int8_t *x, I *sums) const {
+        if constexpr (C::DECODED || R == 1)
+            add_products<C, R, GROUP>(codes, run, first, x, sums);
+        else
+            integer_group<C, R, GROUP>(codes, run, first, x, sums);
+    }
     /* Add group g of x, which is the group at column 4 * first of a run. */
     inline void add_group(const char *run, int first, int64_t g, F scale, F offset) {
         I group[R];
         for (int r = 0; r < R; r++)
             group[r] = PLANES == 2 ? zeros() : start(starts[g * R + r]);
-        integer_group<C, R, GROUP>(codes, run, first, upper + g * GROUP * R, group);
+        products(run, first, upper + g * GROUP * R, group);
         if (PLANES == 2 || flags[g * R] != 0) {
             const int32_t *begin = PLANES == 2 ? starts : seconds;
             for (int r = 0; r < R; r++)
                 group[r] = add(shift_left(group[r], 7), start(begin[g * R + r]));
-            integer_group<C, R, GROUP>(codes, PLANES == 1 ? hidden(run) : run, first,
-                                       lower + g * GROUP * R, group);
+            products(PLANES == 1 ? hidden(run) : run, first, lower + g * GROUP * R,
+                     group);
             if (PLANES == 1) scale = mul(scale, set(1.0f / 128));
         }
         for (int r = 0; r < R; r++)

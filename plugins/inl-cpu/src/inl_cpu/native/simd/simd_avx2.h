@@ -12,6 +12,12 @@ namespace {
 
 constexpr int MAX_TILE_ROWS = 4;
 constexpr int ATTENTION_ROWS = 4;
+/* Fewest rows for which weights are decoded once for all of them; 0: never. */
+#if defined(INL_ISA_AVX_VNNI)
+constexpr int64_t PANEL_ROWS = 0;
+#else
+constexpr int64_t PANEL_ROWS = 12;
+#endif
 
 struct F {
     __m256 a, b;

@@ -11,6 +11,7 @@ namespace {
 
 constexpr int MAX_TILE_ROWS = 12;
 constexpr int ATTENTION_ROWS = 8;
+constexpr int64_t PANEL_ROWS = 0; /* panels of weights: never */
 
 using F = __m512;
 using I = __m512i;

@@ -13,6 +13,7 @@ namespace {
 
 constexpr int MAX_TILE_ROWS = 2;
 constexpr int ATTENTION_ROWS = 3;
+constexpr int64_t PANEL_ROWS = 0; /* panels of weights: never */
 
 struct F {
     float32x4_t v[4];

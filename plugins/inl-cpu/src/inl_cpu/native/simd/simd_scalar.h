@@ -12,6 +12,7 @@ namespace {
 constexpr int MAX_TILE_ROWS =
     2; /* rows of x multiplied with a tile of weights at a time */
 constexpr int ATTENTION_ROWS = 2; /* queries multiplied with a tile of keys at a time */
+constexpr int64_t PANEL_ROWS = 0; /* panels of weights: never */
 
 struct F {
     float v[16];
