@@ -12,13 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from depth import mostly_drawn
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = {
     path.parent.name if path.parent.name != "core" else "inl-core": path.parent
     for pattern in ("core", "libs/*", "plugins/*", "examples/*")
     for path in sorted(ROOT.glob(f"{pattern}/pyproject.toml"))
 }
-VERSIONS = ("3.11", pytest.param("3.12", marks=pytest.mark.long), "3.13")
+VERSIONS = ("3.11", "3.12", "3.13")
 OFFLINE = re.compile(
     r"Name or service not known|Temporary failure|Max retries|timed out"
 )
@@ -86,28 +88,34 @@ def test_each_package_brings_the_license_of_the_whole(name):
     assert text == (ROOT / "LICENSE").read_bytes()
 
 
-def interpreter(version):
-    """A Python of this version on the path, or one that pyenv keeps."""
+def places(version):
+    """Pythons that may have this version: on the path, and those that pyenv keeps."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
-    places = [
-        shutil.which(f"python{version}"),
-        *sorted(pyenv.glob(f"versions/{version}.*/bin/python")),
-    ]
-    for place in filter(None, places):
+    found = shutil.which(f"python{version}")
+    kept = sorted(pyenv.glob(f"versions/{version}.*/bin/python"))
+    return [*([found] if found else []), *kept]
+
+
+def interpreter(version):
+    """A Python of this version, if there is one."""
+    for place in places(version):
         done = run(place, "-c", "import sys; print('%d.%d' % sys.version_info[:2])")
         if done.stdout.strip() == version:
             return place
     return None
 
 
-@pytest.fixture(params=VERSIONS)
+PRESENT = [version for version in VERSIONS if places(version)]
+
+
+@pytest.fixture(params=mostly_drawn(PRESENT or VERSIONS))
 def installed(request, wheels, tmp_path):
     """Folder of a fresh environment with the core, the toy and the bare plugins."""
     python = interpreter(request.param)
     if python is None:
         pytest.skip(f"there is no Python {request.param} on this machine")
     assert run(python, "-m", "venv", tmp_path).returncode == 0
-    pip = [tmp_path / "bin" / "python", "-m", "pip", "install", "-q"]
+    pip = [tmp_path / "bin" / "python", "-m", "pip", "install", "-q", "--no-compile"]
     pip += ["--disable-pip-version-check", "--find-links", wheels]
     done = run(*pip, "inl-core[cli]", "inl-toy", "inl-cpu")
     if done.returncode and OFFLINE.search(done.stdout + done.stderr):

@@ -10,6 +10,8 @@ run has passed needs only ``-m "full or scaled"``.
 from __future__ import annotations
 
 import os
+import secrets
+from random import Random
 
 import pytest
 from hypothesis import settings
@@ -29,6 +31,10 @@ def scaled(quick, full, long=None):
     if DEPTH == "long" and long is not None:
         return long
     return quick if DEPTH == "quick" else full
+
+
+RUN = os.environ.get("PYTEST_XDIST_TESTRUNUID") or secrets.token_hex(8)
+"""Differs between runs, and is equal in the processes of one run."""
 
 
 # A deadline for each example would fail on a busy machine.
@@ -52,3 +58,21 @@ def mostly_full(values, quick=1, mark=pytest.mark.full):
 def mostly_long(values):
     """Parametrize over ``values``: the first of them at every depth, others at long."""
     return mostly_full(values, mark=pytest.mark.long)
+
+
+def drawn(values):
+    """Return one of ``values``, another one in other runs."""
+    values = list(values)
+    return Random(f"{RUN} {values}").choice(values)
+
+
+def mostly_drawn(values):
+    """Parametrize over ``values``: one drawn for each run, and all of them at long."""
+    one = drawn(values)
+    return [value if value == one else only_long(value) for value in values]
+
+
+def only_long(value):
+    """A parameter, or a tuple of them, at long depth."""
+    several = value if isinstance(value, tuple) else (value,)
+    return pytest.param(*several, marks=pytest.mark.long)

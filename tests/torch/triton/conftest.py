@@ -23,9 +23,14 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent))
 
 if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton"):
+    import interpreter_speed
     import torch
     import triton.language as tl
     from triton.runtime import interpreter
+
+    # For such small tensors, a second thread takes longer to start than to compute.
+    torch.set_num_threads(1)
+    interpreter_speed.apply()
 
     plain_patch = interpreter._patch_lang
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from depth import scaled
+from depth import drawn, scaled
 
 SCRIPT = Path(__file__).with_name("compile_kernels.py")
 LDS = 64 << 10
@@ -57,7 +57,10 @@ SEARCH_BYTES = 1 << 10
 threads: with as many threads as accumulators nothing else is exchanged."""
 
 LONG = ("cuda:80", "cuda:100", "hip:gfx90a", "hip:gfx950", "hip:gfx1201")
-"""Chips of ``make test-long``, beside those that every run compiles for."""
+"""Chips of ``make test-long``, beside those that other runs compile for."""
+
+UNDRAWN = tuple({*LANES} - {drawn(LANES)})
+"""A run compiles all kernels for one of the two."""
 
 SECONDS = 60
 """Most seconds to compile one kernel, on a slow processor."""
@@ -124,7 +127,7 @@ def most_spills(kernel, *, amd):
     return MORE_STACK.get(kernel, STACK)
 
 
-@pytest.mark.parametrize("target", targets())
+@pytest.mark.parametrize("target", targets(long=(*LONG, *UNDRAWN)))
 def test_every_kernel_compiles_and_fits(target):
     dims = ["64", "128"] if target in BOTH_SIZES else ["64"]
     dtypes = WIDE.get(target, ["bfloat16"])

@@ -1,4 +1,4 @@
-"""The Triton kernels without a GPU: tests in Triton's interpreter, in a subprocess."""
+"""The Triton kernels without a GPU: tests in Triton's interpreter, in subprocesses."""
 
 from __future__ import annotations
 
@@ -16,10 +16,16 @@ LONG = ("test_float8.py", "test_packed.py")
 """Take minutes; for Hopper GPUs, and used on request only: ``make test-long``."""
 
 FILES = [
-    pytest.param(path.name, marks=pytest.mark.long if path.name in LONG else ())
+    path.name
     for path in sorted(HERE.parent.glob("test_*.py"))
     if path != HERE and "from triton_place import" in path.read_text()
 ]
+BATCHES = 4
+"""Processes of the other files. Each takes seconds to start."""
+
+SHORT = [name for name in FILES if name not in LONG]
+PARTS = [SHORT[at::BATCHES] for at in range(BATCHES)]
+PARTS += [pytest.param([name], marks=pytest.mark.long) for name in LONG]
 
 
 @pytest.mark.skipif(
@@ -29,11 +35,12 @@ FILES = [
 @pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") == "1", reason="already in the interpreter"
 )
-@pytest.mark.parametrize("file", FILES)
-def test_every_kernel_in_the_interpreter(file):
-    path = str(Path(__file__).with_name(file))
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("files", PARTS, ids=" ".join)
+def test_every_kernel_in_the_interpreter(files):
+    paths = [str(HERE.with_name(name)) for name in files]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", path],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *paths],
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,

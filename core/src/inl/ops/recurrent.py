@@ -20,6 +20,9 @@ from inl.spec.step import Array, Step
 LENGTH_EPS = 1e-6
 """Added to the squared length of queries and keys before its square root."""
 
+LEAST_COSINE = 0.25
+"""Of the angle between a query and its key in the cases of :data:`delta_rule`."""
+
 
 class Taps(NamedTuple):
     """Parameters of :data:`causal_conv`."""
@@ -108,11 +111,24 @@ def causal_conv(x: Array, table: Array, step: Step, w: Taps) -> tuple[Array, Arr
     return out, updated
 
 
+def _decided_queries(q: Any, k: Any) -> Any:
+    """Turn queries toward their key where they are nearly orthogonal to it.
+
+    A first token reads ``(q @ k) * change``: the error of that sum of d products of
+    unit vectors, relative to it, is the unit roundoff times up to ``1 / |cos(q, k)|``.
+    """
+    lengths = [np.sqrt(np.square(each).sum(-1, keepdims=True)) for each in (q, k)]
+    cosine = (q * k).sum(-1, keepdims=True) / (lengths[0] * lengths[1])
+    toward = np.copysign(lengths[0] / lengths[1], cosine) * k
+    return np.where(np.abs(cosine) < LEAST_COSINE, q + toward, q)
+
+
 def _delta_cases(rng: np.random.Generator) -> Iterable[Case]:
     for keys, heads, dim, width in ((1, 1, 4, 6), (2, 4, 8, 5)):
         for name, step in _steps(rng):
             tokens = step.tokens.shape[0]
             q, k = rng.standard_normal((2, tokens, keys, dim))
+            q = _decided_queries(q, k)
             v = rng.standard_normal((tokens, heads, width))
             a, b = rng.standard_normal((2, tokens, heads))
             table = rng.standard_normal((6, heads, dim, width))
