@@ -90,7 +90,8 @@ def _byte_level_rules(fields: Fields, tokens: Sequence[str], bos: str, eos: str)
 
 def _plain_bpe(fields: Fields, tokens: Sequence[str], bos: str, eos: str) -> PlainBpe:
     """Build byte-level BPE in Python."""
-    from inl.text.plain_bpe import PlainBpe, TextFrame
+    from inl.text.plain_bpe import PlainBpe
+    from inl.text.plain_rules import TextFrame
 
     vocabulary, name = _token_ids(fields, tokens), _pre_tokenizer_name(fields)
     control, visible = _added_tokens(fields, tokens)
@@ -128,7 +129,7 @@ def _plain_scored(fields: Fields, tokens: Sequence[str], bos: str, eos: str) -> 
 
     Those of a vocabulary with unusually long added tokens are built by the latter.
     """
-    from inl.text.plain_bpe import TextFrame
+    from inl.text.plain_rules import TextFrame
     from inl.text.plain_scored import PlainScored
 
     texts = list(tokens)

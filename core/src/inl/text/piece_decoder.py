@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from inl.text.plain_bpe import MAX_ID
+from inl.text.plain_rules import MAX_ID
 from inl.text.tokenizer import SPACE
 
 BYTE: Final = re.compile(r"<0x(\+[0-9A-Fa-f]|[0-9A-Fa-f]{2})>")

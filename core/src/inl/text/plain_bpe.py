@@ -14,8 +14,16 @@ from copy import copy
 from functools import cache, lru_cache
 from heapq import heapify, heappop, heappush
 from itertools import groupby
-from typing import Final, NamedTuple, final
+from typing import Final, final
 
+from inl.text.plain_rules import (
+    CACHED_WORDS,
+    MAX_ID,
+    Encoded,
+    PlainRules,
+    TextFrame,
+    check_text,
+)
 from inl.text.spelling import LETTERS, bytes_of
 
 WHITE: Final = (
@@ -26,25 +34,9 @@ WHITE: Final = (
 CLASS: Final = re.compile(r"\\p\{(\w+)\}|\\([sS])|\\.|\[\^?|\]", re.DOTALL)
 """Matches the parts of a pattern to translate, escapes, and set brackets."""
 
-CACHED_WORDS: Final = 1 << 14
-MAX_ID: Final = 2**32 - 1
-
-
-class Encoded(NamedTuple):
-    """Result of :meth:`PlainBpe.encode`."""
-
-    ids: list[int]
-
-
-class TextFrame(NamedTuple):
-    """Ids that are added before and after a text."""
-
-    before: Sequence[int] = ()
-    after: Sequence[int] = ()
-
 
 @final
-class PlainBpe:
+class PlainBpe(PlainRules):
     """Byte-level BPE with the interface of ``tokenizers.Tokenizer``.
 
     vocabulary: token in GPT-2's byte letters -> id; ids are unique. added: tokens that
@@ -65,14 +57,13 @@ class PlainBpe:
         whole_words: bool = False,
         composed: bool = False,
     ) -> None:
-        self._ids = vocabulary
+        super().__init__(vocabulary, frame)
         self._tokens = {index: token for token, index in vocabulary.items()}
         self._ranks = dict(_ranked(vocabulary, merges))
         self._patterns = [re.compile(translated(each)) for each in patterns]
         self._added_tokens = list(added)
         self._added = _any_of(self._added_tokens)
         self._special = frozenset(special)
-        self._frame = frame or TextFrame()
         self._whole_words, self._composed = whole_words, composed
         self._word_ids = lru_cache(CACHED_WORDS)(self._encode_word)
 
@@ -83,29 +74,17 @@ class PlainBpe:
         rules._added = _any_of(t for t in self._added_tokens if ids[t] not in special)
         return rules
 
-    # The parameter is that of ``tokenizers``: added tokens are in the vocabulary here.
-    def get_vocab_size(self, with_added_tokens: bool = True) -> int:  # noqa: ARG002
-        """Number of ids."""
-        return len(self._ids)
-
-    def token_to_id(self, token: str) -> int | None:
-        """Return the id of a token in the vocabulary's spelling."""
-        return self._ids.get(token)
-
     def encode(self, text: str, add_special_tokens: bool = True) -> Encoded:
         """Encode ``text``; raises :class:`TypeError` if UTF-8 cannot encode it."""
-        try:
-            text.encode()
-        except (AttributeError, UnicodeEncodeError) as error:
-            raise TypeError("text cannot be encoded as UTF-8") from error
-        ids = list(self._frame.before) if add_special_tokens else []
+        check_text(text)
+        ids: list[int] = []
         at = 0
         for match in self._added.finditer(text):
             ids += self._encode_plain(text[at : match.start()])
             ids.append(self._ids[match.group()])
             at = match.end()
         ids += self._encode_plain(text[at:])
-        return Encoded([*ids, *self._frame.after] if add_special_tokens else ids)
+        return self._frame.around(ids, add_special_tokens)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Decode ids to text; raises :class:`OverflowError` for one above 2**32 - 1."""

@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Final, final
 
 from inl.errors import InlError, MissingPackage
 from inl.text.piece_decoder import PieceDecoder
-from inl.text.plain_bpe import CACHED_WORDS, Encoded, TextFrame
+from inl.text.plain_rules import (
+    CACHED_WORDS,
+    Encoded,
+    PlainRules,
+    TextFrame,
+    check_text,
+)
 from inl.text.scored_bpe import MAX_PIECE
 from inl.text.tokenizer import SPACE
 
@@ -47,7 +53,7 @@ left id, right id: sorts in the order in which pairs merge."""
 
 
 @final
-class PlainScored:
+class PlainScored(PlainRules):
     """SentencePiece BPE with the interface of ``tokenizers.Tokenizer``.
 
     tokens: text of each id, each once. ids: id of each text. scores: score of each id
@@ -70,8 +76,8 @@ class PlainScored:
         frame: TextFrame | None = None,
         long: Callable[[], tokenizers.Tokenizer] | None = None,
     ) -> None:
+        super().__init__(ids, frame)
         self._tokens, self._scores = tokens, scores
-        self._ids = ids
         self._unknown = self._ids[unknown]
         self._bytes = _byte_ids(self._ids)
         self._prefix = SPACE if space_prefix else ""
@@ -80,7 +86,6 @@ class PlainScored:
         self._added = AddedTokens(
             tokens[index] for index in (*sorted(self._special), *visible)
         )
-        self._frame = frame or TextFrame()
         self._plain = False
         self._long = long
         self._built: dict[bool, tokenizers.Tokenizer] = {}
@@ -102,31 +107,15 @@ class PlainScored:
         rules._plain = True
         return rules
 
-    # The parameter is that of ``tokenizers``: added tokens are in the vocabulary here.
-    def get_vocab_size(self, with_added_tokens: bool = True) -> int:  # noqa: ARG002
-        """Number of ids."""
-        return len(self._ids)
-
-    def get_vocab(self) -> dict[str, int]:
-        """Return token -> id."""
-        return dict(self._ids)
-
-    def token_to_id(self, token: str) -> int | None:
-        """Return the id of a token in the vocabulary's spelling."""
-        return self._ids.get(token)
-
     def encode(self, text: str, add_special_tokens: bool = True) -> Encoded:
         """Encode ``text``; raises :class:`TypeError` if UTF-8 cannot encode it."""
-        try:
-            text.encode()
-        except (AttributeError, UnicodeEncodeError) as error:
-            raise TypeError("text cannot be encoded as UTF-8") from error
+        check_text(text)
         if (rules := self._faster(len(text))) is not None:
             (encoding,) = rules.encode_batch_fast(
                 [text], add_special_tokens=add_special_tokens
             )
             return Encoded(list(encoding.ids))
-        ids = list(self._frame.before) if add_special_tokens else []
+        ids: list[int] = []
         at = 0
         for start, stop in self._added.spans(text):
             index = self._ids[text[start:stop]]
@@ -136,7 +125,7 @@ class PlainScored:
             ids.append(index)
             at = stop
         self._encode_plain(text[at:], ids)
-        return Encoded([*ids, *self._frame.after] if add_special_tokens else ids)
+        return self._frame.around(ids, add_special_tokens)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Decode ids to text; raises :class:`OverflowError` for one above 2**32 - 1."""
