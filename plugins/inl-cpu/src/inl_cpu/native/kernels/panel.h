@@ -20,11 +20,26 @@ namespace inl {
 namespace {
 
 constexpr int64_t VECTOR = 4 * INL_LANES;
-constexpr int64_t PANEL_CODES = RUN * INL_LANES;
+
+/* The codes of a run in a panel. SIGNED: their magnitudes and signs, with int32
+ * [groups of the run][16 rows] behind them, the sums with which rows of x begin. */
+template <int LARGEST>
+struct PanelRun {
+    static constexpr bool SIGNED = Dot<LARGEST>::CENTERED;
+    static constexpr int64_t STEP = VECTOR * (SIGNED ? 2 : 1), CODES = RUN / 4 * STEP;
+
+    /* Bytes with as many groups. */
+    static constexpr int64_t bytes(int64_t groups, bool offsets) {
+        return CODES + VECTOR * groups * (1 + SIGNED + offsets);
+    }
+};
 
 /* Bytes of a run in a panel, and of a panel. */
 inline int64_t panel_run(const inl_matrix &m) {
-    return PANEL_CODES + RUN / m.group * VECTOR * (m.offsets ? 2 : 1);
+    const int64_t groups = RUN / m.group;
+    if (m.format == INL_U8 || has_table(m))
+        return PanelRun<255>::bytes(groups, m.offsets);
+    return PanelRun<1>::bytes(groups, m.offsets);
 }
 inline int64_t panel_bytes(const inl_matrix &m) {
     return m.columns / RUN * panel_run(m);
@@ -38,13 +53,38 @@ inline bool uses_panels(const inl_matrix &m, int32_t flags, int64_t rows) {
     return rows >= (m.format == INL_U8 ? 2 : 1) * PANEL_ROWS;
 }
 
+inline char *store_vector(char *panel, I x) {
+    store(reinterpret_cast<float *>(panel), as_float(x));
+    return panel + VECTOR;
+}
+
+/* Store the codes of a run; returns the end. */
+template <class C>
+char *store_codes(const C &codes, const char *run, int64_t groups, char *panel) {
+    using D = Dot<C::LARGEST>;
+    if constexpr (D::CENTERED) {
+        I sums[RUN / 16] = {zeros(), zeros()};
+        for (int step = 0; step < RUN / 4; step++) {
+            const auto w = D::signs(codes.step(run, step));
+            panel = store_vector(store_vector(panel, w.sizes), w.negative);
+            I &sum = sums[step * groups / (RUN / 4)];
+            sum = D::add_negative(sum, w);
+        }
+        for (int64_t group = 0; group < groups; group++)
+            panel = store_vector(panel, sums[group]);
+    } else {
+        for (int step = 0; step < RUN / 4; step++)
+            panel = store_vector(panel, codes.step(run, step));
+    }
+    return panel;
+}
+
 template <class C>
 void decode_codes(const inl_matrix &m, const char *tile, char *panel) {
     const C codes(m);
     const int64_t groups = RUN / m.group;
     for_each_run(m, tile, [&](const char *run, const auto &scales) {
-        for (int step = 0; step < RUN / 4; step++, panel += VECTOR)
-            store(reinterpret_cast<float *>(panel), as_float(codes.step(run, step)));
+        panel = store_codes(codes, run, groups, panel);
         for (int part = 0; part < groups; part++, panel += VECTOR)
             store(reinterpret_cast<float *>(panel), scales.scale_of(run, part));
         if (!m.offsets) return;
@@ -73,7 +113,22 @@ struct PanelCodes {
     static constexpr int LARGEST = MOST;
     static constexpr bool DECODED = true;
     explicit PanelCodes(const inl_matrix &) {}
-    I step(const char *run, int step) const { return load_ints(run + VECTOR * step); }
+    auto step(const char *run, int step) const {
+        const char *at = run + PanelRun<MOST>::STEP * step;
+        if constexpr (PanelRun<MOST>::SIGNED)
+            return decltype(Dot<MOST>::signs(zeros())){load_ints(at),
+                                                       load_ints(at + VECTOR)};
+        else
+            return load_ints(at);
+    }
+    /* Initial sums of a group for rows of x whose own is ``start``. */
+    template <int GROUP>
+    I begin(const char *run, int first, int32_t start) const {
+        if constexpr (PanelRun<MOST>::SIGNED)
+            return load_ints(run + PanelRun<MOST>::CODES + first * 4 / GROUP * VECTOR);
+        else
+            return set_int(start);
+    }
 };
 
 /* A function of its own, whose loop has all registers. */
@@ -82,9 +137,10 @@ __attribute__((noinline)) void panel_tile(const inl_matrix &m, const char *panel
     constexpr int PARTS = RUN / GROUP;
     IntegerSums<PanelCodes<LARGEST>, R, GROUP, 1> found(m, x);
     const int64_t runs = m.columns / RUN, bytes = panel_run(m);
+    constexpr int64_t HEAD = PanelRun<LARGEST>::bytes(PARTS, false) - PARTS * VECTOR;
     int64_t g = 0;
     for (int64_t at = 0; at < runs; at++, panel += bytes) {
-        const float *scales = reinterpret_cast<const float *>(panel + PANEL_CODES);
+        const float *scales = reinterpret_cast<const float *>(panel + HEAD);
         const float *offsets = scales + (m.offsets ? PARTS * INL_LANES : 0);
 #pragma GCC unroll 2
         for (int part = 0; part < PARTS; part++, g++)

@@ -52,7 +52,7 @@ add_products(const C &codes, const char *run, int first, const int8_t *x, I *sum
         for (int r = 0; r < R; r++) part[r] = D::begin(sums[r]);
 #pragma GCC unroll 8
         for (int step = from; step < from + PART; step++) {
-            const I w = codes.step(run, first + step);
+            const auto w = codes.step(run, first + step);
             for (int r = 0; r < R; r++) {
                 int32_t word;
                 std::memcpy(&word, x + r * GROUP + 4 * step, 4);
@@ -92,8 +92,9 @@ struct IntegerSums {
         seconds = reinterpret_cast<const int32_t *>(x.extra(3));
         flags = reinterpret_cast<const int32_t *>(x.extra(4));
     }
-    /* Initial accumulators: -zero times the sum of the codes of x. */
-    static I start(int32_t sum) {
+    /* Initial accumulators of a group: -zero times the sum of the codes of x. */
+    I start(const char *run, int first, int32_t sum) const {
+        if constexpr (C::DECODED) return codes.template begin<GROUP>(run, first, sum);
         return Dot<C::LARGEST>::CENTERED ? zeros() : set_int(sum);
     }
     __attribute__((always_inline)) inline void
@@ -107,12 +108,13 @@ struct IntegerSums {
     inline void add_group(const char *run, int first, int64_t g, F scale, F offset) {
         I group[R];
         for (int r = 0; r < R; r++)
-            group[r] = PLANES == 2 ? zeros() : start(starts[g * R + r]);
+            group[r] = PLANES == 2 ? zeros() : start(run, first, starts[g * R + r]);
         products(run, first, upper + g * GROUP * R, group);
         if (PLANES == 2 || flags[g * R] != 0) {
             const int32_t *begin = PLANES == 2 ? starts : seconds;
             for (int r = 0; r < R; r++)
-                group[r] = add(shift_left(group[r], 7), start(begin[g * R + r]));
+                group[r] = add(shift_left(group[r], 7),
+                               start(run, first, begin[g * R + r]));
             products(PLANES == 1 ? hidden(run) : run, first, lower + g * GROUP * R,
                      group);
             if (PLANES == 1) scale = mul(scale, set(1.0f / 128));
@@ -239,7 +241,8 @@ void plain_tile(const inl_matrix &, const char *tile, const TileView<R> &x, F *s
     for (int r = 0; r < R; r++) sums[r] = totals[r];
 }
 
-template <class C, int R, int GROUP>
+/* SCALE: the format of scales, if all matrices of these codes have the same. */
+template <class C, int R, int GROUP, int SCALE = ANY_SCALE>
 void quantized_tile(const inl_matrix &m, const char *tile, const TileView<R> &x,
                     F *sums) {
     using Bytes = IntegerSums<C, R, GROUP, 1>;
@@ -248,32 +251,18 @@ void quantized_tile(const inl_matrix &m, const char *tile, const TileView<R> &x,
                                             : ANY_SCALE;
     switch (x.shape.mode) {
     case INL_X_INT8: /* the default mode: kernels for the common scales */
-        if (m.scale == INL_SCALE_BYTE || m.scale == INL_SCALE_EIGHTHS)
-            return coded_tile<Bytes, R, GROUP, INL_SCALE_BYTE>(m, tile, x, sums);
-        if (m.scale == OTHER)
-            return coded_tile<Bytes, R, GROUP, OTHER>(m, tile, x, sums);
-        return coded_tile<Bytes, R, GROUP>(m, tile, x, sums);
+        if constexpr (SCALE == ANY_SCALE) {
+            if (m.scale == INL_SCALE_BYTE || m.scale == INL_SCALE_EIGHTHS)
+                return coded_tile<Bytes, R, GROUP, INL_SCALE_BYTE>(m, tile, x, sums);
+            if (m.scale == OTHER)
+                return coded_tile<Bytes, R, GROUP, OTHER>(m, tile, x, sums);
+        }
+        return coded_tile<Bytes, R, GROUP, SCALE>(m, tile, x, sums);
     case INL_X_INT16:
-        return coded_tile<IntegerSums<C, R, GROUP, 2>, R, GROUP>(m, tile, x, sums);
-    default: return coded_tile<ExactSums<C, R, GROUP>, R, GROUP>(m, tile, x, sums);
-    }
-}
-
-/* Of codes of 3 bits that are indices, which have scales in eighths. */
-template <int R, int GROUP>
-void eighths_tile(const inl_matrix &m, const char *tile, const TileView<R> &x,
-                  F *sums) {
-    using C = TableCodes<2, 1>;
-    constexpr int BYTE = INL_SCALE_BYTE;
-    switch (x.shape.mode) {
-    case INL_X_INT8:
-        return coded_tile<IntegerSums<C, R, GROUP, 1>, R, GROUP, BYTE>(m, tile, x,
-                                                                       sums);
-    case INL_X_INT16:
-        return coded_tile<IntegerSums<C, R, GROUP, 2>, R, GROUP, BYTE>(m, tile, x,
-                                                                       sums);
+        return coded_tile<IntegerSums<C, R, GROUP, 2>, R, GROUP, SCALE>(m, tile, x,
+                                                                        sums);
     default:
-        return coded_tile<ExactSums<C, R, GROUP>, R, GROUP, BYTE>(m, tile, x, sums);
+        return coded_tile<ExactSums<C, R, GROUP>, R, GROUP, SCALE>(m, tile, x, sums);
     }
 }
 
@@ -293,8 +282,10 @@ void any_tile(const inl_matrix &m, const char *tile, const TileView<R> &x, F *su
     case INL_U8: return quantized_tile<PlaneCodes<8, 0>, R, 32>(m, tile, x, sums);
     case INL_IQ1:
     case INL_IQ2:
-        if (m.group == 16) return eighths_tile<R, 16>(m, tile, x, sums);
-        return eighths_tile<R, 32>(m, tile, x, sums);
+        if (m.group == 16)
+            return quantized_tile<TableCodes<2, 1>, R, 16, INL_SCALE_BYTE>(m, tile, x,
+                                                                           sums);
+        return quantized_tile<TableCodes<2, 1>, R, 32, INL_SCALE_BYTE>(m, tile, x, sums);
     default: return quantized_tile<TableCodes<4, 0>, R, 32>(m, tile, x, sums);
     }
 }
