@@ -62,8 +62,7 @@ inline void store_pair(F even, F odd, char *out) {
 /* Decode the groups of a quantized tile to pairs of bfloat16, 64 bytes per pair of
  * columns. */
 template <class C>
-char *decode_groups(const inl_matrix &m, const char *tile, char *out) {
-    const C coded(m);
+char *decode_groups(const C &coded, const inl_matrix &m, const char *tile, char *out) {
     const Codes numbers(m.zero);
     for_each_run(m, tile, [&](const char *run, const BlockScales<> &s) {
         for (int64_t at = 0; at < RUN; at += C::WORD) {
@@ -79,17 +78,8 @@ char *decode_groups(const inl_matrix &m, const char *tile, char *out) {
 }
 
 char *decode_quantized(const inl_matrix &m, const char *tile, char *out) {
-    switch (m.format) {
-    case INL_U2: return decode_groups<PlaneCodes<2, 0>>(m, tile, out);
-    case INL_U3: return decode_groups<PlaneCodes<2, 1>>(m, tile, out);
-    case INL_U4: return decode_groups<PlaneCodes<4, 0>>(m, tile, out);
-    case INL_U5: return decode_groups<PlaneCodes<4, 1>>(m, tile, out);
-    case INL_U6: return decode_groups<PlaneCodes<4, 2>>(m, tile, out);
-    case INL_U8: return decode_groups<PlaneCodes<8, 0>>(m, tile, out);
-    case INL_IQ1:
-    case INL_IQ2: return decode_groups<TableCodes<2, 1>>(m, tile, out);
-    default: return decode_groups<TableCodes<4, 0>>(m, tile, out);
-    }
+    with_codes(m, [&](const auto &coded) { out = decode_groups(coded, m, tile, out); });
+    return out;
 }
 
 /* Decode a tile of weights to steps of TILE_BYTES, padded with zero columns. */

@@ -33,8 +33,9 @@ inline I plane_codes(const char *run, int step) {
         return bit_or(low, plane_step<HIGH, LOW>(run + 64 * LOW, step));
 }
 
-/* Codes in planes of LOW and HIGH bits. LARGEST is the largest code; step() returns the
- * codes of 4 columns as bytes. For codes as floats, word() returns those of WORD
+/* Codes in planes of LOW and HIGH bits. LARGEST is the largest code, DECODED whether
+ * they are stored as they are multiplied; step() returns the codes of 4 columns as bytes.
+ * For codes as floats, word() returns those of WORD
  * columns from column ``at``, and number() one of them. */
 template <int LOW, int HIGH>
 struct PlaneCodes {
@@ -72,6 +73,22 @@ struct TableCodes {
         return codes.byte(word, 8 * k);
     }
 };
+
+/* Calls visit with the codes of a quantized matrix. */
+template <class Visit>
+inline void with_codes(const inl_matrix &m, Visit visit) {
+    switch (m.format) {
+    case INL_U2: return visit(PlaneCodes<2, 0>(m));
+    case INL_U3: return visit(PlaneCodes<2, 1>(m));
+    case INL_U4: return visit(PlaneCodes<4, 0>(m));
+    case INL_U5: return visit(PlaneCodes<4, 1>(m));
+    case INL_U6: return visit(PlaneCodes<4, 2>(m));
+    case INL_U8: return visit(PlaneCodes<8, 0>(m));
+    case INL_IQ1:
+    case INL_IQ2: return visit(TableCodes<2, 1>(m));
+    default: return visit(TableCodes<4, 0>(m));
+    }
+}
 
 /* 2^(e - 128) for bytes e, as a product of two normal numbers. */
 inline F power_of_two(I bytes) {

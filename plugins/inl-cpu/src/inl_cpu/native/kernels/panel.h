@@ -2,8 +2,9 @@
  *
  * Instructions that decode codes and scales are more than those that multiply, where a
  * product of four bytes takes several. A panel holds a tile as [run]: its codes as bytes
- * [8][16 rows][4 columns], scales float32 [groups of a run][16 rows], and offsets as
- * scales if the matrix has them. Results are those of multiply_tile bit for bit.
+ * [8][16 rows][4 columns], or as PanelRun says, scales float32 [groups of a run][16
+ * rows], and offsets as scales if the matrix has them. Results are those of
+ * multiply_tile bit for bit.
  */
 #pragma once
 
@@ -53,10 +54,11 @@ inline bool uses_panels(const inl_matrix &m, int32_t flags, int64_t rows) {
     return rows >= (m.format == INL_U8 ? 2 : 1) * PANEL_ROWS;
 }
 
-inline char *store_vector(char *panel, I x) {
-    store(reinterpret_cast<float *>(panel), as_float(x));
+inline char *store_vector(char *panel, F x) {
+    store(reinterpret_cast<float *>(panel), x);
     return panel + VECTOR;
 }
+inline char *store_vector(char *panel, I x) { return store_vector(panel, as_float(x)); }
 
 /* Store the codes of a run; returns the end. */
 template <class C>
@@ -80,31 +82,20 @@ char *store_codes(const C &codes, const char *run, int64_t groups, char *panel) 
 }
 
 template <class C>
-void decode_codes(const inl_matrix &m, const char *tile, char *panel) {
-    const C codes(m);
+void decode_codes(const C &codes, const inl_matrix &m, const char *tile, char *panel) {
     const int64_t groups = RUN / m.group;
     for_each_run(m, tile, [&](const char *run, const auto &scales) {
         panel = store_codes(codes, run, groups, panel);
-        for (int part = 0; part < groups; part++, panel += VECTOR)
-            store(reinterpret_cast<float *>(panel), scales.scale_of(run, part));
+        for (int part = 0; part < groups; part++)
+            panel = store_vector(panel, scales.scale_of(run, part));
         if (!m.offsets) return;
-        for (int part = 0; part < groups; part++, panel += VECTOR)
-            store(reinterpret_cast<float *>(panel), scales.offset_of(run, part));
+        for (int part = 0; part < groups; part++)
+            panel = store_vector(panel, scales.offset_of(run, part));
     });
 }
 
 inline void decode_panel(const inl_matrix &m, const char *tile, char *panel) {
-    switch (m.format) {
-    case INL_U2: return decode_codes<PlaneCodes<2, 0>>(m, tile, panel);
-    case INL_U3: return decode_codes<PlaneCodes<2, 1>>(m, tile, panel);
-    case INL_U4: return decode_codes<PlaneCodes<4, 0>>(m, tile, panel);
-    case INL_U5: return decode_codes<PlaneCodes<4, 1>>(m, tile, panel);
-    case INL_U6: return decode_codes<PlaneCodes<4, 2>>(m, tile, panel);
-    case INL_U8: return decode_codes<PlaneCodes<8, 0>>(m, tile, panel);
-    case INL_IQ1:
-    case INL_IQ2: return decode_codes<TableCodes<2, 1>>(m, tile, panel);
-    default: return decode_codes<TableCodes<4, 0>>(m, tile, panel);
-    }
+    with_codes(m, [&](const auto &codes) { decode_codes(codes, m, tile, panel); });
 }
 
 /* Codes of a panel. */
@@ -133,7 +124,8 @@ struct PanelCodes {
 
 /* A function of its own, whose loop has all registers. */
 template <int LARGEST, int GROUP, int R>
-__attribute__((noinline)) void panel_tile(const inl_matrix &m, const char *panel, const TileView<R> &x, F *sums) {
+__attribute__((noinline)) void panel_tile(const inl_matrix &m, const char *panel,
+                                          const TileView<R> &x, F *sums) {
     constexpr int PARTS = RUN / GROUP;
     IntegerSums<PanelCodes<LARGEST>, R, GROUP, 1> found(m, x);
     const int64_t runs = m.columns / RUN, bytes = panel_run(m);
@@ -168,7 +160,7 @@ void any_panel(const inl_matrix &m, const char *panel, const TileView<R> &x, F *
 
 /* Multiply a panel with as many rows as tile_rows returns. */
 inline void multiply_panel(const inl_matrix &m, const char *panel, const TileView<> &x,
-                    F *sums) {
+                           F *sums) {
     if (x.rows == 4) return any_panel<4>(m, panel, {x.base, x.shape, 4}, sums);
     if (x.rows == 2) return any_panel<2>(m, panel, {x.base, x.shape, 2}, sums);
     any_panel<1>(m, panel, {x.base, x.shape, 1}, sums);
@@ -177,23 +169,23 @@ inline void multiply_panel(const inl_matrix &m, const char *panel, const TileVie
 /* The panels of a unit: of a tile, or of one of gate and one of up. */
 struct UnitPanels {
     const inl_matrix &m;
-    const int64_t tiles;
-    char *const panels;
+    const int64_t tiles, bytes; /* of a tile of weights */
+    char *const first, *const second;
     const char *next; /* weights of the next unit */
 
     UnitPanels(const inl_matrix &m, int64_t tiles, const char *weights, char *scratch)
-        : m(m), tiles(tiles), panels(scratch), next(weights + tiles * tile_bytes(m)) {
-        for (int64_t tile = 0; tile < tiles; tile++)
-            decode_panel(m, weights + tile * tile_bytes(m),
-                         panels + tile * panel_bytes(m));
+        : m(m), tiles(tiles), bytes(tile_bytes(m)), first(scratch),
+          second(scratch + panel_bytes(m)), next(weights + tiles * bytes) {
+        decode_panel(m, weights, first);
+        if (tiles == 2) decode_panel(m, weights + bytes, second);
     }
     /* Multiply with a tile of ``rows`` rows, and prefetch a share of the next unit. */
     void multiply(const TileView<> &x, int64_t rows, F *sums, F *up) {
-        const int64_t share = aligned(tiles * tile_bytes(m) * x.rows / rows);
+        const int64_t share = aligned(tiles * bytes * x.rows / rows);
         prefetch_lines(next, share);
         next += share;
-        multiply_panel(m, panels, x, sums);
-        if (tiles == 2) multiply_panel(m, panels + panel_bytes(m), x, up);
+        multiply_panel(m, first, x, sums);
+        if (tiles == 2) multiply_panel(m, second, x, up);
     }
 };
 

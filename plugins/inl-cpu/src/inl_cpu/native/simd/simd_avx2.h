@@ -178,10 +178,7 @@ inline I dot4(I sums, I w, int32_t x) {
  * bits, and x takes the signs. */
 inline __m256i centered_dot4(__m256i sums, __m256i w, __m256i x) {
     const __m256i code = _mm256_xor_si256(w, _mm256_set1_epi8(char(128)));
-    const __m256i products =
-        _mm256_maddubs_epi16(_mm256_abs_epi8(code), _mm256_sign_epi8(x, code));
-    return in_order(
-        _mm256_add_epi32(sums, _mm256_madd_epi16(products, _mm256_set1_epi16(1))));
+    return dot4_half(sums, _mm256_abs_epi8(code), _mm256_sign_epi8(x, code));
 }
 /* Codes relative to 128 as magnitudes and all ones where they are negative: products
  * with (x ^ negative) are too small by the sum of negative magnitudes, the same for every
@@ -191,17 +188,6 @@ struct SignedCodes {
 };
 inline I bit_xor(I x, I y) {
     return {_mm256_xor_si256(x.a, y.a), _mm256_xor_si256(x.b, y.b)};
-}
-inline SignedCodes signed_codes(I w) {
-    const I code = bit_xor(w, set_int(int(0x80808080)));
-    const __m256i zero = _mm256_setzero_si256();
-    return {{_mm256_abs_epi8(code.a), _mm256_abs_epi8(code.b)},
-            {_mm256_cmpgt_epi8(zero, code.a), _mm256_cmpgt_epi8(zero, code.b)}};
-}
-inline __m256i signed_dot4_half(__m256i sums, __m256i sizes, __m256i x) {
-    const __m256i products = _mm256_maddubs_epi16(sizes, x);
-    return in_order(
-        _mm256_add_epi32(sums, _mm256_madd_epi16(products, _mm256_set1_epi16(1))));
 }
 /* Without VNNI, products of small codes are added in 16 bits: STEPS pairs of products,
  * of at most LARGEST * 127 each, fit. CENTERED: codes are taken relative to 128, the
@@ -229,10 +215,15 @@ struct Dot {
     }
     static I step(I part, const SignedCodes &w, int32_t x) {
         const I four = bit_xor(w.negative, set_int(x));
-        return {signed_dot4_half(part.a, w.sizes.a, four.a),
-                signed_dot4_half(part.b, w.sizes.b, four.b)};
+        return {dot4_half(part.a, w.sizes.a, four.a),
+                dot4_half(part.b, w.sizes.b, four.b)};
     }
-    static SignedCodes signs(I w) { return signed_codes(w); }
+    static SignedCodes signs(I w) {
+        const I code = bit_xor(w, set_int(int(0x80808080)));
+        const __m256i zero = _mm256_setzero_si256();
+        return {{_mm256_abs_epi8(code.a), _mm256_abs_epi8(code.b)},
+                {_mm256_cmpgt_epi8(zero, code.a), _mm256_cmpgt_epi8(zero, code.b)}};
+    }
     /* Add the magnitudes of negative codes. */
     static I add_negative(I sums, const SignedCodes &w) {
         return dot4(sums, bit_and(w.sizes, w.negative), 0x01010101);
@@ -249,10 +240,7 @@ struct Dot {
  * signs. */
 inline __m256i signed_dot4(__m256i sums, __m256i w, __m256i x) {
     const __m256i code = _mm256_xor_si256(w, _mm256_set1_epi8(char(128)));
-    const __m256i products =
-        _mm256_maddubs_epi16(_mm256_abs_epi8(x), _mm256_sign_epi8(code, x));
-    return in_order(
-        _mm256_add_epi32(sums, _mm256_madd_epi16(products, _mm256_set1_epi16(1))));
+    return dot4_half(sums, _mm256_abs_epi8(x), _mm256_sign_epi8(code, x));
 }
 struct ByteDot {
     static constexpr bool CENTERED = !HAS_DOT4;
