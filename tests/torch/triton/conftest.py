@@ -4,7 +4,8 @@ It replaces the functions of ``triton.language`` at each call of a device functi
 makes a table of dtypes at each operation, which takes half of its time. It multiplies
 the bit patterns of bfloat16 matrices, truncates where it should round, and reduces by
 uncommon functions one element at a time, which is slow. NumPy's products of float32
-depend on the place of a row in its matrix, which those of a chip do not.
+depend on the place of a row in its matrix, which those of a chip do not. A chip adds the
+products of a few columns at a time, so that its sums do not depend on the width of tiles.
 
 What torch allocates without values has values that no kernel may use.
 """
@@ -31,6 +32,9 @@ if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("trito
     # For such small tensors, a second thread takes longer to start than to compute.
     torch.set_num_threads(1)
     interpreter_speed.apply()
+
+    COLUMNS = 16
+    """Columns that a matrix unit multiplies at a time."""
 
     plain_patch = interpreter._patch_lang
 
@@ -59,7 +63,11 @@ if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("trito
         return bits.view(np.float32).astype(np.float64)
 
     def create_dot(_self, a, b, d, _precision, _imprecise):
-        total = np.matmul(widened(a), widened(b)).astype(np.float32) + d.data
+        x, y, total = widened(a), widened(b), d.data
+        for begin in range(0, x.shape[-1], COLUMNS):
+            some = slice(begin, begin + COLUMNS)
+            product = np.matmul(x[..., some], y[..., some, :])
+            total = total + product.astype(np.float32)
         return interpreter.TensorHandle(total, d.dtype.scalar)
 
     interpreter.InterpreterBuilder.create_dot = create_dot
