@@ -23,7 +23,7 @@ import torch
 from cuda_engines import load, random_prompts
 from cuda_serve import products_rate
 from cuda_steps import copy_rate
-from random_models import SHAPES
+from random_models import SHAPES, Random
 
 from inl.config import EngineConfig
 from inl.device import Device
@@ -103,7 +103,7 @@ def spread(found: list[float]) -> str:
 
 def decode(traffic: Traffic, runs: int) -> Iterator[tuple[str, str]]:
     core = traffic.core
-    for rows in (1, 2, 8, 32, 65, 128, 512):
+    for rows in (1, 2, 8, 16, 32, 65, 128, 512):
         for request in traffic.requests(traffic.prompts(rows, 128), 60 * (runs + 1)):
             core.add(request)
         while core.scheduler.waiting or any(
@@ -252,7 +252,9 @@ def main() -> int:
     parser.add_argument("--cache-bytes", type=int, default=None)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--quantize", default="", choices=KINDS)
+    parser.add_argument("--wide", action="store_true", help="int4 in groups of 128")
     given = parser.parse_args()
+    Random.wide_groups = given.wide
     traffic = start(given)
     for name in given.loads:
         for what, figure in LOADS[name](traffic, given.runs):
