@@ -4,8 +4,8 @@ It replaces the functions of ``triton.language`` at each call of a device functi
 makes a table of dtypes at each operation, which takes half of its time. It multiplies
 the bit patterns of bfloat16 matrices, truncates where it should round, and reduces by
 uncommon functions one element at a time, which is slow. NumPy's products of float32
-depend on the place of a row in its matrix, which those of a chip do not. A chip adds the
-products of a few columns at a time, so that its sums do not depend on the width of tiles.
+depend on the place of a row in its matrix, which those of a chip do not. A chip adds
+the products of a few columns at a time: its sums do not depend on the width of tiles.
 
 What torch allocates without values has values that no kernel may use.
 """
