@@ -30,6 +30,11 @@ its weights while the previous one ends. Products of several rows follow the rul
 :meth:`Tuning.tile`, which were measured there too."""
 
 
+LONG_ROW_TOKENS = 1024
+"""Fewest new tokens of a row whose keys are gathered. Shorter rows read few keys more
+than once."""
+
+
 def tuning(place: torch.device) -> Tuning:
     """Launch parameters for the chip at ``place``."""
     properties = torch.cuda.get_device_properties(place)
@@ -37,6 +42,7 @@ def tuning(place: torch.device) -> Tuning:
     return Tuning(
         pdl=properties.major >= 9,
         processors=properties.multi_processor_count,
+        long_row_tokens=LONG_ROW_TOKENS if hopper else 0,
         max_rows=32,
         shared_bytes=shared_bytes(place),
         max_streamed_rows=32 if hopper else 0,

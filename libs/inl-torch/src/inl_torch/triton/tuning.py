@@ -93,6 +93,9 @@ class Tuning:
     is a power of two, at least 64."""
     max_head_dim: int = 256
     """Largest head size of attention in Triton."""
+    long_row_tokens: int = 0
+    """Fewest new tokens of a row whose attention gathers its keys first, for chips
+    whose copy engine loads tiles; 0 is none."""
     max_rows: int = 1
     """Most rows of a Triton product; for more rows the device's library is faster."""
     max_outputs: int = 1 << 13

@@ -18,6 +18,11 @@ from inl.spec.kernel import Kernel
 from inl.spec.step import Step
 from inl_torch.triton.attention.float8 import stored
 from inl_torch.triton.attention.kernels import attend, combine
+from inl_torch.triton.attention.long_rows import (
+    LongRowLimits,
+    attend_rows_apart,
+    long_row_limits,
+)
 from inl_torch.triton.attention.plan import Work, plan
 from inl_torch.triton.attention.tiles import LOG2E, attend_tiles
 from inl_torch.triton.common import PREFERENCE, dense, power, refuse_dtype
@@ -114,7 +119,11 @@ def paged_attention(
         _single_tokens(q, cache, step, table, work, tokens, out, False, **attrs)
         return out
     _single_tokens(q, cache, step, table, work, min(rows, tokens), out, True, **attrs)
-    _token_tiles(q, cache, step, table, work, out, **attrs)
+    limits = long_row_limits(q, cache, step, window=window, cap=cap, tuning=tuning)
+    _token_tiles(q, cache, step, table, work, out, **attrs, without=limits)
+    if limits is not None:
+        found = work.long_rows(limits)
+        attend_rows_apart(q, cache, step, table, limits, found, out, scale=scale)
     return out
 
 
@@ -179,8 +188,12 @@ def _token_tiles(
     cap: float | None,
     tuning: Tuning,
     invariant: bool = False,
+    without: LongRowLimits | None = None,
 ) -> None:
-    """Compute the tokens of rows with several tokens, or all; padding becomes 0."""
+    """Compute the tokens of rows with several tokens, or all; padding becomes 0.
+
+    without: limits of long rows, whose tokens are left out.
+    """
     heads, dim = q.shape[1:]
     size, kv_heads = cache.k.shape[1:3]
     group_size = heads // kv_heads
@@ -193,7 +206,7 @@ def _token_tiles(
         work_size = heads * q.shape[0]
         tile_config = prefill_tile(dim, is_float32, tuning.shared_bytes, work_size)
     lanes = min(group_size, tile_config.rows)
-    tiles = work.tiles(tile_config.rows // lanes, all_tokens=invariant)
+    tiles = work.tiles(tile_config.rows // lanes, all_tokens=invariant, without=without)
     attend_tiles[(kv_heads * -(-group_size // lanes), tiles.shape[0])](
         q, *stored(cache), table, step.positions, tiles, out, q.stride(0),
         table.shape[1], scale if cap else scale * LOG2E.value, window or 0, cap or 1.0,

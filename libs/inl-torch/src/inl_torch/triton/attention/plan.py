@@ -7,6 +7,8 @@ from typing import Any
 import torch
 
 from inl.spec.step import Step
+from inl_torch.triton.attention.long_rows import LongRowLimits, LongRows
+from inl_torch.triton.attention.prompt import KEYS, TILE_TOKENS
 from inl_torch.triton.attention.row_splits import Items, split_rows
 
 
@@ -15,26 +17,43 @@ class Work:
 
     def __init__(self, step: Step) -> None:
         self._step = step
-        self._tiles: dict[tuple[int, bool], torch.Tensor] = {}
+        self._tiles: dict[tuple[Any, ...], torch.Tensor] = {}
         self._sizes: tuple[torch.Tensor, torch.Tensor] | None = None
         self._items: dict[tuple[Any, ...], Items] = {}
+        self._long_rows: dict[LongRowLimits, LongRows] = {}
 
     @property
     def singles(self) -> torch.Tensor:
         """[1] number of leading rows of one token each."""
         return self._split()[0]
 
-    def tiles(self, queries: int, *, all_tokens: bool = False) -> torch.Tensor:
+    def tiles(
+        self, queries: int, *, all_tokens: bool = False,
+        without: LongRowLimits | None = None,
+    ) -> torch.Tensor:  # fmt: skip
         """Tiles of all other tokens, or of ``all_tokens``: int32 [tiles, 3].
+
+        without: limits of long rows, which are left out.
 
         Columns: row (-1 for padding), first token, number of tokens. Unused tiles, at
         the end, have no tokens. The last tile of a row, which has the most keys, comes
         first.
         """
-        key = queries, all_tokens
+        key = queries, all_tokens, without
         if key not in self._tiles:
-            self._tiles[key] = self._make_tiles(queries, all_tokens=all_tokens)
+            sizes = self._row_sizes()
+            if not all_tokens:
+                sizes[:-1] *= 1 - self._split()[1]
+            if without is not None:
+                sizes[:-1] *= ~self.long_rows(without).is_long
+            self._tiles[key] = self._make_tiles(queries, sizes, len(sizes))
         return self._tiles[key]
+
+    def long_rows(self, limits: LongRowLimits) -> LongRows:
+        """Rows within the limits; a row that does not fit the buffer is not long."""
+        if limits not in self._long_rows:
+            self._long_rows[limits] = self._find_long_rows(limits)
+        return self._long_rows[limits]
 
     def items(
         self, tokens: int, spare: int, *, keys: int, window: int | None, mixed: bool
@@ -57,17 +76,37 @@ class Work:
             self._sizes = is_single.sum(0, keepdim=True), is_single
         return self._sizes
 
-    def _make_tiles(self, queries: int, *, all_tokens: bool) -> torch.Tensor:
-        step = self._step
-        tokens, rows = step.positions.shape[0], step.lengths.shape[0]
-        # The padding after the last row is one more row.
-        bounds = torch.nn.functional.pad(step.starts.long(), (0, 1), value=tokens)
-        sizes = bounds[1:] - bounds[:-1]
-        if not all_tokens:
-            sizes[:-1] *= 1 - self._split()[1]
+    def _find_long_rows(self, limits: LongRowLimits) -> LongRows:
+        sizes, lengths = self._row_sizes(), self._step.lengths.long()
+        is_long = sizes[:-1] >= limits.tokens
+        counts = (lengths + KEYS - 1) // KEYS * is_long
+        ends = counts.cumsum(0)
+        is_long &= ends <= limits.key_tiles
+        firsts, tile = ends - counts, torch.arange(limits.key_tiles, device=ends.device)
+        row = torch.searchsorted(ends, tile, right=True).clamp(max=len(ends) - 1)
+        is_used = is_long[row] & (tile < ends[-1])
+        key_tiles = row.masked_fill(~is_used, -1), (tile - firsts[row]) * KEYS
+        sizes[:-1] *= is_long
+        sizes[-1] = 0
+        return LongRows(
+            is_long, firsts.int(), torch.stack(key_tiles, 1).int(),
+            self._make_tiles(TILE_TOKENS, sizes, limits.rows),
+        )  # fmt: skip
+
+    def _row_sizes(self) -> torch.Tensor:
+        """Numbers of tokens of each row, and of padding, as one more row: [R + 1]."""
+        return self._bounds().diff()
+
+    def _bounds(self) -> torch.Tensor:
+        tokens, starts = self._step.positions.shape[0], self._step.starts.long()
+        return torch.nn.functional.pad(starts, (0, 1), value=tokens)
+
+    def _make_tiles(self, queries: int, sizes: torch.Tensor, most: int) -> torch.Tensor:
+        """Tiles of ``sizes`` tokens of each row, of which at most ``most`` have any."""
+        bounds, rows = self._bounds(), len(sizes) - 1
         counts = (sizes + queries - 1) // queries
         ends = counts.cumsum(0)
-        max_tiles = -(-tokens // queries) + rows + 1
+        max_tiles = self._step.positions.shape[0] // queries + most
         index = ends[-1] - 1 - torch.arange(max_tiles, device=bounds.device)
         row = torch.searchsorted(ends, index, right=True).clamp(max=rows)
         first = bounds[row] + (index - (ends - counts)[row]) * queries

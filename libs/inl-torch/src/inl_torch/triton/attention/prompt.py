@@ -117,14 +117,14 @@ def attend_gathered(
     full_tiles = last // KEYS * KEYS
     for start in range(0, full_tiles, KEYS):
         m_i, l_i, acc = accumulate_gathered(
-            x, keys.load([row + start, 0]), values.load([row + start, 0]), key < KEYS,
-            scale, m_i, l_i, acc, False,
+            x, keys.load([row + start, 0]), values.load([row + start, 0]), None, scale,
+            m_i, l_i, acc, False,
         )  # fmt: skip
     if full_tiles < last:
         at = row + full_tiles
         m_i, l_i, acc = accumulate_gathered(
-            x, keys.load([at, 0]), values.load([at, 0]), full_tiles + key < last, scale,
-            m_i, l_i, acc, True,
+            x, keys.load([at, 0]), values.load([at, 0]),
+            (full_tiles + key < last)[None, :], scale, m_i, l_i, acc, True,
         )  # fmt: skip
     acc = tl.where(is_token[:, None], acc / l_i[:, None], 0.0)
     tl.store(out + cells, acc, mask=inside[:, None])
@@ -133,13 +133,13 @@ def attend_gathered(
 
 @triton.jit
 def accumulate_gathered(
-    x: tensor, key: tensor, value: tensor, valid: tensor, scale: tensor, m_i: tensor,
+    x: tensor, key: tensor, value: tensor, visible: tensor, scale: tensor, m_i: tensor,
     l_i: tensor, acc: tensor, MASKED: tl.constexpr,
 ) -> tuple[tensor, tensor, tensor]:  # fmt: skip
     """Accumulate one tile of keys: the new maximum, sum and accumulator."""
     score = tl.dot(x, tl.trans(key))
     if MASKED:
-        score = tl.where(valid[None, :], score, -1e30)
+        score = tl.where(visible, score, -1e30)
     m_new = tl.maximum(m_i, tl.max(score, 1) * scale)
     p = tl.exp2(score * scale - m_new[:, None])
     rescale = tl.exp2(m_i - m_new)

@@ -1,0 +1,171 @@
+"""Attention of long rows over gathered keys, against the float64 body."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from triton_place import PLACE
+
+from inl.ops import catalog
+from inl.ops.attention import random_step
+from inl.spec.cache import Cache
+from inl.spec.op import Case
+from inl.spec.tolerance import judge
+from inl.testing.float8_cases import with_float8
+from inl.testing.op_call import OpCall
+from inl.testing.op_check import judged, require_passed, run_checked
+from op_cases import Target
+
+# isort: split
+from inl_torch import triton as ours
+from inl_torch.triton.attention import attention, long_rows, prompt
+from inl_torch.triton.attention.plan import Work
+from inl_torch.triton.tuning import Tuning
+
+TUNING = Tuning(long_row_tokens=40)
+SPEC = catalog()["attention"]
+SIZE = 16
+STEPS = {
+    "a prompt": ([0], [150], {}),
+    "a chunk": ([201], [140], {}),
+    "tiles of whole keys": ([256], [128], {"pad_rows": 1}),
+    "decoding rows": ([40, 9, 300], [1, 1, 130], {}),
+    "several": ([3, 0, 129, 20, 64], [1, 40, 128, 10, 60], {"pad_tokens": 30}),
+    "none": ([3, 5], [1, 39], {"pad_tokens": 60}),
+    "padding": ([70, 5, 90], [1, 39, 77], {"pad_rows": 3, "pad_tokens": 140}),
+}
+DIMS = ((9, 3, 64), (4, 1, 128), (2, 2, 128))
+
+pytestmark = pytest.mark.skipif(
+    PLACE == "cuda" and not prompt.is_hopper(torch.device(PLACE)),
+    reason="the chip has no copy engine",
+)
+
+
+def case_of(rng, name, dims, window=None, cap=None):
+    cached, counts, extra = STEPS[name]
+    step, blocks = random_step(rng, cached, counts, block_size=SIZE, **extra)
+    heads, kv_heads, dim = dims
+    q = rng.standard_normal((step.tokens.shape[0], heads, dim))
+    cache = Cache(*rng.standard_normal((2, blocks, SIZE, kv_heads, dim)))
+    attrs = {"scale": dim**-0.5, "window": window, "cap": cap, "group": 0}
+    return Case(f"{name}/{dims}/{window}", (q, cache, step), attrs)
+
+
+def limits_of(q, cache, step, tuning=TUNING, window=None, cap=None):
+    return long_rows.long_row_limits(
+        q, cache, step, window=window, cap=cap, tuning=tuning
+    )
+
+
+@pytest.fixture
+def apart(monkeypatch):
+    """The numbers of long rows of each call that attends to them apart."""
+    rows, plain = [], attention.attend_rows_apart
+
+    def counted(*args, **options):
+        rows.append(int(args[5].is_long.sum()))
+        plain(*args, **options)
+
+    monkeypatch.setattr(attention, "attend_rows_apart", counted)
+    return rows
+
+
+@pytest.mark.parametrize("dims", DIMS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_long_rows_beside_others(dtype, dims, seed, apart, on_torch, on_host):
+    rng = np.random.default_rng(seed)
+    for name, (_, counts, _) in STEPS.items():
+        case = case_of(rng, name, dims)
+        q, cache, step = on_torch(SPEC, case, dtype, PLACE)
+        out = attention.attention(q, cache, step, **case.attrs, tuning=TUNING)
+        verdict = judge(SPEC, case, dtype, on_host(out))
+        assert verdict.passed, f"{case.name} {dtype}, seed {seed}: {verdict}"
+        assert apart.pop() == sum(count >= 40 for count in counts)
+
+
+@pytest.mark.parametrize("name", ["several", "padding"])
+def test_a_cache_in_float8(name, backend, apart, seed):
+    """Dense rows, too, as no library call takes such a cache."""
+    kernels = [k for k in ours.kernels(TUNING) if k.name == "triton"]
+    target = Target(type(backend)(backend.device, PLACE), kernels)
+    case = with_float8(case_of(np.random.default_rng(seed), name, (4, 2, 128)))
+    call = OpCall(target, SPEC, case, "bfloat16")
+    require_passed(judged(call, case, run_checked(call, seed)), call, seed)
+    assert apart
+    assert all(apart)
+
+
+def test_what_no_row_owns_is_not_read(seed, on_torch, on_host):
+    """Padding tokens, and cache positions behind the end of each row, are NaN."""
+    case = case_of(np.random.default_rng(seed), "padding", (4, 1, 128))
+    q, cache, step = on_torch(SPEC, case, "bfloat16", PLACE)
+    used = int(step.used_counts[2])
+    owned = torch.zeros(cache.k.shape[:2], dtype=torch.bool, device=PLACE)
+    for row, length in enumerate(step.lengths.tolist()):
+        at = torch.arange(length, device=PLACE)
+        owned[step.blocks[0, row, at // SIZE].long(), at % SIZE] = True
+    for spoiled in cache[:2]:
+        spoiled[~owned] = float("nan")
+    q[used:] = float("nan")
+    out = attention.attention(q, cache, step, **case.attrs, tuning=TUNING)
+    verdict = judge(SPEC, case, "bfloat16", on_host(out))
+    assert verdict.passed, f"seed {seed}: {verdict}"
+    assert not out[used:].any()
+
+
+def test_rows_that_do_not_fit_the_buffer(monkeypatch, seed, apart, on_torch, on_host):
+    case = case_of(np.random.default_rng(seed), "several", (4, 1, 128))
+    q, cache, step = on_torch(SPEC, case, "bfloat16", PLACE)
+    tile_bytes = 2 * prompt.KEYS * 128 * q.itemsize
+    for tiles, rows in ((4, 2), (3, 1)):
+        monkeypatch.setattr(long_rows, "BUFFER_BYTES", tiles * tile_bytes)
+        out = attention.attention(q, cache, step, **case.attrs, tuning=TUNING)
+        verdict = judge(SPEC, case, "bfloat16", on_host(out))
+        assert verdict.passed, f"{tiles} tiles, seed {seed}: {verdict}"
+        assert sum(apart) == rows
+        apart.clear()
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_each_token_is_in_one_list(name, seed, on_torch):
+    case = case_of(np.random.default_rng(seed), name, (4, 1, 128))
+    q, cache, step = on_torch(SPEC, case, "bfloat16", PLACE)
+    work, limits = Work(step), limits_of(q, cache, step)
+    tokens = list(range(int(work.singles)))
+    for tiles in (work.tiles(16, without=limits), work.long_rows(limits).query_tiles):
+        for _, first, count in tiles.tolist():
+            tokens += range(first, first + count)
+    assert sorted(tokens) == list(range(q.shape[0]))
+
+
+@pytest.mark.parametrize(
+    ("change", "attrs"),
+    [
+        ({}, {"window": 7}), ({}, {"cap": 3.0}), ({"dtype": "float32"}, {}),
+        ({"dims": (2, 2, 80)}, {}), ({"tuning": Tuning()}, {}),
+        ({"tuning": Tuning(long_row_tokens=200)}, {}),
+    ],
+    ids=["window", "cap", "float32", "heads of 80", "no chip", "few tokens"],
+)  # fmt: skip
+def test_other_attention_is_left_to_the_paged_kernel(change, attrs, seed, on_torch):
+    dims, dtype = change.get("dims", (4, 1, 128)), change.get("dtype", "bfloat16")
+    case = case_of(np.random.default_rng(seed), "a prompt", dims)
+    arguments = on_torch(SPEC, case, dtype, PLACE)
+    assert limits_of(*arguments, change.get("tuning", TUNING), **attrs) is None
+
+
+def test_a_wrong_row_is_found(monkeypatch, seed, on_torch, on_host):
+    """Tiles of queries one token too far give an answer that is not accepted."""
+    case = case_of(np.random.default_rng(seed), "decoding rows", (4, 1, 128))
+    plain = attention.attend_rows_apart
+
+    def late(q, cache, step, *rest, **options):
+        later = step._replace(positions=step.positions + 1)
+        plain(q, cache, later, *rest, **options)
+
+    monkeypatch.setattr(attention, "attend_rows_apart", late)
+    arguments = on_torch(SPEC, case, "bfloat16", PLACE)
+    out = attention.attention(*arguments, **case.attrs, tuning=TUNING)
+    assert not judge(SPEC, case, "bfloat16", on_host(out)).passed, f"seed {seed}"
