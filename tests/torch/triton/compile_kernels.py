@@ -10,6 +10,7 @@ one JSON list of rows; with ``--table`` a table.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import json
 import re
@@ -178,6 +179,18 @@ def call_float8(kernels, dtype, dim):
         kernels["write_kv"](k, k, cache, step.writes[0])
         kernels["attention"](q, cache, step, **attrs)
         kernels["attend_project"](q, k, k, turn, turn, cache, step, out, **attrs)
+
+
+def call_long_rows(dtype, dim, tuning):
+    """Attention of a long row beside another, with each kind of cache."""
+    kernels = named(dataclasses.replace(tuning, long_row_tokens=16))
+    ((step, blocks),) = torch_steps(FEW[-1:])
+    q = torch.ones(step.tokens.shape[0], HEADS, dim, dtype=dtype)
+    shape = blocks, 16, KV_HEADS, dim
+    for kind, scales in ((dtype, None), (torch.float8_e4m3fn, torch.ones(2))):
+        cache = Cache(*(torch.zeros(shape, dtype=kind) for _ in range(2)), scales)
+        attrs = {"scale": 0.1, "window": None, "cap": None, "group": 0}
+        kernels["attention"](q, cache, step, **attrs)
 
 
 def call_many(kernels, dtype, dim):
@@ -398,6 +411,8 @@ def call_all(dtype, dim, tuning, *, packed=True):
     call_attention(kernels, dtype, dim)
     if dtype == torch.bfloat16:
         call_float8(kernels, dtype, dim)
+        if has_copy_engine():
+            call_long_rows(dtype, dim, tuning)
     if dtype != torch.float32 and dim == 64 and has_copy_engine():
         call_streamed(dtype, tuning)
     more = {kernel.op: kernel.run for kernel in packed_products.kernels(tuning)}
