@@ -9,6 +9,7 @@ from triton_place import PLACE
 
 from inl.ops import catalog
 from inl.ops.attention import random_step
+from inl.ops.linear import Linear
 from inl.spec.cache import Cache
 from inl.spec.op import Case
 from inl.spec.tolerance import judge
@@ -85,6 +86,23 @@ def test_long_rows_beside_others(dtype, dims, seed, apart, on_torch, on_host):
         assert apart.pop() == sum(count >= 40 for count in counts)
 
 
+def test_rows_that_are_rotated_and_projected(seed, apart, on_torch, on_host):
+    spec, rng = catalog()["attend_project"], np.random.default_rng(seed)
+    case = case_of(rng, "several", (4, 2, 128))
+    q, cache, step = case.args
+    k, v = rng.standard_normal((2, len(q), 2, 128))
+    # Padding tokens all write to position 0, in any order: give them one value.
+    k[step.used_counts[2] :] = v[step.used_counts[2] :] = 0
+    angle, w = rng.uniform(0, 100, (len(q), 64)), Linear(rng.standard_normal((24, 512)))
+    args = (q, k, v, np.cos(angle), np.sin(angle), cache, step, w)
+    case = Case(case.name, args, case.attrs)
+    kernel = next(k for k in ours.kernels(TUNING) if k.op == spec.name)
+    got = on_host(kernel.run(*on_torch(spec, case, "bfloat16", PLACE), **case.attrs))
+    verdict = judge(spec, case, "bfloat16", got)
+    assert verdict.passed, f"seed {seed}: {verdict}"
+    assert apart == [3]
+
+
 @pytest.mark.parametrize("name", ["several", "padding"])
 def test_a_cache_in_float8(name, backend, apart, seed):
     """Dense rows, too, as no library call takes such a cache."""
@@ -146,13 +164,14 @@ def test_each_token_is_in_one_list(name, seed, on_torch):
         ({}, {"window": 7}), ({}, {"cap": 3.0}), ({"dtype": "float32"}, {}),
         ({"dims": (2, 2, 80)}, {}), ({"tuning": Tuning()}, {}),
         ({"tuning": Tuning(long_row_tokens=200)}, {}),
+        ({"name": "padding", "tuning": Tuning(long_row_tokens=200)}, {}),
     ],
-    ids=["window", "cap", "float32", "heads of 80", "no chip", "few tokens"],
+    ids=["window", "cap", "float32", "heads of 80", "chip", "few tokens", "context"],
 )  # fmt: skip
 def test_other_attention_is_left_to_the_paged_kernel(change, attrs, seed, on_torch):
-    dims, dtype = change.get("dims", (4, 1, 128)), change.get("dtype", "bfloat16")
-    case = case_of(np.random.default_rng(seed), "a prompt", dims)
-    arguments = on_torch(SPEC, case, dtype, PLACE)
+    values = {"name": "a prompt", "dims": (4, 1, 128), "dtype": "bfloat16"} | change
+    case = case_of(np.random.default_rng(seed), values["name"], values["dims"])
+    arguments = on_torch(SPEC, case, values["dtype"], PLACE)
     assert limits_of(*arguments, change.get("tuning", TUNING), **attrs) is None
 
 

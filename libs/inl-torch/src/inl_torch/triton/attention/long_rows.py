@@ -57,17 +57,18 @@ def long_row_limits(
     q: torch.Tensor, cache: Cache, step: Step, *, window: int | None,
     cap: float | None, tuning: Tuning,
 ) -> LongRowLimits | None:  # fmt: skip
-    """Return the limits of the step's long rows; ``None`` if none is computed here."""
-    tokens, _, dim = q.shape
-    fewest = tuning.long_row_tokens
+    """Return the limits of long rows; ``None`` if the step can have none.
+
+    Windows, caps, float32 and heads of other sizes are left to the paged kernel.
+    """
+    (tokens, _, dim), (size, kv_heads) = q.shape, cache.k.shape[1:3]
+    fewest, context = tuning.long_row_tokens, step.blocks.shape[2] * size
     is_plain = window is None and cap is None and dim in DIMS and q.itemsize == 2
-    if not fewest or tokens < fewest or not is_plain:
+    if not fewest or min(tokens, context) < fewest or not is_plain:
         return None
-    size, kv_heads = cache.k.shape[1:3]
     rows = min(tokens // fewest, step.lengths.shape[0])
-    row_tiles = triton.cdiv(step.blocks.shape[2] * size, KEYS)
     most = BUFFER_BYTES // (2 * KEYS * kv_heads * dim * q.itemsize)
-    return LongRowLimits(fewest, rows, min(rows * row_tiles, most))
+    return LongRowLimits(fewest, rows, min(rows * triton.cdiv(context, KEYS), most))
 
 
 @triton.jit

@@ -50,7 +50,7 @@ class Work:
         return self._tiles[key]
 
     def long_rows(self, limits: LongRowLimits) -> LongRows:
-        """Rows within the limits; a row that does not fit the buffer is not long."""
+        """Long rows, up to the first one whose keys do not fit the buffer."""
         if limits not in self._long_rows:
             self._long_rows[limits] = self._find_long_rows(limits)
         return self._long_rows[limits]
