@@ -12,6 +12,7 @@
 
 #include "kernels/codes.h"
 #include "kernels/encode.h"
+#include "runtime/cpu.h"
 #include "runtime/instructions.h"
 #include "runtime/matrix.h"
 #include "runtime/numbers.h"
@@ -21,16 +22,20 @@ namespace inl {
 namespace {
 
 /* Prefetch lines into the L2 cache. */
-inline void prefetch_lines(const char *p, int64_t bytes) {
+__attribute__((always_inline)) inline void prefetch_lines(const char *p, int64_t bytes) {
     for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + at, 0, 2);
 }
 
-/* Prefetch every line of the weights ahead of those that R rows are multiplied with,
- * into the L2 cache: decoding the weights takes the time in which the hardware
- * prefetcher would need the next read. */
-template <int R>
-inline void prefetch(const char *p, int64_t bytes) {
-    constexpr int64_t AHEAD = R <= 4 ? 6144 : 8192;
+const bool READS_AHEAD = reads_ahead();
+
+/* Prefetch the weights ahead of those that R rows are multiplied with, into the L2
+ * cache: every line, as decoding takes the time in which the hardware prefetcher would
+ * need the next read; but one line where it needs no help. Not a call, which would seem
+ * to have no effect. */
+template <int R, int GROUP = RUN>
+__attribute__((always_inline)) inline void prefetch(const char *p, int64_t bytes) {
+    constexpr int64_t AHEAD = R <= 4 ? 6144 : 8192, NEAR = 2048;
+    if (R <= (GROUP == RUN ? 4 : 1) && READS_AHEAD) return prefetch_lines(p + NEAR, 1);
     prefetch_lines(p + AHEAD, bytes);
 }
 
@@ -170,7 +175,7 @@ void coded_tile(const inl_matrix &m, const char *tile, const TileView<R> &x, F *
     const int64_t bytes = BlockShape(m).run;
     int64_t g = 0;
     for_each_run<SCALE>(m, tile, [&](const char *run, const auto &scales) {
-        prefetch<R>(run, bytes);
+        prefetch<R, GROUP>(run, bytes);
 #pragma GCC unroll 2
         for (int part = 0; part < RUN / GROUP; part++, g++)
             found.add_group(run, part * GROUP / 4, g, scales.scale_of(run, part),

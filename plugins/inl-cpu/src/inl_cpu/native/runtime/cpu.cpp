@@ -1,5 +1,6 @@
 #include "runtime/cpu.h"
 
+#include <cstring>
 #include <initializer_list>
 
 #if defined(__x86_64__)
@@ -72,6 +73,14 @@ bool can_amx() {
     return can_avx512() && tiles && bf16 && saves(TILES) && request_tiles();
 }
 
+bool is_zen4() {
+    uint32_t most, maker[3];
+    __get_cpuid(0, &most, &maker[0], &maker[2], &maker[1]);
+    const uint32_t version = Leaf(1, 0).eax;
+    const uint32_t family = (version >> 8 & 15) + (version >> 20 & 255);
+    return std::memcmp(maker, "AuthenticAMD", 12) == 0 && family == 0x19 && can_avx512();
+}
+
 const Operation *available(int32_t isa) {
     switch (isa) {
     case INL_SCALAR: return scalar_operations();
@@ -84,6 +93,8 @@ const Operation *available(int32_t isa) {
 }
 
 #else
+
+bool is_zen4() { return false; }
 
 /* Linux reports dot products; every Apple processor with NEON has them. */
 bool can_dot() {
@@ -104,6 +115,8 @@ const Operation *available(int32_t isa) {
 } // namespace
 
 const Operation *operations_of(int32_t isa) { return available(isa); }
+
+bool reads_ahead() { return is_zen4(); }
 
 int32_t best_isa() {
     for (int32_t isa : {INL_AMX, INL_AVX512, INL_AVX_VNNI, INL_AVX2, INL_NEON})

@@ -11,4 +11,8 @@ const Operation *operations_of(int32_t isa);
 
 int32_t best_isa();
 
+/* Whether the processor itself prefetches a stream at the speed of memory, and slows
+ * down where every line is prefetched by an instruction. */
+bool reads_ahead();
+
 } // namespace inl
