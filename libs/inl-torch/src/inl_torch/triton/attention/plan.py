@@ -86,8 +86,7 @@ class Work:
         row = torch.searchsorted(ends, tile, right=True).clamp(max=len(ends) - 1)
         is_used = is_long[row] & (tile < ends[-1])
         key_tiles = row.masked_fill(~is_used, -1), (tile - firsts[row]) * KEYS
-        sizes[:-1] *= is_long
-        sizes[-1] = 0
+        sizes = torch.nn.functional.pad(sizes[:-1] * is_long, (0, 1))
         return LongRows(
             is_long, firsts.int(), torch.stack(key_tiles, 1).int(),
             self._make_tiles(TILE_TOKENS, sizes, limits.rows),
