@@ -173,6 +173,8 @@ class Bench:
         count = str(self.options.threads)
         settings = dict.fromkeys(("OMP_NUM_THREADS", "INL_THREADS"), count)
         settings |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+        # Installed packages have their byte code, and starts must not compile it.
+        settings["PYTHONDONTWRITEBYTECODE"] = ""
         if self.options.isa:
             settings["INL_CPU_ISA"] = ISAS[self.options.isa].inl
         with tempfile.TemporaryDirectory() as folder:
