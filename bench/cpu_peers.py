@@ -93,6 +93,8 @@ class Bench:
         self.cache = options.cache.expanduser().absolute()
         self.sizes = QUICK if options.quick else FULL
         self.rounds = 1 if options.quick else options.rounds
+        self.has_ended = False
+        """Whether Ctrl-C has ended the rounds."""
         self.bandwidths: list[float] = []
         self.jobs: dict[str, tuple[Path, Path, dict[str, Any]]] = {}
         say(f"cache {self.cache}; logs in {self.cache / 'logs'}")
@@ -201,8 +203,22 @@ class Bench:
         self.bandwidths.append(float(json.loads(out)))
 
     def play(self, results: list[Result]) -> None:
-        """Go through all rounds; each begins with another row."""
+        """Go through all rounds; each begins with another row.
+
+        Ctrl-C ends them, and what has been measured so far is shown.
+        """
         able = [each for each in results if not each.failures]
+        try:
+            self._play(able)
+        except KeyboardInterrupt:
+            self.has_ended = True
+            self.rounds = min((len(each.rounds) for each in able), default=0)
+            say("\nended: the figures are those of the rounds so far")
+        for result in able:
+            if not result.rounds and not result.failures:
+                result.failures.append("ended before its first round")
+
+    def _play(self, able: list[Result]) -> None:
         for number in range(self.rounds):
             self.measure_bandwidth()
             start = number * len(able) // self.rounds
@@ -306,8 +322,13 @@ def record(about: dict[str, Any], results: list[Result]) -> dict[str, Any]:
     return {"machine": about, "rows": rows, "ratios": ratios(results)}
 
 
-def compare(options: argparse.Namespace, model: Path | None) -> dict[str, Any]:
-    """Measure all rows with one model, and show them; gives the record."""
+def compare(
+    options: argparse.Namespace, model: Path | None
+) -> tuple[dict[str, Any], bool]:
+    """Measure all rows with one model, and show them.
+
+    Gives the record, and whether Ctrl-C has ended the rounds.
+    """
     load = load_average()
     rows = rows_of(options)
     bench = Bench(options, model)
@@ -322,7 +343,7 @@ def compare(options: argparse.Namespace, model: Path | None) -> dict[str, Any]:
         name = bench.models.source.stem if several else ""
         path = options.plot.with_stem("-".join(filter(None, (options.plot.stem, name))))
         draw(results, path, f"{about['model']} on {about['cpu']}")
-    return record(about, results)
+    return record(about, results), bench.has_ended
 
 
 def rows_of(options: argparse.Namespace) -> list[Row]:
@@ -349,12 +370,19 @@ def main() -> None:
         rows_of(options)
         if options.plot:
             check_picture(options.plot)
-        found = [compare(options, model) for model in models_of(options)]
+        found, has_ended = [], False
+        for model in models_of(options):
+            made, has_ended = compare(options, model)
+            found.append(made)
+            if has_ended:
+                break
     except (Failed, Unknown) as reason:
         sys.exit(f"cpu_peers: {reason}")
     if options.json:
         text = json.dumps(found if len(found) > 1 else found[0], indent=1)
         options.json.write_text(text, "utf-8")
+    if has_ended:
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -270,3 +270,30 @@ def test_a_file_is_quantized_once(
 def test_texts_of_the_quality_benchmark_are_in_the_tree() -> None:
     missing = [path for path in cpu_quality.TEXTS if not path.is_file()]
     assert not missing
+
+
+def test_rounds_that_are_ended_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    bench = object.__new__(cpu_peers.Bench)
+    bench.rounds, bench.sizes, bench.has_ended = 3, {}, False
+    bench.bandwidths = [1e9]
+    bench.measure_bandwidth = lambda: None
+    runs = iter([1.0, 2.0, 3.0])
+
+    def run(row: Row, sizes: object, seed: int) -> dict[str, object]:
+        for rate in runs:
+            return {"decode_rate": rate, "weight_bytes": 0}
+        raise KeyboardInterrupt
+
+    bench.run = run
+    rows = [Row(name, name, "mode", "source") for name in ("inl", "a")]
+    results = [Result(row) for row in rows]
+    bench.play(results)
+    assert bench.has_ended
+    assert bench.rounds == 1
+    assert sorted(len(each.rounds) for each in results) == [1, 2]
+    assert "ended" in capsys.readouterr().err
+    assert "2" in report.table(results, 1e9)
+    bench.run = lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt)
+    late = Result(rows[0])
+    bench.play([late])
+    assert late.failures == ["ended before its first round"]
