@@ -12,6 +12,7 @@
 #include <arm_neon.h>
 #endif
 
+#include "runtime/cpu.h"
 #include "runtime/instructions.h"
 #include "runtime/matrix.h"
 #include "runtime/numbers.h"

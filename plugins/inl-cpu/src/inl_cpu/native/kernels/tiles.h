@@ -26,8 +26,6 @@ __attribute__((always_inline)) inline void prefetch_lines(const char *p, int64_t
     for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + at, 0, 2);
 }
 
-const bool READS_AHEAD = reads_ahead();
-
 /* Prefetch the weights ahead of those that R rows are multiplied with, into the L2
  * cache: every line, as decoding takes the time in which the hardware prefetcher would
  * need the next read; but one line where it needs no help. Not a call, which would seem

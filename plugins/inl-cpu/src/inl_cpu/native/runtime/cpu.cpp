@@ -116,7 +116,7 @@ const Operation *available(int32_t isa) {
 
 const Operation *operations_of(int32_t isa) { return available(isa); }
 
-bool reads_ahead() { return is_zen4(); }
+const bool READS_AHEAD = is_zen4();
 
 int32_t best_isa() {
     for (int32_t isa : {INL_AMX, INL_AVX512, INL_AVX_VNNI, INL_AVX2, INL_NEON})

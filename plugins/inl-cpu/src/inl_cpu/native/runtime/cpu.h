@@ -13,6 +13,6 @@ int32_t best_isa();
 
 /* Whether the processor itself prefetches a stream at the speed of memory, and slows
  * down where every line is prefetched by an instruction. */
-bool reads_ahead();
+extern const bool READS_AHEAD;
 
 } // namespace inl
