@@ -79,19 +79,16 @@ class RequestDispatcher:
         self._drain_cancelled()
         self._is_unsettled = True
         events = self._core.step()
-        now = time.perf_counter()
+        now, opened = time.perf_counter(), self._open.get
         for event in events:
-            self._dispatch(event, now)
+            handle = opened(event[0])
+            if handle is None or handle.finish_reason is not None:
+                continue
+            if handle.apply_event(event, now):
+                if event.finish_reason is None:
+                    self._core.cancel(event.request, "stop")
+                del self._open[event.request]
         self._is_unsettled = False
-
-    def _dispatch(self, event: Event, now: float) -> None:
-        handle = self._open.get(event.request)
-        if handle is None or handle.finish_reason is not None:
-            return
-        if handle.apply_event(event, now):
-            if event.finish_reason is None:
-                self._core.cancel(event.request, "stop")
-            del self._open[event.request]
 
     def _settle(self) -> None:
         """Recover if an exception has interrupted an earlier call."""

@@ -122,15 +122,22 @@ class RequestHandle:
 
         now: ``perf_counter()`` time of the event.
         """
-        if event.token is not None:
+        _, token, reason, _ = event
+        if reason is None and token is not None and self.token_ids:
+            if not self._scans_text and self.listener is None:
+                # Nearly all events of a large batch.
+                self.token_ids.append(token)
+                self.seconds = now - self._started
+                return False
+        if token is not None:
             if not self.token_ids:
                 self.first_token_seconds = now - self._started
             guide = self.request.guide
             ended_by_token = guide is None or not guide.is_complete
-            if event.finish_reason == "stop" and ended_by_token:
+            if reason == "stop" and ended_by_token:
                 self._end_tokens = 1
-            self.token_ids.append(event.token)
-        if event.finish_reason is not None:
+            self.token_ids.append(token)
+        if reason is not None:
             self._has_ended = True
         stopped = False
         if self._scans_text:
@@ -140,9 +147,9 @@ class RequestHandle:
         # Set last: other threads read the other fields once it is set.
         if stopped:
             self.finish_reason = "stop"
-        elif event.finish_reason is not None:
+        elif reason is not None:
             self.error = event.error
-            self.finish_reason = event.finish_reason
+            self.finish_reason = reason
         if self.listener is not None:
             self.listener()
         return self.finish_reason is not None
