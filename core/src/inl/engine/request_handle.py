@@ -123,12 +123,12 @@ class RequestHandle:
         now: ``perf_counter()`` time of the event.
         """
         _, token, reason, _ = event
-        if reason is None and token is not None and self.token_ids:
-            if not self._scans_text and self.listener is None:
-                # Nearly all events of a large batch.
-                self.token_ids.append(token)
-                self.seconds = now - self._started
-                return False
+        is_plain = self.token_ids and not self._scans_text and self.listener is None
+        if is_plain and reason is None and token is not None:
+            # Nearly all events of a large batch.
+            self.token_ids.append(token)
+            self.seconds = now - self._started
+            return False
         if token is not None:
             if not self.token_ids:
                 self.first_token_seconds = now - self._started
