@@ -66,7 +66,7 @@ def apart(monkeypatch):
     rows, plain = [], attention.attend_rows_apart
 
     def counted(*args, **options):
-        rows.append(int(args[5].is_long.sum()))
+        rows.append(int(args[4].is_long.sum()))
         plain(*args, **options)
 
     monkeypatch.setattr(attention, "attend_rows_apart", counted)

@@ -123,7 +123,7 @@ def paged_attention(
     _token_tiles(q, cache, step, table, work, out, **attrs, without=limits)
     if limits is not None:
         found = work.long_rows(limits)
-        attend_rows_apart(q, cache, step, table, limits, found, out, scale=scale)
+        attend_rows_apart(q, cache, step, table, found, out, scale=scale)
     return out
 
 

@@ -148,15 +148,16 @@ def attend_long_rows(
 
 def attend_rows_apart(
     q: torch.Tensor, cache: Cache, step: Step, table: torch.Tensor,
-    limits: LongRowLimits, long_rows: LongRows, out: torch.Tensor, *, scale: float,
+    long_rows: LongRows, out: torch.Tensor, *, scale: float,
 ) -> None:  # fmt: skip
     """Write the attention of the tokens of ``long_rows`` to ``out``: [T, heads, d]."""
     heads, dim = q.shape[1:]
     size, kv_heads = cache.k.shape[1:3]
-    capacity = limits.key_tiles * KEYS
+    key_tiles = long_rows.key_tiles.shape[0]
+    capacity = key_tiles * KEYS
     shape = (2, kv_heads * capacity, dim)
     buffers = torch.empty(shape, dtype=q.dtype, device=q.device)
-    gather_long_rows[(kv_heads, limits.key_tiles)](
+    gather_long_rows[(kv_heads, key_tiles)](
         *stored(cache), table, step.lengths, long_rows.key_tiles, *buffers,
         table.shape[1], capacity, SIZE=size, KV_HEADS=kv_heads, DIM=dim, KEYS=KEYS,
         num_warps=8,
