@@ -211,6 +211,8 @@ class Bench:
         try:
             self._play(able)
         except KeyboardInterrupt:
+            if not self.bandwidths:
+                raise  # there is nothing to show
             self.has_ended = True
             self.rounds = min((len(each.rounds) for each in able), default=0)
             say("\nended: the figures are those of the rounds so far")
@@ -279,6 +281,7 @@ def machine(bench: Bench, load: float | None) -> dict[str, Any]:
         "python": sys.version.split()[0],
         "model": bench.facts["name"],
         "rounds": bench.rounds,
+        "ended": bench.has_ended,
         "quick": bench.options.quick,
         "sizes": bench.sizes,
         "llama_build": bench.llama_build(),
@@ -322,13 +325,8 @@ def record(about: dict[str, Any], results: list[Result]) -> dict[str, Any]:
     return {"machine": about, "rows": rows, "ratios": ratios(results)}
 
 
-def compare(
-    options: argparse.Namespace, model: Path | None
-) -> tuple[dict[str, Any], bool]:
-    """Measure all rows with one model, and show them.
-
-    Gives the record, and whether Ctrl-C has ended the rounds.
-    """
+def compare(options: argparse.Namespace, model: Path | None) -> dict[str, Any]:
+    """Measure all rows with one model, and show them; gives the record."""
     load = load_average()
     rows = rows_of(options)
     bench = Bench(options, model)
@@ -343,7 +341,7 @@ def compare(
         name = bench.models.source.stem if several else ""
         path = options.plot.with_stem("-".join(filter(None, (options.plot.stem, name))))
         draw(results, path, f"{about['model']} on {about['cpu']}")
-    return record(about, results), bench.has_ended
+    return record(about, results)
 
 
 def rows_of(options: argparse.Namespace) -> list[Row]:
@@ -370,18 +368,17 @@ def main() -> None:
         rows_of(options)
         if options.plot:
             check_picture(options.plot)
-        found, has_ended = [], False
+        found = []
         for model in models_of(options):
-            made, has_ended = compare(options, model)
-            found.append(made)
-            if has_ended:
+            found.append(compare(options, model))
+            if found[-1]["machine"]["ended"]:
                 break
     except (Failed, Unknown) as reason:
         sys.exit(f"cpu_peers: {reason}")
     if options.json:
         text = json.dumps(found if len(found) > 1 else found[0], indent=1)
         options.json.write_text(text, "utf-8")
-    if has_ended:
+    if found[-1]["machine"]["ended"]:
         sys.exit(130)
 
 

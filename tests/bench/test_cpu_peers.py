@@ -292,7 +292,7 @@ def test_rounds_that_are_ended_are_shown(capsys: pytest.CaptureFixture[str]) -> 
     assert bench.rounds == 1
     assert sorted(len(each.rounds) for each in results) == [1, 2]
     assert "ended" in capsys.readouterr().err
-    assert "2" in report.table(results, 1e9)
+    assert "2 (1 to 3)" in report.table(results, 1e9)
     bench.run = lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt)
     late = Result(rows[0])
     bench.play([late])
