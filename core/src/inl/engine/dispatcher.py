@@ -81,7 +81,7 @@ class RequestDispatcher:
         events = self._core.step()
         now, opened = time.perf_counter(), self._open.get
         for event in events:
-            handle = opened(event[0])
+            handle = opened(event.request)
             if handle is None or handle.finish_reason is not None:
                 continue
             if handle.apply_event(event, now):
