@@ -27,7 +27,8 @@ CORE_TESTS = tests/core tests/plugins/cpu $(ORACLE)
 # Those first that take minutes each, on one core: the checks and compilations for TPUs,
 # the wheels, and, for the second worker, which begins in the middle, the Triton
 # interpreter's.
-OTHER_TESTS = tests/plugins/tpu tests/integration/test_wheels.py $(filter-out tests/__pycache__ tests/core tests/data \
+OTHER_TESTS = tests/plugins/tpu tests/integration/test_wheels.py \
+	$(filter-out tests/__pycache__ tests/core tests/data \
 	tests/plugins tests/support tests/torch tests/typing, \
 	$(patsubst %/,%,$(wildcard tests/*/))) tests/torch tests/plugins/cuda \
 	tests/plugins/directml tests/plugins/intel tests/plugins/rocm
