@@ -3,9 +3,9 @@
     python bench/cpu_formats.py [--kinds q4_k q6_k] [--rows 1 8 64] [--beside LIBRARY]
 
 One thread, in processor time, which means something on a machine that others share;
-inputs in int8, the default. Each matrix is held in several copies, so that one row
-reads its weights from memory. Prints the bits of a packed weight, the least time of a
-product over interleaved rounds, and what that reads and multiplies per second.
+inputs in int8, the default. Each matrix is held in several copies, so that up to 64
+rows read their weights from memory. Prints the bits of a packed weight, the least time
+of a product over interleaved rounds, and what that reads and multiplies per second.
 ``--beside`` names the native library of another version: every round runs both, and the
 last two columns are the ratio of their times (over 1: this version is faster) and
 whether all results are equal bit for bit.
@@ -28,6 +28,8 @@ from inl_cpu.library import declare_signatures, open_library
 
 ROUNDS = 15
 OUTPUTS, COLUMNS = 4096, 1536
+MEMORY_ROWS = 64
+"""Up to so many rows read their weights from memory."""
 KIND_NAMES = [kind for kind in KINDS if kind in BLOCKS]
 
 
@@ -40,7 +42,7 @@ def opened(path):
 
 def product(bench, kind, rows):
     """A program that multiplies every copy of a matrix, and its result."""
-    copies = 16 if rows < 8 else 2
+    copies = 16 if rows <= MEMORY_ROWS else 2
     structs, memory, size = bench.matrices(kind, OUTPUTS, COLUMNS, copies)
     x = np.random.default_rng(1).standard_normal((rows, COLUMNS)).astype(np.float32)
     y = np.empty((rows, OUTPUTS), np.float32)

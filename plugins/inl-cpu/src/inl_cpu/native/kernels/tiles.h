@@ -21,19 +21,24 @@
 namespace inl {
 namespace {
 
-/* Prefetch lines into the L2 cache. */
+/* Prefetch lines into the L2 cache, or with LOCALITY 3 into the L1 cache. */
+template <int LOCALITY = 2>
 __attribute__((always_inline)) inline void prefetch_lines(const char *p, int64_t bytes) {
-    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + at, 0, 2);
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + at, 0, LOCALITY);
 }
 
-/* Prefetch the weights ahead of those that R rows are multiplied with, into the L2
- * cache: every line, as decoding takes the time in which the hardware prefetcher would
- * need the next read; but one line where it needs no help. Not a call, which would seem
- * to have no effect. */
-template <int R, int GROUP = RUN>
+/* Prefetch the weights ahead of those that R rows are multiplied with, of quantized
+ * weights in groups of GROUP columns or of others (0): every line into the L2 cache, as
+ * decoding takes the time in which the hardware prefetcher would need the next read. Where
+ * that needs no help, one line for few rows, and quantized weights into the L1 cache for
+ * more. Not a call, which would seem to have no effect. */
+template <int R, int GROUP>
 __attribute__((always_inline)) inline void prefetch(const char *p, int64_t bytes) {
     constexpr int64_t AHEAD = R <= 4 ? 6144 : 8192, NEAR = 2048;
-    if (R <= (GROUP == RUN ? 4 : 1) && READS_AHEAD) return prefetch_lines(p + NEAR, 1);
+    constexpr bool WIDE = GROUP != 16, FEW = R <= (WIDE ? 4 : 1),
+                   MANY = GROUP > 0 && R > (WIDE ? 4 : 8);
+    if (FEW && READS_AHEAD) return prefetch_lines(p + NEAR, 1);
+    if (MANY && READS_AHEAD) return prefetch_lines<3>(p + NEAR, bytes);
     prefetch_lines(p + AHEAD, bytes);
 }
 
@@ -233,7 +238,7 @@ void plain_tile(const inl_matrix &, const char *tile, const TileView<R> &x, F *s
         F part[R];
         for (int r = 0; r < R; r++) part[r] = set(0.0f);
         const int64_t end = step + RUN < steps ? step + RUN : steps;
-        prefetch<R>(tile + 64 * step, 64 * RUN);
+        prefetch<R, 0>(tile + 64 * step, 64 * RUN);
         for (; step < end; step++)
             Step::template multiply_add<R>(tile + 64 * step,
                                            words + step * Step::COLUMNS * R, part);
