@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from inl.cli.check_progress import CheckProgress
 from inl.cli.table import print_table
 from inl.errors import RequestError
 from inl.plugin import make_backend
@@ -63,11 +64,13 @@ def run(
     target = Target(chosen, seed=chosen_seed, full=full, only=tuple(op or ()))
     _check_ops(target)
     began = time.perf_counter()
+    progress = CheckProgress(sys.stderr)
     results = check_all(
         target,
-        on_result=None if as_json else _show_progress,
+        on_result=None if as_json else progress,
         names=INVARIANT if invariant else "",
     )
+    progress.close()
     seconds = time.perf_counter() - began
     if as_json:
         card = capability_card(target, results, seconds)
@@ -86,16 +89,9 @@ def _check_ops(target: Target) -> None:
             raise RequestError(unknown_op(name))
 
 
-def _show_progress(result: Result) -> None:
-    if sys.stderr.isatty():
-        print(f"\r\033[K{result.section}: {result.name}", end="", file=sys.stderr)
-
-
 def _show(target: Target, results: Sequence[Result], seconds: float) -> None:
     from inl.testing.findings import findings
 
-    if sys.stderr.isatty():
-        print("\r\033[K", end="", file=sys.stderr)
     print_table(("section", "passed", "failed", "worst", "time"), _rows(results))
     failures = [result for result in results if result.status == "failed"]
     found = findings(results)
