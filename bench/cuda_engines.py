@@ -102,20 +102,27 @@ class Serving:
 
     def answer(self, prompts: list[list[int]], tokens: int) -> float:
         """Seconds until all requests have finished."""
+        if self.engine is None:
+            return self.answer_ids(prompts, tokens)
         torch.cuda.synchronize()
         start = time.perf_counter()
-        if self.engine is not None:
-            done = self.engine.generate(prompts, max_tokens=tokens, ignore_eos=True)
-            got = sum(len(answer.token_ids) for answer in done)
-        else:
-            for prompt in prompts:
-                self.core.add(Request(prompt, max_tokens=tokens, ignore_eos=True))
-            got = 0
-            while self.core.has_work:
-                for event in self.core.step():
-                    if event.error is not None:
-                        raise event.error
-                    got += event.token is not None
+        done = self.engine.generate(prompts, max_tokens=tokens, ignore_eos=True)
+        spent = time.perf_counter() - start
+        got = sum(len(answer.token_ids) for answer in done)
+        assert got == len(prompts) * tokens, f"{got} tokens"
+        return spent
+
+    def answer_ids(self, prompts: list[list[int]], tokens: int) -> float:
+        """Seconds until all requests have finished, with the engine core only."""
+        torch.cuda.synchronize()
+        start, got = time.perf_counter(), 0
+        for prompt in prompts:
+            self.core.add(Request(prompt, max_tokens=tokens, ignore_eos=True))
+        while self.core.has_work:
+            for event in self.core.step():
+                if event.error is not None:
+                    raise event.error
+                got += event.token is not None
         spent = time.perf_counter() - start
         assert got == len(prompts) * tokens, f"{got} tokens"
         return spent

@@ -2,9 +2,11 @@
 
     python bench/cuda_serve.py --model 8b --requests 8 32 512 --ttft 8000 --profile
     python bench/cuda_serve.py MODEL.gguf --requests 8 32 512 --ready
+    python bench/cuda_serve.py MODEL.gguf --requests 512 --pairs 9
 
 A shape has random weights and uses the engine core, with token ids as input and events
 as output; a file uses the whole engine, with text. Prompts are distinct random tokens.
+``--pairs`` compares the whole engine of a file with its core, one after the other.
 ``--check`` first compares two layers of the shape with a plain torch model. Copies and
 matrix products are measured in the same run, as ceilings.
 """
@@ -18,6 +20,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -191,6 +195,28 @@ def spent(serving: Serving, prompt: list[int]) -> None:
               f"{e.key[:90]}")  # fmt: skip
 
 
+def compared(serving: Serving, draw: Callable[[], Any], tokens: int, n: int) -> None:
+    """Print what text takes: ``n`` pairs of the core and the whole engine.
+
+    draw: makes the prompts of a pair.
+    """
+    seconds: list[tuple[float, float]] = []
+    for number in range(n):
+        prompts = draw()
+        # Each comes first as often as the other.
+        if number % 2:
+            text = serving.answer(prompts, tokens)
+            seconds.append((serving.answer_ids(prompts, tokens), text))
+        else:
+            core = serving.answer_ids(prompts, tokens)
+            seconds.append((core, serving.answer(prompts, tokens)))
+    ratios = [core / text for core, text in seconds]
+    core, text = (1e3 * statistics.median(each) for each in zip(*seconds, strict=True))
+    print(f"  {n} pairs: core {core:.1f} ms, with text {text:.1f} ms; throughput "
+          f"with text / core: {statistics.median(ratios):.3f} "
+          f"({min(ratios):.3f} to {max(ratios):.3f})", flush=True)  # fmt: skip
+
+
 def ready(path: str) -> None:
     """Print the time from a process's start to its first answer."""
     with tempfile.TemporaryDirectory() as folder:
@@ -213,6 +239,7 @@ def main() -> int:
     parser.add_argument("--ttft", type=int, default=0, help="tokens of its prompt")
     parser.add_argument("--budget", type=int, default=8192, help="tokens of a step")
     parser.add_argument("--runs", type=int, default=2)
+    parser.add_argument("--pairs", type=int, default=0, help="core and text, a file's")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--ready", action="store_true")
@@ -281,6 +308,9 @@ def main() -> int:
               f"{against(rows, rate)}; "
               f"{len(server.runner.limits.buckets)} programs in {warm:.1f} s, peak "
               f"{used:.1f} GB", flush=True)  # fmt: skip
+        if given.pairs and server.engine is not None:
+            draw = partial(random_prompts, rng, rows, given.prompt, vocab)
+            compared(server, draw, given.tokens, given.pairs)
         if given.profile and server.engine is None:
             filling(server, random_prompts(rng, rows, given.prompt, vocab))
             busy(server, random_prompts(rng, rows, given.prompt - 100, vocab))
