@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -100,13 +101,17 @@ class Serving:
         gc.collect()
         gc.freeze()
 
-    def answer(self, prompts: list[list[int]], tokens: int) -> float:
+    def answer(
+        self, prompts: list[list[int]], tokens: int, stop: Sequence[str] = ()
+    ) -> float:
         """Seconds until all requests have finished."""
         if self.engine is None:
             return self.answer_ids(prompts, tokens)
         torch.cuda.synchronize()
         start = time.perf_counter()
-        done = self.engine.generate(prompts, max_tokens=tokens, ignore_eos=True)
+        done = self.engine.generate(
+            prompts, max_tokens=tokens, ignore_eos=True, stop=stop
+        )
         spent = time.perf_counter() - start
         got = sum(len(answer.token_ids) for answer in done)
         assert got == len(prompts) * tokens, f"{got} tokens"

@@ -6,7 +6,8 @@
 
 A shape has random weights and uses the engine core, with token ids as input and events
 as output; a file uses the whole engine, with text. Prompts are distinct random tokens.
-``--pairs`` compares the whole engine of a file with its core, one after the other.
+``--pairs`` compares the whole engine of a file with its core, one after the other;
+with ``--stop``, also with stop strings.
 ``--check`` first compares two layers of the shape with a plain torch model. Copies and
 matrix products are measured in the same run, as ceilings.
 """
@@ -195,24 +196,27 @@ def spent(serving: Serving, prompt: list[int]) -> None:
               f"{e.key[:90]}")  # fmt: skip
 
 
-def compared(serving: Serving, draw: Callable[[], Any], tokens: int, n: int) -> None:
+def compared(
+    serving: Serving, draw: Callable[[], Any], tokens: int, n: int, stop: list[str]
+) -> None:
     """Print what text takes: ``n`` pairs of the core and the whole engine.
 
-    draw: makes the prompts of a pair.
+    draw: makes the prompts of a pair. stop: stop strings of the whole engine.
     """
     seconds: list[tuple[float, float]] = []
     for number in range(n):
         prompts = draw()
         # Each comes first as often as the other.
         if number % 2:
-            text = serving.answer(prompts, tokens)
+            text = serving.answer(prompts, tokens, stop)
             seconds.append((serving.answer_ids(prompts, tokens), text))
         else:
             core = serving.answer_ids(prompts, tokens)
-            seconds.append((core, serving.answer(prompts, tokens)))
+            seconds.append((core, serving.answer(prompts, tokens, stop)))
     ratios = [core / text for core, text in seconds]
     core, text = (1e3 * statistics.median(each) for each in zip(*seconds, strict=True))
-    print(f"  {n} pairs: core {core:.1f} ms, with text {text:.1f} ms; throughput "
+    named = f"text and {len(stop)} stop strings" if stop else "text"
+    print(f"  {n} pairs: core {core:.1f} ms, with {named} {text:.1f} ms; throughput "
           f"with text / core: {statistics.median(ratios):.3f} "
           f"({min(ratios):.3f} to {max(ratios):.3f})", flush=True)  # fmt: skip
 
@@ -240,6 +244,7 @@ def main() -> int:
     parser.add_argument("--budget", type=int, default=8192, help="tokens of a step")
     parser.add_argument("--runs", type=int, default=2)
     parser.add_argument("--pairs", type=int, default=0, help="core and text, a file's")
+    parser.add_argument("--stop", nargs="*", default=[], help="strings, for --pairs")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--ready", action="store_true")
@@ -310,7 +315,8 @@ def main() -> int:
               f"{used:.1f} GB", flush=True)  # fmt: skip
         if given.pairs and server.engine is not None:
             draw = partial(random_prompts, rng, rows, given.prompt, vocab)
-            compared(server, draw, given.tokens, given.pairs)
+            for stop in [[], given.stop] if given.stop else [[]]:
+                compared(server, draw, given.tokens, given.pairs, stop)
         if given.profile and server.engine is None:
             filling(server, random_prompts(rng, rows, given.prompt, vocab))
             busy(server, random_prompts(rng, rows, given.prompt - 100, vocab))
