@@ -15,6 +15,7 @@ from inl.errors import RequestError, RunnerError, WorkerLost
 from inl.scheduling.request import Event, Request
 from inl.spec.dispatch import noting
 from inl.spec.kernel import Kernel
+from inl.text.detokenize import Detokenizer
 from inl.text.tokenizer import Tokenizer
 
 PIECES = ["a", "b", "ab", "aba", "c", "é", "a€", "\U0001f600", " "]
@@ -124,6 +125,27 @@ def test_streamed_text_ends_before_the_first_stop_string(tokens, stops):
     assert answer.text == text
     assert (answer.finish_reason == "stop") == stopped
     assert "".join(pieces) == text
+
+
+@examples(100, 500)
+@given(ids, stops)
+def test_a_stop_string_ends_the_output_at_once_if_nobody_reads(tokens, stops):
+    read, unread = handle_of(tokens, stops, pieces=[]), handle_of(tokens, stops)
+    assert unread.token_ids == read.token_ids
+    assert (unread.text, unread.finish_reason) == (read.text, read.finish_reason)
+
+
+def test_tokens_that_end_no_stop_string_are_not_decoded(monkeypatch):
+    decoded, extend = [], Detokenizer.extend
+
+    def noted(self, ids):
+        decoded.append([NAMES[index] for index in ids])
+        return extend(self, ids)
+
+    monkeypatch.setattr(Detokenizer, "extend", noted)
+    answer = handle_of(map(NAMES.index, "cbcbabc"), ["xa", "ba"])
+    assert answer.text == "cbc"
+    assert decoded == [["c"], ["b", "c", "b", "a"]]
 
 
 @given(ids, stops)

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from inl.engine.fair_lock import FairLock
-from inl.engine.stop_strings import StopStringFilter
+from inl.engine.stop_strings import StopStringFilter, last_bytes
 from inl.text.detokenize import Detokenizer
 
 if TYPE_CHECKING:
@@ -31,6 +31,9 @@ class OutputText:
         self._stop_strings = stop_strings
         self._taken = (0, 0)
         """Chunks and characters that :meth:`take` has returned."""
+        self._last_bytes: frozenset[int] | None = None
+        if stop_strings and tokenizer is not None and tokenizer.byte_level:
+            self._last_bytes = last_bytes(stop_strings)
         self._lock = FairLock()
         self._is_torn = False
         """Whether a call is decoding, or was interrupted while it did."""
@@ -48,6 +51,12 @@ class OutputText:
     def stopped(self) -> bool:
         """Whether a stop string was found."""
         return self._filter.stopped
+
+    def may_stop(self, token: int) -> bool:
+        """Whether a token may complete a stop string: :meth:`update` then tells."""
+        if self._tokenizer is None or self._last_bytes is None:
+            return True
+        return not self._last_bytes.isdisjoint(self._tokenizer.token_bytes(token))
 
     def update(self, ids: TextIds, *, ended: bool) -> None:
         """Decode new tokens; ``ended``: whether no more will follow."""

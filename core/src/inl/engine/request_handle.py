@@ -123,8 +123,13 @@ class RequestHandle:
         now: ``perf_counter()`` time of the event.
         """
         _, token, reason, _ = event
-        is_plain = self.token_ids and not self._scans_text and self.listener is None
-        if is_plain and reason is None and token is not None:
+        if (
+            token is not None
+            and reason is None
+            and self.listener is None
+            and self.token_ids
+            and not (self._scans_text and self._text.may_stop(token))
+        ):
             # Nearly all events of a large batch.
             self.token_ids.append(token)
             self.seconds = now - self._started

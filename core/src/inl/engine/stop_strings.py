@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from inl.text.detokenize import REPLACEMENT
+
 
 class StopStringFilter:
     """Passes text through up to the first stop string that is complete.
@@ -42,6 +44,18 @@ class StopStringFilter:
     def _release(self, length: int) -> str:
         text, self._held = self._held[:length], self._held[length:]
         return text
+
+
+def last_bytes(stop_strings: tuple[str, ...]) -> frozenset[int] | None:
+    """Return the last byte of each stop string, in UTF-8.
+
+    A token without any of them completes no stop string. ``None``: any token may, as
+    the decoder writes U+FFFD for bytes that are not its own.
+    """
+    if any(text.endswith(REPLACEMENT) for text in stop_strings):
+        return None
+    # A surrogate, which has no UTF-8, is in no decoded text.
+    return frozenset(text.encode(errors="replace")[-1] for text in stop_strings)
 
 
 def _overlap(text: str, stop: str) -> int:

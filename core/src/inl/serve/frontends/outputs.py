@@ -62,7 +62,8 @@ class RemoteHandle(RequestHandle):
             return
         for token in tokens:
             self.token_ids.append(token)
-            self._text.update(self._text_ids, ended=False)
+            if self._text.may_stop(token):
+                self._text.update(self._text_ids, ended=False)
             if self._text.stopped:
                 self.finish_reason = "stop"
                 return
