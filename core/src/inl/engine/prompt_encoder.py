@@ -118,8 +118,9 @@ class PromptEncoder:
             RequestHandle(request, self._tokenizer, stops, started)
             for request in requests
         ]
-        samples[0].samples = tuple(samples)
-        return samples[0]
+        first, *others = samples
+        first.further_samples = tuple(others)
+        return first
 
     def _compile(self, structured: StructuredOutput, vocab: int) -> Guide:
         if self._grammars is None:

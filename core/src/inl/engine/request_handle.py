@@ -78,8 +78,8 @@ class RequestHandle:
         self.error: BaseException | None = None
         self.first_token_seconds = 0.0
         self.seconds = 0.0
-        self.samples: tuple[RequestHandle, ...] = (self,)
-        """The first one of a prompt has the handles of all ``n``, itself included."""
+        self.further_samples: tuple[RequestHandle, ...] = ()
+        """Handles of the other samples, if it is the first of ``n``."""
         self.listener: Callable[[], None] | None = None
         """Called after each event, on the thread that steps the engine."""
         self._text = OutputText(tokenizer, stop_strings)
@@ -88,6 +88,12 @@ class RequestHandle:
         self._end_tokens = 0
         """Last tokens that are not part of the text: 1 after an end token."""
         self._has_ended = False
+
+    # Not stored: a handle that refers to itself is freed by a garbage collection only.
+    @property
+    def samples(self) -> tuple[RequestHandle, ...]:
+        """The first one of a prompt has the handles of all ``n``, itself included."""
+        return (self, *self.further_samples)
 
     @property
     def completed(self) -> bool:
@@ -216,5 +222,5 @@ class RequestHandle:
             logprobs=None if request.logprobs is None else tuple(logprobs),
             seed=request.seed,
             prompt_logprobs=tuple(request.prompt_token_logprobs) if scored else None,
-            alternatives=tuple(each.completion() for each in self.samples[1:]),
+            alternatives=tuple(each.completion() for each in self.further_samples),
         )
