@@ -21,6 +21,7 @@ from inl.errors import (
 from inl.executor.model_loader import LanguageModel
 from inl.models.llama import MODEL
 from inl.testing.tiny import MemoryCheckpoint, plain_logits, tiny_llama
+from inl.text.detokenize import Detokenizer
 
 VOCAB = 256
 
@@ -115,6 +116,20 @@ def test_stop_strings_end_the_text_and_are_not_shown(make):
     streamed = engine.stream("stop", max_tokens=40, temperature=1.0, seed=1, stop=stop)
     assert "".join(streamed) == free[:at]
     assert engine.generate("stop", max_tokens=4, stop=free + "!").text
+
+
+def test_outputs_are_decoded_while_others_are_computed(make, monkeypatch):
+    engine, steps, extend = make(), [], Detokenizer.extend
+
+    def noted(self, ids):
+        steps.append(engine.stats.steps)
+        return extend(self, ids)
+
+    monkeypatch.setattr(Detokenizer, "extend", noted)
+    # Three wait for a row of the batch of four until another output is complete.
+    engine.generate([[number] for number in range(7)], max_tokens=20)
+    assert len(steps) == 7
+    assert steps[3] < steps[4]
 
 
 def test_end_tokens_and_ignore_eos(make, made):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from inl.errors import QueueFull
 
 if TYPE_CHECKING:
-    from inl.engine.request_handle import RequestHandle
+    from inl.engine.request_handle import Completion, RequestHandle
 
 
 class Batch:
@@ -57,6 +57,24 @@ class Batch:
                     raise
                 return
             self._queued = queued + 1
+
+    def pop_completions(self) -> list[Completion]:
+        """Remove prompts that have finished and return their completions, in order.
+
+        Up to the first prompt of which a request is open or has failed.
+        """
+        completions, popped = [], 0
+        for first in self.firsts:
+            stop = popped + len(first.samples)
+            failed = any(each.error is not None for each in first.samples)
+            if failed or stop > min(self._queued, self._finished):
+                break
+            completions.append(first.completion())
+            popped = stop
+        del self.firsts[: len(completions)], self.handles[:popped]
+        self._queued -= popped
+        self._finished -= popped
+        return completions
 
     def fail(self, error: BaseException) -> None:
         """Finish every request that has not finished with an error."""

@@ -15,6 +15,7 @@ from inl.forks import on_fork
 from inl.scheduling.request import Event
 
 if TYPE_CHECKING:
+    from inl.engine.batch import Batch
     from inl.engine.core import EngineCore
     from inl.engine.request_handle import RequestHandle
 
@@ -57,6 +58,14 @@ class RequestDispatcher:
         Raises as :meth:`~inl.engine.core.EngineCore.add`.
         """
         self.lock.run(partial(self._submit, handle))
+
+    def feed(self, batch: Batch) -> None:
+        """Queue the next requests of a batch, as many as there is room for.
+
+        Raises as :meth:`~inl.engine.batch.Batch.feed`.
+        """
+        if not batch.is_fed:
+            self.lock.run(partial(batch.feed, self._submit))
 
     def _submit(self, handle: RequestHandle) -> None:
         self._settle()

@@ -288,11 +288,11 @@ class InferenceEngine:
         """
         prompts, single = as_prompts(prompt)
         batch = Batch()
-        run_with_cleanup(
+        completions = run_with_cleanup(
             partial(self._generate, batch, prompts, options),
             partial(self._dispatcher.cancel, batch.handles),
         )
-        completions = [handle.completion() for handle in batch.firsts]
+        completions += [handle.completion() for handle in batch.firsts]
         return completions[0] if single else completions
 
     def stream(
@@ -508,12 +508,17 @@ class InferenceEngine:
 
     def _generate(
         self, batch: Batch, prompts: Sequence[Prompt], options: GenerationOptions
-    ) -> None:
+    ) -> list[Completion]:
+        """Return the first completions; those that are left in the batch follow."""
+        completions: list[Completion] = []
         for prompt in prompts:
             batch.add(self._prepare(prompt, **options))
         while not batch.completed:
-            batch.feed(self._dispatcher.submit)
+            # Decodes text while the device computes the next step.
+            completions += batch.pop_completions()
+            self._dispatcher.feed(batch)
             self._dispatcher.step()
+        return completions
 
     async def _submit_async(
         self,
