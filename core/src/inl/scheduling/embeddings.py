@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from hashlib import sha256
+from operator import countOf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -104,7 +105,7 @@ def read_rows(value: Any, what: str) -> NDArray[np.float32]:
 
 def split_prompt(parts: list[Any]) -> tuple[list[Any], dict[int, NDArray[np.float32]]]:
     """Return token ids, with placeholders, and the rows by their first position."""
-    if set(map(type, parts)) == {int}:
+    if countOf(map(type, parts), int) == len(parts):
         return parts, {}
     ids: list[Any] = []
     spans: dict[int, NDArray[np.float32]] = {}
