@@ -71,6 +71,20 @@ def test_fields_are_encoded_by_position():
     assert reals.tolist() == [0.5, -1, 0, 0]
 
 
+def test_operands_are_those_of_the_declaration():
+    x, y = Operand(1000), Operand(2000)
+    with pytest.raises(
+        TypeError, match=r"Scale: missing=\['factor'\], unknown=\['z'\]"
+    ):
+        Scale(count=7, x=x, y=y, z=y)
+    scale = Scale(count=7, x=x, y=y, factor=0.5)
+    assert scale.offset == 0
+    assert scale.replace(offset=2.0).offset == 2
+    with pytest.raises(AttributeError, match=r"Scale\.count: cannot be changed"):
+        scale.count = 8
+    assert "count=7" in repr(scale)
+
+
 def linear(**operands):
     given = {"x": Operand(8, 1, 8), "matrix": Operand(16), "y": Operand(24, 2, 24)}
     return Linear(rows=1, x_stride=4, y_stride=4, **given | operands)

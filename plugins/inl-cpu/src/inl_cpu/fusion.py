@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence, Set
-from dataclasses import replace
 
 from inl_cpu.encoding import Operand
 from inl_cpu.instructions import AddNorm, Attention, Copy, Linear, RmsNorm, Rope
@@ -50,8 +49,7 @@ def _fuse_norm(
 
 def _with_norm(linear: Linear[Operand], norm: Step) -> Linear[Operand] | None:
     if isinstance(norm, AddNorm) and norm.y == linear.x:
-        return replace(
-            linear,
+        return linear.replace(
             x=norm.residual,
             delta=norm.delta,
             norm_weight=norm.weight,
@@ -62,8 +60,7 @@ def _with_norm(linear: Linear[Operand], norm: Step) -> Linear[Operand] | None:
     if isinstance(norm, RmsNorm) and norm.y == linear.x and norm.heads == 1:
         if norm.weight is None:
             return None
-        return replace(
-            linear,
+        return linear.replace(
             x=norm.x,
             x_stride=norm.x_stride,
             norm_weight=norm.weight,
@@ -84,8 +81,7 @@ def _fuse_heads(
     v_stride = v.x_stride if isinstance(v, Copy) else attention.kv_stride
     if (q.cos, q.sin) != (k.cos, k.sin) or k.x_stride != v_stride:
         return attention
-    fused = replace(
-        attention,
+    fused = attention.replace(
         q=q.x,
         k=k.x,
         v=v.x if isinstance(v, Copy) else attention.v,
@@ -134,8 +130,7 @@ def _fuse_head_norms(
         return attention
     if k.x_stride != attention.kv_stride:
         return attention
-    fused = replace(
-        attention,
+    fused = attention.replace(
         q=q.x,
         k=k.x,
         q_stride=q.x_stride,

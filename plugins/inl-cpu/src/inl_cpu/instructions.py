@@ -16,7 +16,6 @@ that an output may be the same buffer as an input.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 
 from inl_cpu.abi import Flag
@@ -44,7 +43,6 @@ from inl_cpu.encoding import (
 KV = Flag.KV_BF16 | Flag.KV_INT8 | Flag.KV_FLOAT8
 
 
-@dataclass(frozen=True, kw_only=True)
 class Zero(Instruction[D], opcode=0):
     """y = 0."""
 
@@ -52,7 +50,6 @@ class Zero(Instruction[D], opcode=0):
     y: WriteF32[D]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Copy(Instruction[D], opcode=1):
     """y = x, row by row."""
 
@@ -64,7 +61,6 @@ class Copy(Instruction[D], opcode=1):
     y: WriteF32[D]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Add(Instruction[D], opcode=2):
     """y = a + b; in place."""
 
@@ -74,7 +70,6 @@ class Add(Instruction[D], opcode=2):
     y: WriteF32[D]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Sub(Instruction[D], opcode=3):
     """y = a - b; in place."""
 
@@ -84,7 +79,6 @@ class Sub(Instruction[D], opcode=3):
     y: WriteF32[D]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Mul(Instruction[D], opcode=4):
     """y = a * b; in place."""
 
@@ -94,7 +88,6 @@ class Mul(Instruction[D], opcode=4):
     y: WriteF32[D]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Scale(Instruction[D], opcode=5):
     """y = factor * x + offset; in place."""
 
@@ -105,7 +98,6 @@ class Scale(Instruction[D], opcode=5):
     offset: Real = 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
 class Embedding(Instruction[D], opcode=6):
     """y[t] = factor * row ids[t] of the matrix; zeros for an id out of range."""
 
@@ -117,7 +109,6 @@ class Embedding(Instruction[D], opcode=6):
     factor: Real = 1.0
 
 
-@dataclass(frozen=True, kw_only=True)
 class RmsNorm(Instruction[D], opcode=7, flags=Flag.PLUS_ONE):
     """y = x / sqrt(mean(x^2) + eps) * weight over each head of a row; in place."""
 
@@ -132,7 +123,6 @@ class RmsNorm(Instruction[D], opcode=7, flags=Flag.PLUS_ONE):
     eps: Real
 
 
-@dataclass(frozen=True, kw_only=True)
 class AddNorm(Instruction[D], opcode=8, flags=Flag.PLUS_ONE):
     """sum = residual + delta; y = RMS norm of sum. sum may be residual or delta."""
 
@@ -146,7 +136,6 @@ class AddNorm(Instruction[D], opcode=8, flags=Flag.PLUS_ONE):
     eps: Real
 
 
-@dataclass(frozen=True, kw_only=True)
 class Linear(
     Instruction[D],
     opcode=9,
@@ -181,7 +170,6 @@ class Linear(
     eps: Real = 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
 class Gated(Instruction[D], opcode=10, flags=Flag.GATE_SILU | Flag.GATE_GELU):
     """y = activation(gate) * up; in place. Takes one GATE_* flag."""
 
@@ -195,7 +183,6 @@ class Gated(Instruction[D], opcode=10, flags=Flag.GATE_SILU | Flag.GATE_GELU):
     y: WriteF32[D]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Rope(Instruction[D], opcode=11):
     """Rotate the halves of each head; in place. cos and sin: [rows, head_width / 2]."""
 
@@ -210,7 +197,6 @@ class Rope(Instruction[D], opcode=11):
     y: WriteF32[D]
 
 
-@dataclass(frozen=True, kw_only=True)
 class RopeTable(Instruction[D], opcode=12):
     """cos and sin [tokens, pairs] of position * rate; rates [pairs].
 
@@ -227,7 +213,6 @@ class RopeTable(Instruction[D], opcode=12):
     factor: Real
 
 
-@dataclass(frozen=True, kw_only=True)
 class Attention(
     Instruction[D],
     opcode=13,
@@ -282,7 +267,6 @@ class Attention(
     eps: Real = 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
 class WriteKv(Instruction[D], opcode=14, flags=KV):
     """Write k and v [rows, heads, head_width] to the cache at positions writes."""
 
@@ -299,7 +283,6 @@ class WriteKv(Instruction[D], opcode=14, flags=KV):
     scales: ReadF32[D] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class ReadCache(Instruction[D], opcode=15, flags=KV):
     """Convert a cache to float32 k and v [blocks, block_size, kv_heads, head_width]."""
 
@@ -314,7 +297,6 @@ class ReadCache(Instruction[D], opcode=15, flags=KV):
     scales: ReadF32[D] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class FillCache(Instruction[D], opcode=16, flags=KV):
     """Convert float32 k and v [blocks, block_size, kv_heads, head_width] to a cache."""
 
@@ -329,7 +311,6 @@ class FillCache(Instruction[D], opcode=16, flags=KV):
     scales: ReadF32[D] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class CopyBlocks(Instruction[D], opcode=17, flags=KV):
     """Copy block sources[i] of a cache to block targets[i], for i < count."""
 
@@ -344,7 +325,6 @@ class CopyBlocks(Instruction[D], opcode=17, flags=KV):
     targets: ReadI32[D]
 
 
-@dataclass(frozen=True, kw_only=True)
 class TakeRows(Instruction[D], opcode=18):
     """y[i] = x[index[i]]; zeros for an index out of range of x [x_rows, width]."""
 
@@ -357,7 +337,6 @@ class TakeRows(Instruction[D], opcode=18):
     y: WriteF32[D]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Sample(
     Instruction[D], opcode=19, flags=Flag.SAMPLE_RANDOM | Flag.SAMPLE_FILTERED
 ):
@@ -382,7 +361,6 @@ class Sample(
     uniforms: ReadF32[D] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class Penalize(Instruction[D], opcode=20):
     """Apply penalties and bias to logits in place, for SAMPLE_FILTERED.
 
@@ -403,7 +381,6 @@ class Penalize(Instruction[D], opcode=20):
     fed: ReadI32[D]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Pack(Instruction[D], opcode=21, flags=Flag.INTERLEAVE):
     """Pack source rows into rows first .. of a matrix whose data is zero.
 
@@ -422,7 +399,6 @@ class Pack(Instruction[D], opcode=21, flags=Flag.INTERLEAVE):
     codebook: ReadBytes[D] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class Read(Instruction[D], opcode=22):
     """Read bytes (a multiple of 64) of x and write a checksum: measures bandwidth."""
 
@@ -431,7 +407,6 @@ class Read(Instruction[D], opcode=22):
     y: WriteU64[D]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Checksum(Instruction[D], opcode=23):
     """Write a keyed checksum of each 4096 bytes of x.
 
@@ -446,7 +421,6 @@ class Checksum(Instruction[D], opcode=23):
     sums: WriteU64[D]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Lora(Instruction[D], opcode=24):
     """y = base + B(A(x)) of the adapter that each row selects, as the op ``lora``.
 
@@ -469,7 +443,6 @@ class Lora(Instruction[D], opcode=24):
     y: WriteF32[D]
 
 
-@dataclass(frozen=True, kw_only=True)
 class ExpertLinear(Instruction[D], opcode=25, flags=Flag.X_MASK | Flag.GATE_MASK):
     """y[s] = x[s / sharing] times the matrix of expert ids[s]; zeros for other ids.
 
@@ -490,7 +463,6 @@ class ExpertLinear(Instruction[D], opcode=25, flags=Flag.X_MASK | Flag.GATE_MASK
     y: WriteF32[D]
 
 
-@dataclass(frozen=True, kw_only=True)
 class CombineExperts(Instruction[D], opcode=26):
     """out[t] = sum of weights[t, s] * y[t, s] over the slots.
 
@@ -505,7 +477,6 @@ class CombineExperts(Instruction[D], opcode=26):
     out: WriteF32[D]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Route(Instruction[D], opcode=27):
     """The k experts of each row with the largest logits, and their weights.
 
@@ -524,7 +495,6 @@ class Route(Instruction[D], opcode=27):
     weights: WriteF32[D]
 
 
-@dataclass(frozen=True, kw_only=True)
 class SigmoidGate(Instruction[D], opcode=28):
     """y = x times the sigmoid of gate [rows], row by row."""
 
@@ -537,7 +507,6 @@ class SigmoidGate(Instruction[D], opcode=28):
     y: WriteF32[D]
 
 
-@dataclass(frozen=True, kw_only=True)
 class CausalConv(Instruction[D], opcode=29):
     """Convolution over each row's tokens and its slot, as the op ``causal_conv``.
 
@@ -562,7 +531,6 @@ class CausalConv(Instruction[D], opcode=29):
     used_counts: ReadI32[D]
 
 
-@dataclass(frozen=True, kw_only=True)
 class DeltaRule(Instruction[D], opcode=30):
     """Gated delta rule over each row's tokens and its slot, as the op ``delta_rule``.
 
@@ -599,7 +567,6 @@ class DeltaRule(Instruction[D], opcode=30):
     eps: Real
 
 
-@dataclass(frozen=True, kw_only=True)
 class Activate(Instruction[D], opcode=31):
     """y = activation(x); in place. kind is the index of a kind of the op."""
 
