@@ -1,0 +1,770 @@
+// One step of SmolLM2's shape for one row, as one program on the whole chip.
+//
+// CLUSTERS clusters of 8 blocks, one block a multiprocessor, all resident. The block of
+// rank r in its cluster owns columns 72 r to 72 r + 71 of the residual stream; every
+// cluster has a copy. A layer has two exchanges between clusters:
+//
+//   norm, qkv of a head by a cluster, rope, attention over an eighth of the keys by a
+//   block, output product of the head's columns -> sums of 9 clusters
+//   norm, gate and up, activation, down product of the block's units, sums of the
+//   cluster -> sums of all clusters
+//
+// Numbers are sent with a flag in one word of 64 bits (as in NCCL's LL protocol), so
+// that an exchange is one store and one load. Blocks of a cluster store in each other's
+// shared memory, and barriers there count the bytes. Weights and keys are copied into
+// shared memory a layer ahead.
+//
+// Every wait is bounded: a program that is not resident traps.
+
+typedef unsigned long long Word;
+typedef unsigned short Half;
+
+constexpr int HIDDEN = 576, HEADS = 9, KV_HEADS = 3, DIM = 64, VOCAB = 49152;
+constexpr int RANKS = 8, BLOCKS = CLUSTERS * RANKS;
+constexpr int UNITS = 1536 / BLOCKS, WARPS = UNITS, THREADS = 32 * WARPS;
+constexpr int PAIRS = 12;               // pairs of rows of qkv of a block
+constexpr int OWN = HIDDEN / RANKS;     // columns of a block
+constexpr int OWNERS = OWN / 2 * 8;     // threads that receive them: 8 for two columns
+constexpr int ROW = 2 * HIDDEN;         // bytes
+constexpr int ROWS = VOCAB / BLOCKS;    // of the head, of a block
+constexpr int TURNS = ROWS / WARPS / 2; // pairs of these rows of a warp
+constexpr int DEPTH = 2;                // of which so many are read ahead
+constexpr int PAGE = 16;                // tokens of a block of the cache
+constexpr int BATCH = 4;                // keys of 8 lanes at a time
+constexpr int QKV_BYTES = 2 * PAIRS * ROW, OUT_BYTES = OWN * DIM * 2;
+constexpr int UP_BYTES = 2 * UNITS * ROW, DOWN_BYTES = UNITS * ROW;
+constexpr int NORM_BYTES = HIDDEN * 4 + RANKS * OWNERS / 32 * 4;
+constexpr unsigned LIMIT = 1 << 20;     // polls before a trap
+constexpr float EPS = 1e-5f, LEAST = -1e30f, SCALE = 0.125f * 1.4426950408889634f;
+
+static_assert(BLOCKS * UNITS == 1536 && UNITS % 4 == 0 && WARPS * 32 >= OWNERS, "");
+
+__device__ unsigned address(const void* p) {
+  return (unsigned)__cvta_generic_to_shared(p);
+}
+
+__device__ unsigned remote(const void* p, int rank) {
+  unsigned mapped;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(mapped) : "r"(address(p)), "r"(rank));
+  return mapped;
+}
+
+// Store numbers in the shared memory of a rank, whose barrier counts their bytes.
+#if WAITS
+#define SEND "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes"
+__device__ void send(float* at, Word* link, int rank, float v) {
+  asm volatile(SEND ".b32 [%0], %1, [%2];"
+               ::"r"(remote(at, rank)), "r"(__float_as_uint(v)),
+               "r"(remote(link, rank)) : "memory");
+}
+
+__device__ void send(float* at, Word* link, int rank, float2 v) {
+  asm volatile(SEND ".v2.b32 [%0], {%1, %2}, [%3];"
+               ::"r"(remote(at, rank)), "r"(__float_as_uint(v.x)),
+               "r"(__float_as_uint(v.y)), "r"(remote(link, rank)) : "memory");
+}
+
+__device__ void send(float* at, Word* link, int rank, float4 v) {
+  asm volatile(SEND ".v4.b32 [%0], {%1, %2, %3, %4}, [%5];"
+               ::"r"(remote(at, rank)), "r"(__float_as_uint(v.x)),
+               "r"(__float_as_uint(v.y)), "r"(__float_as_uint(v.z)),
+               "r"(__float_as_uint(v.w)), "r"(remote(link, rank)) : "memory");
+}
+#else
+template <class T>
+__device__ void send(float* at, Word*, int, T v) {
+  *(T*)at = v;
+}
+#endif
+
+__device__ void meet() {
+  __syncwarp();
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+__device__ void publish(Word* slot, unsigned bits, unsigned flag) {
+  Word word = (Word)flag << 32 | bits;
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(slot), "l"(word) : "memory");
+}
+
+__device__ void poll(const Word* slots, Word& a, Word& b) {
+  asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
+               : "=l"(a), "=l"(b) : "l"(slots) : "memory");
+}
+
+__device__ float number(Word word) { return __uint_as_float((unsigned)word); }
+
+// Sum of two columns over COUNT clusters, by 8 lanes that all get it.
+template <int COUNT>
+__device__ float2 gather(const Word* slots, int pair, int lane, unsigned flag) {
+  const int first = lane % 8;
+  const Word* at = slots + first * OWN + 2 * pair;
+  Word a, b, c = (Word)flag << 32, d = c;
+  unsigned polls = 0;
+  bool arrived;
+  do {
+    poll(at, a, b);
+    if (first + 8 < COUNT) poll(at + 8 * OWN, c, d);
+    arrived = (unsigned)(a >> 32) == flag && (unsigned)(b >> 32) == flag &&
+              (unsigned)(c >> 32) == flag && (unsigned)(d >> 32) == flag;
+#if !WAITS
+    arrived = true;
+#endif
+    if (++polls > LIMIT) __trap();
+  } while (!arrived);
+  __syncwarp();
+  float2 sum = {number(a) + number(c), number(b) + number(d)};
+#pragma unroll
+  for (int i = 1; i < 8; i *= 2) {
+    sum.x += __shfl_xor_sync(~0u, sum.x, i);
+    sum.y += __shfl_xor_sync(~0u, sum.y, i);
+  }
+  return sum;
+}
+
+__device__ void expect(Word* barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+               ::"r"(address(barrier)), "r"(bytes) : "memory");
+}
+
+// By test_wait: warps that try_wait suspends are late, 32 us in a step.
+__device__ void wait(Word* barrier, unsigned parity) {
+  unsigned done = 0, polls = 0;
+  while (!done) {
+    asm volatile(
+        "{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;"
+        " selp.u32 %0, 1, 0, p; }"
+        : "=r"(done) : "r"(address(barrier)), "r"(parity) : "memory");
+    if (++polls > 16 * LIMIT) __trap();
+  }
+}
+
+// Wait for all that other blocks of the cluster send over a link.
+__device__ void receive(Word* link, unsigned parity, int bytes) {
+#if WAITS
+  if (threadIdx.x == 0) expect(link, bytes);
+  wait(link, parity);
+#else
+  __syncthreads();
+#endif
+}
+
+__device__ void fill(Word* ready, const void* target, const void* source, int bytes) {
+  expect(ready, bytes);
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1], %2, [%3];"
+      ::"r"(address(target)), "l"(source), "r"(bytes), "r"(address(ready)) : "memory");
+}
+
+__device__ void landed(Word* ready, unsigned parity) {
+#if PRODUCTS
+  wait(ready, parity);
+#endif
+}
+
+__device__ float low(unsigned pair) { return __uint_as_float(pair << 16); }
+__device__ float high(unsigned pair) { return __uint_as_float(pair & 0xffff0000u); }
+
+__device__ void unpack(uint4 bits, float* v) {
+  v[0] = low(bits.x), v[1] = high(bits.x), v[2] = low(bits.y), v[3] = high(bits.y);
+  v[4] = low(bits.z), v[5] = high(bits.z), v[6] = low(bits.w), v[7] = high(bits.w);
+}
+
+__device__ unsigned packed(float first, float second) {
+  unsigned d;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(second), "f"(first));
+  return d;
+}
+
+// Two adjacent rows of a matrix in the registers of a warp, 4 columns of 128 a lane.
+struct Pair {
+  uint2 first[5], second[5];
+};
+
+__device__ Pair pair_at(const unsigned char* rows, int lane) {
+  Pair w;
+#pragma unroll
+  for (int i = 0; i < 5; ++i) {
+    w.first[i] = w.second[i] = make_uint2(0, 0);
+    if (i < 4 || lane < 16) {
+      w.first[i] = ((const uint2*)rows)[lane + 32 * i];
+      w.second[i] = ((const uint2*)(rows + ROW))[lane + 32 * i];
+    }
+  }
+  return w;
+}
+
+struct Row {
+  float4 part[5];
+};
+
+__device__ Row row_at(const float* x, int lane) {
+  Row row;
+#pragma unroll
+  for (int i = 0; i < 5; ++i) {
+    row.part[i] = make_float4(0, 0, 0, 0);
+    if (i < 4 || lane < 16) row.part[i] = ((const float4*)x)[lane + 32 * i];
+  }
+  return row;
+}
+
+__device__ void dot(float4 w, float4 x, float2& sum) {
+  sum.x = fmaf(w.x, x.x, sum.x);
+  sum.y = fmaf(w.y, x.y, sum.y);
+  sum.x = fmaf(w.z, x.z, sum.x);
+  sum.y = fmaf(w.w, x.w, sum.y);
+}
+
+__device__ void dot(uint2 w, float4 x, float2& sum) {
+  dot(make_float4(low(w.x), high(w.x), low(w.y), high(w.y)), x, sum);
+}
+
+struct Wide {
+  float4 first[5], second[5];
+};
+
+// Unpack now, not where it is used.
+__device__ float4 wide(uint2 bits) {
+  float4 v = make_float4(low(bits.x), high(bits.x), low(bits.y), high(bits.y));
+  asm volatile("" : "+f"(v.x), "+f"(v.y), "+f"(v.z), "+f"(v.w));
+  return v;
+}
+
+__device__ Wide wide(const Pair& w) {
+  Wide v;
+#pragma unroll
+  for (int i = 0; i < 5; ++i) {
+    v.first[i] = wide(w.first[i]);
+    v.second[i] = wide(w.second[i]);
+  }
+  return v;
+}
+
+// Lanes 0 to 15 get the product of the first row, the others that of the second.
+template <class Weights>
+__device__ float multiply(const Weights& w, const Row& x, int lane) {
+  float2 first = {0, 0}, second = {0, 0};
+#pragma unroll
+  for (int i = 0; i < 5; ++i) {
+    dot(w.first[i], x.part[i], first);
+    dot(w.second[i], x.part[i], second);
+  }
+  const float one = first.x + first.y, other = second.x + second.y;
+  float sum = lane < 16 ? one : other;
+  sum += __shfl_xor_sync(~0u, lane < 16 ? other : one, 16);
+#pragma unroll
+  for (int i = 8; i; i /= 2) sum += __shfl_xor_sync(~0u, sum, i);
+  return sum;
+}
+
+// Send two columns to the blocks of the cluster, times the norm's weight, and squares.
+__device__ void share(float2 x, float2 gain, float* row, float* squares, Word* link,
+                      int column, int rank, int warp, int lane) {
+  const float2 y = {x.x * gain.x, x.y * gain.y};
+  const float2 next = {__shfl_xor_sync(~0u, y.x, 8), __shfl_xor_sync(~0u, y.y, 8)};
+  float square = x.x * x.x + x.y * x.y;
+  square += __shfl_xor_sync(~0u, square, 8);
+  square += __shfl_xor_sync(~0u, square, 16);
+  if (lane % 16 < 8)
+    send(row + column, link, lane % 8, make_float4(y.x, y.y, next.x, next.y));
+  else if (lane < 16)
+    send(squares + rank * 9 + warp, link, lane % 8, square);
+}
+
+__device__ float inverse(const float* squares, int lane) {
+  float sum = squares[lane] + squares[lane + 32];
+  if (lane < 8) sum += squares[lane + 64];
+#pragma unroll
+  for (int i = 16; i; i /= 2) sum += __shfl_xor_sync(~0u, sum, i);
+  return rsqrtf(sum / HIDDEN + EPS);
+}
+
+// Scores, weights and values of some keys, relative to the largest score.
+struct Partial {
+  float most, total, sums[8];
+
+  __device__ void rescale(float top) {
+    const float factor = exp2f(most - top);
+    most = top, total *= factor;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) sums[i] *= factor;
+  }
+  __device__ void add(float weight, const float* values) {
+    total += weight;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) sums[i] = fmaf(weight, values[i], sums[i]);
+  }
+};
+
+__device__ float score(const float* q, const float* k) {
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) sum = fmaf(q[i], k[i], sum);
+#pragma unroll
+  for (int i = 1; i < 8; i *= 2) sum += __shfl_xor_sync(~0u, sum, i);
+  return sum;
+}
+
+__device__ void eight(const float* from, float* to) {
+  const float4 a = ((const float4*)from)[0], b = ((const float4*)from)[1];
+  to[0] = a.x, to[1] = a.y, to[2] = a.z, to[3] = a.w;
+  to[4] = b.x, to[5] = b.y, to[6] = b.z, to[7] = b.w;
+}
+
+// Columns of a head whose columns i and i + 32 are adjacent.
+__device__ void columns(const float* head, int first, float* to) {
+  const float4* from = (const float4*)(head + first % 32 * 2);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float4 a = from[i];
+    to[2 * i] = first < 32 ? a.x : a.y, to[2 * i + 1] = first < 32 ? a.z : a.w;
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) step(
+    const unsigned char* qkv, const unsigned char* out, const unsigned char* up,
+    const unsigned char* down, const unsigned char* embed, const float* gains,
+    const float* turns, Half* k_cache, Half* v_cache, const int* table, int* state,
+    Word* slots, Word* bests, float* hidden, float* logits, int pages) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  unsigned char* qkv_part = shared;
+  unsigned char* out_part = qkv_part + QKV_BYTES;
+  unsigned char* up_part = out_part + OUT_BYTES;
+  unsigned char* down_part = up_part + UP_BYTES;
+  Half* key_part = (Half*)(down_part + DOWN_BYTES);
+  Half* value_part = key_part + KEYS * DIM;
+  __shared__ __align__(16) float rows[2][HIDDEN], squares[2][72], head[3 * DIM];
+  __shared__ __align__(16) float merged[RANKS][DIM + 4], partials[WARPS][DIM + 4];
+  __shared__ __align__(16) float result[DIM], sums[RANKS][OWN], activated[UNITS];
+  __shared__ float warp_best[WARPS];
+  __shared__ int warp_index[WARPS], places[KEYS];
+  __shared__ Word ready[4];  // weights have been copied
+  __shared__ Word links[6];  // numbers of the cluster: norm, qkv, attention, norm, down
+
+  const int t = threadIdx.x, warp = t / 32, lane = t % 32;
+  const int cluster = blockIdx.x / RANKS, rank = blockIdx.x % RANKS;
+  const int kv_head = cluster / (HEADS / KV_HEADS);
+  const bool attends = cluster < HEADS, owns = t < OWNERS;
+  const int pair = warp * 4 + lane / 8, column = rank * OWN + 2 * pair;
+  const unsigned epoch = state[0];
+  const int token = state[1], count = state[2];
+
+  // The block's keys, and where the cache has them.
+  const int share_of_keys = (count + RANKS - 1) / RANKS, start = rank * share_of_keys;
+  const int keys = max(0, min(share_of_keys, count - start));
+  const int resident = min(keys, KEYS);
+  const long long layer_size = (long long)pages * PAGE * KV_HEADS * DIM;
+  auto place = [&](int at) {
+    return (table[at / PAGE] * PAGE + at % PAGE) * KV_HEADS + kv_head;
+  };
+  if (attends)
+    for (int i = t; i < resident; i += THREADS) places[i] = place(start + i);
+  if (t == 0) {
+    for (int i = 0; i < 10; ++i) {
+      Word* barrier = i < 4 ? ready + i : links + i - 4;
+      asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(address(barrier)));
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  __syncthreads();
+
+  auto fill_attention = [&](int layer) {
+#if PRODUCTS
+    const long long part = (layer * HEADS + cluster) * RANKS + rank;
+    fill(ready, qkv_part, qkv + part * QKV_BYTES, QKV_BYTES);
+    fill(ready + 1, out_part, out + part * OUT_BYTES, OUT_BYTES);
+#endif
+  };
+  auto fill_mlp = [&](int layer) {
+#if PRODUCTS
+    const long long part = layer * BLOCKS + blockIdx.x;
+    fill(ready + 2, up_part, up + part * UP_BYTES, UP_BYTES);
+    fill(ready + 3, down_part, down + part * DOWN_BYTES, DOWN_BYTES);
+#endif
+  };
+  auto fetch_keys = [&](int layer) {
+#if ATTENTION
+    // A thread copies what it reads.
+    for (int base = warp * 4; base < resident; base += WARPS * 4) {
+      const int at = base + lane / 8, to = at * DIM + lane % 8 * 8;
+      if (at >= resident) continue;
+      const long long from = layer * layer_size + places[at] * DIM + lane % 8 * 8;
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+                   ::"r"(address(key_part + to)), "l"(k_cache + from) : "memory");
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+                   ::"r"(address(value_part + to)), "l"(v_cache + from) : "memory");
+    }
+#endif
+  };
+  auto slots_of = [&](int kind, int layer) {
+    return slots + ((kind * 2 + (layer & 1)) * RANKS + rank) * CLUSTERS * OWN;
+  };
+
+  const bool fills = t == THREADS - 32;
+  if (LAYERS && fills) {
+    if (attends) fill_attention(0);
+    fill_mlp(0);
+  }
+  if (LAYERS && attends) fetch_keys(0);
+  float cosine = 1, sine = 0;  // of the warp's pair of rows of qkv
+  const int section = (rank * PAIRS + warp) / 32, turn = (rank * PAIRS + warp) % 32;
+  if (section < 2) {
+    const float scale = section ? 1.0f : SCALE;
+    cosine = turns[count * DIM + turn] * scale;
+    sine = turns[count * DIM + DIM / 2 + turn] * scale;
+  }
+  float2 x = {0, 0};
+  if (owns) {
+    const long long at = (long long)token * ROW + 2 * column;
+    const unsigned bits = *(const unsigned*)(embed + at);
+    x = make_float2(low(bits), high(bits));
+  }
+  meet();  // all blocks of the cluster have started
+
+  unsigned flag = epoch * 64;
+#pragma unroll 1
+  for (int layer = 0; layer < LAYERS; ++layer) {
+    const unsigned parity = layer & 1;
+    const bool last = layer + 1 == LAYERS;
+    Wide w;
+    float2 gain = {1, 1};
+    if (owns) gain = *(const float2*)(gains + 2 * layer * HIDDEN + column);
+    uint4 out_weights[2];
+    if (attends) {
+      landed(ready, parity);
+      landed(ready + 1, parity);
+      if (warp < PAIRS) w = wide(pair_at(qkv_part + warp * 2 * ROW, lane));
+      if (owns) {
+        const uint4* from = (const uint4*)out_part + t;
+        out_weights[0] = from[0], out_weights[1] = from[OWNERS];
+      }
+    }
+    if (owns && layer) {
+      const float2 sum = gather<CLUSTERS>(slots_of(1, layer - 1), pair, lane, flag);
+      x.x += sum.x, x.y += sum.y;
+    }
+    ++flag;
+    if (!attends && t == 0 && layer) fill_mlp(layer);
+    if (attends) {
+      if (owns) share(x, gain, rows[0], squares[0], links, column, rank, warp, lane);
+      asm volatile("cp.async.wait_all;" ::: "memory");
+      receive(links, parity, NORM_BYTES);
+      if (fills && layer) fill_mlp(layer);
+      if (warp < PAIRS) {
+        float y = 0;
+#if PRODUCTS
+        y = multiply(w, row_at(rows[0], lane), lane);
+#endif
+        y *= inverse(squares[0], lane);
+        const float other = __shfl_xor_sync(~0u, y, 16);
+        if (lane < 8)
+          send(head + 2 * (rank * PAIRS + warp), links + 1, lane,
+               make_float2(y * cosine - other * sine, other * cosine + y * sine));
+      }
+      receive(links + 1, parity, 3 * DIM * 4);
+
+      const int group = lane / 8, dims = lane % 8 * 8;
+      const int busy = min((keys + 3) / 4, WARPS);
+      const int newest = rank == RANKS - 1 ? min(busy, WARPS - 1) : -1;
+      const int used = max(busy, newest + 1);
+      float q[8], k[8], v[8];
+      columns(head, dims, q);
+      Partial found = {LEAST, 0, {}};
+#if ATTENTION
+#pragma unroll 1
+      for (int base = warp * 4; base < keys; base += WARPS * 4 * BATCH) {
+        float scores[BATCH];
+        float top = found.most;
+        const Half* values[BATCH];
+#pragma unroll
+        for (int i = 0; i < BATCH; ++i) {
+          const int first = base + i * WARPS * 4, at = min(first + group, keys - 1);
+          scores[i] = LEAST;
+          values[i] = value_part;
+          if (first >= keys) continue;
+          const Half* from = key_part + at * DIM;
+          values[i] = value_part + at * DIM;
+          if (at >= KEYS) {
+            const long long there = layer * layer_size + place(start + at) * DIM;
+            from = k_cache + there;
+            values[i] = v_cache + there;
+          }
+          unpack(*(const uint4*)(from + dims), k);
+          const float s = score(q, k);
+          if (first + group < keys) scores[i] = s;
+          top = fmaxf(top, scores[i]);
+        }
+        found.rescale(top);
+#pragma unroll
+        for (int i = 0; i < BATCH; ++i) {
+          if (base + i * WARPS * 4 + group >= keys) continue;
+          unpack(*(const uint4*)(values[i] + dims), v);
+          found.add(exp2f(scores[i] - top), v);
+        }
+      }
+#endif
+      if (warp == newest) {  // the token itself
+        columns(head + DIM, dims, k);
+        columns(head + 2 * DIM, dims, v);
+        const float s = score(q, k), top = fmaxf(s, found.most);
+        if (group == 0) {
+          found.rescale(top);
+          found.add(exp2f(s - top), v);
+          if (cluster % (HEADS / KV_HEADS) == 0) {
+            const long long there = layer * layer_size + place(count) * DIM + dims;
+            *(uint4*)(k_cache + there) = make_uint4(
+                packed(k[0], k[1]), packed(k[2], k[3]), packed(k[4], k[5]),
+                packed(k[6], k[7]));
+            *(uint4*)(v_cache + there) = make_uint4(
+                packed(v[0], v[1]), packed(v[2], v[3]), packed(v[4], v[5]),
+                packed(v[6], v[7]));
+          }
+        }
+        __syncwarp();
+      }
+      if (warp < used) {  // groups of the warp
+        float top = found.most;
+        top = fmaxf(top, __shfl_xor_sync(~0u, top, 8));
+        top = fmaxf(top, __shfl_xor_sync(~0u, top, 16));
+        found.rescale(top);
+#pragma unroll
+        for (int i = 8; i < 32; i *= 2) {
+          found.total += __shfl_xor_sync(~0u, found.total, i);
+#pragma unroll
+          for (int j = 0; j < 8; ++j)
+            found.sums[j] += __shfl_xor_sync(~0u, found.sums[j], i);
+        }
+        if (group == 0) {
+          float4* to = (float4*)(partials[warp] + dims);
+          to[0] = make_float4(found.sums[0], found.sums[1], found.sums[2],
+                              found.sums[3]);
+          to[1] = make_float4(found.sums[4], found.sums[5], found.sums[6],
+                              found.sums[7]);
+          if (lane == 0)
+            *(float2*)(partials[warp] + DIM) = make_float2(top, found.total);
+        }
+      }
+      __syncthreads();
+      if (t < RANKS * DIM / 4) {  // warps of the block: 16 threads for a rank
+        const int at = t % 16 * 4, to = t / 16;
+        const float most = lane < used ? partials[lane][DIM] : LEAST;
+        float top = most;
+#pragma unroll
+        for (int i = 16; i; i /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, i));
+        const float factor = lane < used ? exp2f(most - top) : 0;
+        float total = lane < used ? factor * partials[lane][DIM + 1] : 0;
+#pragma unroll
+        for (int i = 16; i; i /= 2) total += __shfl_xor_sync(~0u, total, i);
+        float4 sum = {0, 0, 0, 0};
+#pragma unroll
+        for (int i = 0; i < WARPS; ++i) {
+          if (i >= used) break;
+          const float f = __shfl_sync(~0u, factor, i);
+          const float4 part = *(const float4*)(partials[i] + at);
+          sum.x = fmaf(f, part.x, sum.x), sum.y = fmaf(f, part.y, sum.y);
+          sum.z = fmaf(f, part.z, sum.z), sum.w = fmaf(f, part.w, sum.w);
+        }
+        send(&merged[rank][at], links + 2, to, sum);
+        if (at == 0)
+          send(&merged[rank][DIM], links + 2, to, make_float2(top, total));
+      }
+#if !WAITS
+      __syncthreads();
+#endif
+      if (t < DIM) {  // blocks of the cluster
+#if WAITS
+        receive(links + 2, parity, RANKS * (DIM + 2) * 4);
+#endif
+        float top = LEAST, total = 0, sum = 0;
+#pragma unroll
+        for (int i = 0; i < RANKS; ++i) top = fmaxf(top, merged[i][DIM]);
+#pragma unroll
+        for (int i = 0; i < RANKS; ++i) {
+          const float factor = exp2f(merged[i][DIM] - top);
+          total = fmaf(factor, merged[i][DIM + 1], total);
+          sum = fmaf(factor, merged[i][t], sum);
+        }
+        result[t] = sum / total;
+      }
+      __syncthreads();
+      if (owns) {  // output product: a row by 4 threads
+        float sum = 0;
+#if PRODUCTS
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          float weights[8], values[8];
+          unpack(out_weights[i], weights);
+          eight(result + t % 4 * 16 + 8 * i, values);
+#pragma unroll
+          for (int j = 0; j < 8; ++j) sum = fmaf(weights[j], values[j], sum);
+        }
+#endif
+        sum += __shfl_xor_sync(~0u, sum, 1);
+        sum += __shfl_xor_sync(~0u, sum, 2);
+        if (t % 4 == 0)
+          publish(slots_of(0, layer) + cluster * OWN + t / 4, __float_as_uint(sum),
+                  flag);
+      }
+      if (!last) fetch_keys(layer + 1);
+    }
+
+    uint4 down_quads[UNITS / 4];
+    landed(ready + 2, parity);
+    landed(ready + 3, parity);
+    w = wide(pair_at(up_part + warp * 2 * ROW, lane));
+    if (owns) {
+      gain = *(const float2*)(gains + (2 * layer + 1) * HIDDEN + column);
+#pragma unroll
+      for (int i = 0; i < UNITS / 4; ++i)
+        down_quads[i] = ((const uint4*)down_part)[i * OWNERS + t];
+      const float2 sum = gather<HEADS>(slots_of(0, layer), pair, lane, flag);
+      x.x += sum.x, x.y += sum.y;
+      share(x, gain, rows[1], squares[1], links + 3, column, rank, warp, lane);
+    }
+    receive(links + 3, parity, NORM_BYTES);
+    if (fills && attends && !last) fill_attention(layer + 1);
+    float y = 0;
+#if PRODUCTS
+    y = multiply(w, row_at(rows[1], lane), lane);
+#endif
+    y *= inverse(squares[1], lane);
+    const float second = __shfl_down_sync(~0u, y, 16);
+    if (lane == 0) activated[warp] = y / (1 + exp2f(-1.44269504f * y)) * second;
+    __syncthreads();
+    if (owns) {
+      float2 sum = {0, 0};
+#if PRODUCTS
+      const unsigned* down_weights = (const unsigned*)down_quads;
+#pragma unroll
+      for (int i = 0; i < UNITS / 2; ++i) {
+        const float2 a = ((const float2*)activated)[i];
+        sum.x = fmaf(low(down_weights[i]), a.x, sum.x);
+        sum.x = fmaf(high(down_weights[i]), a.y, sum.x);
+        sum.y = fmaf(low(down_weights[UNITS / 2 + i]), a.x, sum.y);
+        sum.y = fmaf(high(down_weights[UNITS / 2 + i]), a.y, sum.y);
+      }
+#endif
+      const float2 next = {__shfl_xor_sync(~0u, sum.x, 1),
+                           __shfl_xor_sync(~0u, sum.y, 1)};
+      if (t % 2 == 0)
+        send(&sums[rank][2 * (t % (OWN / 2))], links + 4, t / (OWN / 2),
+             make_float4(sum.x, sum.y, next.x, next.y));
+    }
+#if !WAITS
+    __syncthreads();
+#endif
+    if (t < OWN) {
+#if WAITS
+      receive(links + 4, parity, RANKS * OWN * 4);
+#endif
+      float sum = 0;
+#pragma unroll
+      for (int i = 0; i < RANKS; ++i) sum += sums[i][t];
+      publish(slots_of(1, layer) + cluster * OWN + t, __float_as_uint(sum), flag);
+    }
+  }
+
+  // Final norm, head, token.
+  const unsigned char* head_rows =
+      embed + (long long)(blockIdx.x * ROWS + warp * 2) * ROW;
+  Pair next[DEPTH];
+#if PRODUCTS
+#pragma unroll
+  for (int i = 0; i < DEPTH; ++i)
+    next[i] = pair_at(head_rows + i * (2 * WARPS * ROW), lane);
+#endif
+  if (owns) {
+    const float2 gain = *(const float2*)(gains + 2 * LAYERS * HIDDEN + column);
+    if (LAYERS) {
+      const float2 sum = gather<CLUSTERS>(slots_of(1, LAYERS - 1), pair, lane, flag);
+      x.x += sum.x, x.y += sum.y;
+    }
+    if (cluster == 0 && lane % 8 == 0) *(float2*)(hidden + column) = x;
+    share(x, gain, rows[0], squares[0], links + 5, column, rank, warp, lane);
+  }
+  receive(links + 5, 0, NORM_BYTES);
+  float best = LEAST;
+  int index = 0;
+#if PRODUCTS
+  const Row row = row_at(rows[0], lane);
+  const float scale = inverse(squares[0], lane);
+#pragma unroll 1
+  for (int i = 0; i < TURNS; i += DEPTH) {
+    Pair now[DEPTH];
+#pragma unroll
+    for (int j = 0; j < DEPTH; ++j) {
+      now[j] = next[j];
+      if (i + DEPTH < TURNS)
+        next[j] = pair_at(head_rows + (i + DEPTH + j) * (2 * WARPS * ROW), lane);
+    }
+#pragma unroll
+    for (int j = 0; j < DEPTH; ++j) {
+      const float y = multiply(now[j], row, lane) * scale;
+      const int at =
+          blockIdx.x * ROWS + (i + j) * 2 * WARPS + warp * 2 + lane / 16;
+      if (lane % 16 == 0) logits[at] = y;
+      if (y > best) best = y, index = at;
+    }
+  }
+#endif
+  auto keep_better = [&](float other, int other_index) {
+    if (other > best || (other == best && other_index < index))
+      best = other, index = other_index;
+  };
+  keep_better(__shfl_xor_sync(~0u, best, 16), __shfl_xor_sync(~0u, index, 16));
+  if (lane == 0) warp_best[warp] = best, warp_index[warp] = index;
+  __syncthreads();
+  flag = epoch * 64 + 63;
+  if (t == 0) {
+    for (int i = 1; i < WARPS; ++i) keep_better(warp_best[i], warp_index[i]);
+    publish(bests + 2 * blockIdx.x, __float_as_uint(best), flag);
+    publish(bests + 2 * blockIdx.x + 1, index, flag);
+  }
+  if (blockIdx.x == 0) {
+    __syncthreads();
+    if (t < BLOCKS) {
+      Word a, b;
+      unsigned polls = 0;
+      do {
+        poll(bests + 2 * t, a, b);
+        if (++polls > LIMIT) __trap();
+      } while ((unsigned)(a >> 32) != flag || (unsigned)(b >> 32) != flag);
+      __syncwarp();
+      best = number(a), index = (int)(unsigned)b;
+#pragma unroll
+      for (int i = 16; i; i /= 2)
+        keep_better(__shfl_xor_sync(~0u, best, i), __shfl_xor_sync(~0u, index, i));
+      if (lane == 0) warp_best[warp] = best, warp_index[warp] = index;
+    }
+    __syncthreads();
+    if (t == 0) {
+      for (int i = 0; i < BLOCKS / 32; ++i) keep_better(warp_best[i], warp_index[i]);
+      state[0] = epoch + 1, state[1] = index;
+    }
+  }
+}
+
+// COUNT barriers of the grid by a counter (kind 0), or of clusters (kind 1).
+extern "C" __global__ void __launch_bounds__(THREADS, 1) barriers(
+    unsigned* counter, int count, int kind) {
+  for (int i = 1; i <= count; ++i) {
+    if (kind) {
+      meet();
+      continue;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      unsigned seen, polls = 0;
+      asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
+      do {
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
+                     : "=r"(seen) : "l"(counter) : "memory");
+        if (++polls > LIMIT) __trap();
+      } while (seen < i * gridDim.x);
+    }
+    __syncthreads();
+  }
+}
