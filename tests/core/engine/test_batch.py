@@ -107,6 +107,30 @@ def test_the_rest_is_queued_after_some_were_removed():
     assert batch.is_fed
 
 
+def test_a_full_queue_is_an_error_only_before_the_first_request():
+    batch, queued, room = Batch(), [], 0
+
+    def add(handle):
+        if len(queued) == room:
+            raise QueueFull("full")
+        queued.append(handle)
+
+    for _ in range(2):
+        batch.add(handle_of())
+    with pytest.raises(QueueFull):
+        batch.feed(add)
+    room = 1
+    batch.feed(add)
+    finish(queued[0])
+    assert not batch.completed
+    assert len(batch.pop_completions()) == 1
+    batch.feed(add)  # others have taken the place of the first one
+    assert not batch.is_fed
+    room = 2
+    batch.feed(add)
+    assert batch.is_fed
+
+
 def test_a_handle_is_freed_without_a_garbage_collection():
     gc.disable()
     try:

@@ -21,6 +21,8 @@ class Batch:
         self.last: RequestHandle | None = None
         """The last handle; the batch has not completed before it."""
         self._queued = self._finished = 0
+        self._has_begun = False
+        """Whether a handle has been queued; it may have been removed since."""
 
     def add(self, handle: RequestHandle) -> None:
         """Add a handle with its further samples."""
@@ -53,9 +55,10 @@ class Batch:
             try:
                 add(self.handles[queued])
             except QueueFull:
-                if not queued:
+                if not self._has_begun:
                     raise
                 return
+            self._has_begun = True
             self._queued = queued + 1
 
     def pop_completions(self) -> list[Completion]:
