@@ -53,7 +53,7 @@ class OutputText:
         return self._filter.stopped
 
     def may_stop(self, token: int) -> bool:
-        """Whether a token may complete a stop string: :meth:`update` then tells."""
+        """Whether a token may complete a stop string, so that text must be updated."""
         if self._tokenizer is None or self._last_bytes is None:
             return True
         return not self._last_bytes.isdisjoint(self._tokenizer.token_bytes(token))

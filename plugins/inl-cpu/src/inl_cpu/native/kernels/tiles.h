@@ -27,11 +27,11 @@ __attribute__((always_inline)) inline void prefetch_lines(const char *p, int64_t
     for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + at, 0, LOCALITY);
 }
 
-/* Prefetch the weights ahead of those that R rows are multiplied with, of quantized
- * weights in groups of GROUP columns or of others (0): every line into the L2 cache, as
- * decoding takes the time in which the hardware prefetcher would need the next read. Where
- * that needs no help, one line for few rows, and quantized weights into the L1 cache for
- * more. Not a call, which would seem to have no effect. */
+/* Prefetch weights that R rows will be multiplied with. GROUP: columns of a group of
+ * quantized weights, 0 for others. Every line into the L2 cache, as decoding takes the
+ * time in which the hardware prefetcher would need the next read; where READS_AHEAD, one
+ * line for few rows, and every line of quantized weights into the L1 cache for many. Not
+ * a call, which would seem to have no effect. */
 template <int R, int GROUP>
 __attribute__((always_inline)) inline void prefetch(const char *p, int64_t bytes) {
     constexpr int64_t AHEAD = R <= 4 ? 6144 : 8192, NEAR = 2048;
