@@ -3,6 +3,7 @@
 ``python bench/cpu_quality.py`` reads a text of this repository with the default model.
 The yardstick is the NumPy reference: the same weights, decoded to float32. Each mode
 of the CPU backend is then compared with it, token for token, on the same text.
+``--llama-cpp`` compares llama.cpp as well, by ``llama-cpp-python`` in this environment.
 """
 
 from __future__ import annotations
@@ -74,13 +75,31 @@ def open_runner(language, device, dtype, tokens, kv_dtype="auto"):
     return start_runner(language, make_backend(Device(device)), config)
 
 
+def llama_cpp_logits(path, texts, chunk):
+    """Logits by llama.cpp after each token of each text."""
+    from llama_cpp import Llama
+
+    longest = max(len(ids) for ids in texts)
+    llama = Llama(
+        str(path), n_ctx=longest, n_batch=chunk, n_ubatch=chunk, logits_all=True,
+        n_threads_batch=os.cpu_count(), verbose=False,
+    )  # fmt: skip
+    for ids in texts:
+        llama.reset()
+        llama.eval(ids)
+        yield np.array(llama.scores[: len(ids)], np.float64)
+
+
 def log_probabilities(logits):
     shifted = logits - logits.max(-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
 
 
-def compare(language, texts, device, modes, chunk):
-    """One row a mode, the reference first; every text begins anew."""
+def compare(language, texts, device, modes, chunk, llama_cpp=None):
+    """One row a mode, the reference first; every text begins anew.
+
+    llama_cpp: the file that llama.cpp opens too.
+    """
     longest = max(len(ids) for ids in texts)
 
     def read(*place, chunk=chunk):
@@ -97,6 +116,10 @@ def compare(language, texts, device, modes, chunk):
         dtype, inputs, kv_dtype = MODES[mode]
         os.environ["INL_CPU_INPUTS"] = inputs
         rows[mode] = judge(read(device, dtype, longest, kv_dtype), exact, texts)
+    if llama_cpp is not None:
+        logits = llama_cpp_logits(llama_cpp, texts, chunk)
+        found = (log_probabilities(each)[:-1] for each in logits)
+        rows["llama.cpp"] = judge(found, exact, texts)
     first = rows["reference float32"]
     for row in rows.values():
         row["ratio"] = row["perplexity"] / first["perplexity"]
@@ -142,16 +165,19 @@ def main():
         default=16,
         help="tokens of a step: few rows are computed as in decoding, many otherwise",
     )
+    parser.add_argument("--llama-cpp", action="store_true", help="of a GGUF file")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    language = open_model(resolve_model(given.model))
+    place = resolve_model(given.model)
+    language = open_model(place)
     tokenizer, paths = language.checkpoint.tokenizer(), given.text
     if given.all:
         paths = TEXTS
     texts = [
         tokenizer.encode(path.read_text("utf-8"))[: given.tokens] for path in paths
     ]
-    rows = compare(language, texts, given.device, given.modes, given.chunk)
+    llama_cpp = place if given.llama_cpp else None
+    rows = compare(language, texts, given.device, given.modes, given.chunk, llama_cpp)
     if given.json:
         print(json.dumps(rows))
         return

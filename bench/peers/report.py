@@ -26,6 +26,7 @@ COLUMNS = (
     Column("decode_rate", "decode", 0),
     Column("c8_rate", "c8", 0),
     Column("c32_rate", "c32", 0),
+    Column("alone_mb", "MB, 1 request", 0, less_is_better=True),
     Column("peak_mb", "peak MB", 0, less_is_better=True),
 )
 

@@ -201,6 +201,9 @@ def test_measuring_a_peer_of_known_speed(monkeypatch: pytest.MonkeyPatch) -> Non
     assert measured["decode_rate"] == pytest.approx(1 / 0.002)
     assert measured["c8_rate"] == pytest.approx(8 * 16 / 0.05)
     assert measured["c32_rate"] == pytest.approx(32 * 16 / 0.05)
+    assert 0 < measured["alone_mb"] <= measured["peak_mb"]
+    serial = harness.measure(job, harness.Loaded(answer, {}, "fake", is_serial=True))
+    assert serial["c32_rate"] == serial["c8_rate"] == pytest.approx(8 * 16 / 0.05)
 
 
 def test_instruction_sets_are_forced_for_engines_that_can_be_held_to_them() -> None:

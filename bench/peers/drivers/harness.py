@@ -43,6 +43,8 @@ class Loaded(NamedTuple):
     close: Callable[[], None] = lambda: None
     own_memory: Callable[[], int] | None = None
     """Peak bytes, where the peer is not this process but a child of it."""
+    is_serial: bool = False
+    """Whether it answers one prompt after the other: the first batch tells all rates."""
     started: Callable[[], float] | None = None
     """When the peer's own process began, by ``time.time``."""
 
@@ -95,23 +97,32 @@ def measure(job: dict[str, Any], loaded: Loaded) -> dict[str, Any]:
             repeats, lambda: decode_rate(answer, prompts, job["tokens"], first)
         ),
     }
+    peak = loaded.own_memory or tree_peak_bytes
+    alone = peak()
     for batch in job["batches"]:
+        if loaded.is_serial and batch != job["batches"][0]:
+            rates[f"c{batch}_rate"] = rates[f"c{job['batches'][0]}_rate"]
+            continue
         tokens = job["batch_tokens"]
-        answer(prompts.take(batch, 128), 2)
+        answer(prompts.take(batch, 16), 2)
         seconds = _median(
             job["batch_repeats"],
             lambda b=batch: timed(answer, prompts.take(b, 128), job["batch_tokens"]),
         )
         rates[f"c{batch}_rate"] = batch * tokens / seconds
-    peak = (loaded.own_memory or tree_peak_bytes)()
     return {
         **rates,
-        "peak_mb": peak / 1e6 if peak else None,
+        "alone_mb": _megabytes(alone),
+        "peak_mb": _megabytes(peak()),
         "said": said,
         "versions": loaded.versions,
         "mode": loaded.mode,
         "weight_bytes": loaded.weight_bytes,
     }
+
+
+def _megabytes(count: int | None) -> float | None:
+    return count / 1e6 if count else None
 
 
 def decode_rate(answer: Answer, prompts: Prompts, tokens: int, first: float) -> float:

@@ -72,6 +72,7 @@ def load(job: dict[str, Any]) -> Loaded:
         {"ik-llama-cpp-python": version("ik-llama-cpp-python")},
         f"the wheel's build, {name}, KV float16, one request at a time; "
         f"{ggml_instructions(library)}",
+        is_serial=True,
     )
 
 
