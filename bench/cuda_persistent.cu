@@ -31,6 +31,7 @@ constexpr int TURNS = ROWS / WARPS / 2; // pairs of these rows of a warp
 constexpr int DEPTH = 2;                // of which so many are read ahead
 constexpr int PAGE = 16;                // tokens of a block of the cache
 constexpr int BATCH = 4;                // keys of 8 lanes at a time
+constexpr int WARP_KEYS = 4 * BATCH;
 constexpr int QKV_BYTES = 2 * PAIRS * ROW, OUT_BYTES = OWN * DIM * 2;
 constexpr int UP_BYTES = 2 * UNITS * ROW, DOWN_BYTES = UNITS * ROW;
 constexpr int NORM_BYTES = HIDDEN * 4 + RANKS * OWNERS / 32 * 4;
@@ -388,14 +389,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) step(
   auto fetch_keys = [&](int layer) {
 #if ATTENTION
     // A thread copies what it reads.
-    for (int base = warp * 4; base < resident; base += WARPS * 4) {
-      const int at = base + lane / 8, to = at * DIM + lane % 8 * 8;
-      if (at >= resident) continue;
-      const long long from = layer * layer_size + places[at] * DIM + lane % 8 * 8;
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
-                   ::"r"(address(key_part + to)), "l"(k_cache + from) : "memory");
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
-                   ::"r"(address(value_part + to)), "l"(v_cache + from) : "memory");
+    for (int base = warp * WARP_KEYS; base < resident; base += WARPS * WARP_KEYS) {
+#pragma unroll
+      for (int i = 0; i < BATCH; ++i) {
+        const int at = base + i * 4 + lane / 8, to = at * DIM + lane % 8 * 8;
+        if (at >= resident) continue;
+        const long long from = layer * layer_size + places[at] * DIM + lane % 8 * 8;
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+                     ::"r"(address(key_part + to)), "l"(k_cache + from) : "memory");
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+                     ::"r"(address(value_part + to)), "l"(v_cache + from) : "memory");
+      }
     }
 #endif
   };
@@ -467,7 +471,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) step(
       receive(links + 1, parity, 3 * DIM * 4);
 
       const int group = lane / 8, dims = lane % 8 * 8;
-      const int busy = min((keys + 3) / 4, WARPS);
+      const int busy = min((keys + WARP_KEYS - 1) / WARP_KEYS, WARPS);
       const int newest = rank == RANKS - 1 ? min(busy, WARPS - 1) : -1;
       const int used = max(busy, newest + 1);
       float q[8], k[8], v[8];
@@ -475,13 +479,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) step(
       Partial found = {LEAST, 0, {}};
 #if ATTENTION
 #pragma unroll 1
-      for (int base = warp * 4; base < keys; base += WARPS * 4 * BATCH) {
+      for (int base = warp * WARP_KEYS; base < keys; base += WARPS * WARP_KEYS) {
         float scores[BATCH];
         float top = found.most;
         const Half* values[BATCH];
 #pragma unroll
         for (int i = 0; i < BATCH; ++i) {
-          const int first = base + i * WARPS * 4, at = min(first + group, keys - 1);
+          const int first = base + i * 4, at = min(first + group, keys - 1);
           scores[i] = LEAST;
           values[i] = value_part;
           if (first >= keys) continue;
@@ -500,7 +504,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) step(
         found.rescale(top);
 #pragma unroll
         for (int i = 0; i < BATCH; ++i) {
-          if (base + i * WARPS * 4 + group >= keys) continue;
+          if (base + i * 4 + group >= keys) continue;
           unpack(*(const uint4*)(values[i] + dims), v);
           found.add(exp2f(scores[i] - top), v);
         }
@@ -656,14 +660,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) step(
 #if !WAITS
     __syncthreads();
 #endif
-    if (t < OWN) {
+    if (warp <= OWN / 32) {  // whole warps: other threads would go on to the next layer
 #if WAITS
       receive(links + 4, parity, RANKS * OWN * 4);
 #endif
       float sum = 0;
+      if (t < OWN) {
 #pragma unroll
-      for (int i = 0; i < RANKS; ++i) sum += sums[i][t];
-      publish(slots_of(1, layer) + cluster * OWN + t, __float_as_uint(sum), flag);
+        for (int i = 0; i < RANKS; ++i) sum += sums[i][t];
+        publish(slots_of(1, layer) + cluster * OWN + t, __float_as_uint(sum), flag);
+      }
+      __syncwarp();
     }
   }
 
