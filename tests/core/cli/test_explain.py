@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from inl.backend.base import WholeModels
+from inl.backend.reference import ReferenceBackend
 from inl.cli.main import main
 
 
@@ -91,3 +93,20 @@ def test_bad_options(capsys, tiny_folder, words, says):
     code, _, err = run(capsys, tiny_folder, "--cost", *words)
     assert code == 2
     assert says in err
+
+
+def test_layers_that_a_backend_computes_at_once(capsys, tiny_folder, monkeypatch):
+    def describe(model, config, plans, bucket, limits):
+        assert len(plans.layers) == config.layers
+        return f"one kernel of {bucket.tokens} x {limits.block_size}"
+
+    def offers(self, kind):
+        whole = WholeModels(lambda model: model, describe=describe)
+        return whole if kind is WholeModels else offered(self, kind)
+
+    assert "layers: " not in run(capsys, tiny_folder)[1]
+    offered = ReferenceBackend.offers
+    monkeypatch.setattr(ReferenceBackend, "offers", offers)
+    assert "\nlayers: one kernel of 1 x 16\n" in run(capsys, tiny_folder)[1]
+    report = json.loads(run(capsys, tiny_folder, "--json")[1])
+    assert report["layers"] == "one kernel of 1 x 16"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
 from inl.backend.base import Traits, WholeModels
 from inl.backend.reference import ReferenceBackend
@@ -12,7 +14,10 @@ from inl.backend.simple import simple_backend
 from inl.config import EngineConfig
 from inl.device import Device
 from inl.dtypes import wrap
+from inl.executor.loaded import Loaded
+from inl.executor.model_executor import computed_model
 from inl.executor.model_loader import start_runner
+from inl.spec.selection import KernelSelection
 from inl.testing.oracle import Tiny, prompt_logits
 from inl.testing.target import Target
 
@@ -50,3 +55,16 @@ def test_the_models_functions_are_those_of_the_capability():
         assert executor._model is tiny.language.model, "it may refer to the weights"
     assert calls == [2]
     assert np.array_equal(found["own"], 2 * found["plain"])
+
+
+@pytest.mark.parametrize("optional", [False, True])
+@pytest.mark.parametrize("invariant", [False, True])
+def test_an_optional_one_is_not_used_in_the_invariant_mode(optional, invariant):
+    model = Tiny(Target(Device("reference:0")), "float32").language.model
+    whole = WholeModels(replace, optional)  # a copy of the model
+    backend = SimpleNamespace(offers={WholeModels: whole}.get)
+    selection = KernelSelection((), invariant=invariant)
+    for taps in ((), (1,)):
+        loaded = Loaded(model, None, None, None, selection, taps=taps)
+        used = computed_model(backend, loaded) is not model
+        assert used == (not optional or not (invariant or taps))

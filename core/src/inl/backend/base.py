@@ -122,6 +122,13 @@ class WholeModels(NamedTuple):
     """Takes a model and returns one that takes its place in the programs of a runner:
     with the same weights, state and results. Its three functions are called as those of
     every model; they may compute all layers in ``head``."""
+    optional: bool = False
+    """Whether the backend has kernels for the ops of the model itself. Its own
+    functions then compute steps whose hidden states a draft head reads, and those of
+    the batch-invariant mode."""
+    describe: Callable[[Model, Any, Any, Bucket, Limits], str] | None = None
+    """Takes a model, its config, the plans of its weights, a bucket and the limits, and
+    returns how the layers of such a step are computed, for ``inl explain``."""
 
 
 class CachedMemory(NamedTuple):

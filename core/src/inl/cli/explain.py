@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from inl.backend.base import WholeModels
 from inl.cli import arguments
 from inl.config import EngineConfig
 from inl.errors import RequestError
@@ -44,6 +45,8 @@ class TracedStep(NamedTuple):
     """How quantized weights are loaded."""
     cache: str = ""
     """The dtype of the KV cache and who asks for it; empty for the compute dtype."""
+    layers: str = ""
+    """How the backend computes all layers at once, or why it does not."""
 
 
 def run(
@@ -97,6 +100,7 @@ def run(
         "ops": explain(step.tracer),
         "weights": list(step.notes),
         "cache": step.cache,
+        "layers": step.layers,
     }
     if cost:
         from inl.cli.explain_cost import cost_report
@@ -113,6 +117,8 @@ def run(
         print(f"weights: {note}")
     if step.cache:
         print(f"KV cache: {step.cache}")
+    if step.layers:
+        print(f"layers: {step.layers}")
     if cost:
         from inl.cli.explain_cost import show_costs
 
@@ -150,7 +156,10 @@ def _trace(model: str | None, config: EngineConfig, bucket: Bucket) -> TracedSte
     notes = language.checkpoint.notes
     if language.quantize and (note := decoded_note(groups, language.quantize)):
         notes = (*notes, note)
-    return TracedStep(tracer, backend, context, notes, cache.note)
+    whole, layers = backend.offers(WholeModels), ""
+    if whole is not None and whole.describe is not None:
+        layers = whole.describe(cached, shaped, groups, bucket, limits)
+    return TracedStep(tracer, backend, context, notes, cache.note, layers)
 
 
 def explain(tracer: Tracer) -> list[dict[str, Any]]:

@@ -29,6 +29,7 @@ from inl.spec.step import Bucket
 if TYPE_CHECKING:
     from inl.backend.base import Backend
     from inl.ops.protocol import Ops
+    from inl.spec.model import Model
     from inl.weights.peft import Adapter
 
 Program = Callable[..., Any]
@@ -59,8 +60,7 @@ class ModelExecutor:
         self.backend, self.loaded, self.limits = backend, loaded, limits
         self.loops = backend.offers(DeviceLoops)
         """Loops of programs; ``None`` where repeated steps are submitted one by one."""
-        whole = backend.offers(WholeModels)
-        self._model = whole.replace(loaded.model) if whole else loaded.model
+        self._model = computed_model(backend, loaded)
         """The model that programs compute."""
         self.state: State = backend.state(loaded.shard_state(), limits=limits)
         self.taps: Any = None
@@ -283,6 +283,15 @@ class ModelExecutor:
         self._programs.clear()
         self.taps = None
         self.state = NO_STATE
+
+
+def computed_model(backend: Backend, loaded: Loaded) -> Model:
+    """Return the model that a backend computes in place of the loaded one."""
+    whole = backend.offers(WholeModels)
+    by_ops = loaded.taps or loaded.selection.invariant
+    if whole is None or (whole.optional and by_ops):
+        return loaded.model
+    return whole.replace(loaded.model)
 
 
 def _program_name(bucket: Bucket) -> str:
