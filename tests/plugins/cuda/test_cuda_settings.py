@@ -6,7 +6,12 @@ import pytest
 
 from inl.backend.base import DecodedBlocks, PackedKernels
 from inl.errors import DeviceError
-from inl_cuda.settings import WEIGHTS, requested_weights
+from inl_cuda.settings import (
+    PERSISTENT,
+    WEIGHTS,
+    has_persistent_steps,
+    requested_weights,
+)
 
 
 @pytest.mark.parametrize(
@@ -23,6 +28,18 @@ def test_an_unknown_value_is_refused(monkeypatch):
     monkeypatch.setenv(WEIGHTS, "tight")
     with pytest.raises(DeviceError, match=r"found 'tight', accepted: dense, packed"):
         requested_weights()
+
+
+@pytest.mark.parametrize("given", [None, "", "0", "1", "yes"])
+def test_has_persistent_steps(monkeypatch, given):
+    monkeypatch.delenv(PERSISTENT, raising=False)
+    if given is not None:
+        monkeypatch.setenv(PERSISTENT, given)
+    if given == "yes":
+        with pytest.raises(DeviceError, match=r"found 'yes', accepted: 0, 1"):
+            has_persistent_steps()
+    else:
+        assert has_persistent_steps() == (given != "0")
 
 
 @pytest.mark.parametrize("hopper", [False, True])

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast, final
 
 import torch
 
-from inl.backend.base import DecodedBlocks, PackedKernels
+from inl.backend.base import DecodedBlocks, PackedKernels, WholeModels
 from inl.errors import BackendUnavailable
 from inl.weights.quant_codes import FLOAT8_SCALED
-from inl_cuda.settings import requested_weights
+from inl_cuda.settings import has_persistent_steps, requested_weights
 from inl_torch.gpu.backend import GpuBackend, has_triton
 
 if TYPE_CHECKING:
@@ -50,7 +51,19 @@ class CudaBackend(GpuBackend):
             return cast("C", PackedKernels(self._packed_kernels))
         if kind is DecodedBlocks and self._takes_float8():
             return cast("C", DecodedBlocks(FLOAT8_SCALED))
+        if kind is WholeModels and self._has_persistent_steps():
+            from inl_cuda.persistent.model import describe_step, persistent_model
+
+            replace = partial(persistent_model, pdl=self.tuning().pdl)
+            return cast("C", WholeModels(replace, True, describe_step))
         return super().offers(kind)
+
+    def _has_persistent_steps(self) -> bool:
+        """Whether steps of one row of a small model may be one kernel."""
+        if self.collectives is not None or not has_persistent_steps():
+            return False
+        hopper = torch.cuda.get_device_capability(self.place) == HOPPER
+        return hopper and has_triton() and self.tuning().one_row is not None
 
     def _packed_kernels(self) -> Iterable[Kernel]:
         from inl_torch.triton.moe import experts

@@ -12,6 +12,9 @@ WEIGHTS: Final = "INL_CUDA_WEIGHTS"
 
 ACCEPTED: Final = ("dense", "packed")
 
+PERSISTENT: Final = "INL_CUDA_PERSISTENT"
+"""Environment variable: whether a step of one row of a small model is one kernel."""
+
 
 def requested_weights() -> str:
     """Read ``INL_CUDA_WEIGHTS``: "dense", "packed", or "" if it is not set.
@@ -21,12 +24,22 @@ def requested_weights() -> str:
     quantized while they are loaded are not. Raises :class:`DeviceError` for any other
     value.
     """
-    value = os.environ.get(WEIGHTS, "")
-    if not value:
-        return ""
-    if value not in ACCEPTED:
+    return _read(WEIGHTS, ACCEPTED)
+
+
+def has_persistent_steps() -> bool:
+    """Read ``INL_CUDA_PERSISTENT``: "0" or "1", the default.
+
+    Raises :class:`DeviceError` for any other value.
+    """
+    return _read(PERSISTENT, ("0", "1")) != "0"
+
+
+def _read(name: str, accepted: tuple[str, ...]) -> str:
+    value = os.environ.get(name, "")
+    if value and value not in accepted:
         raise DeviceError(
-            f"environment variable {WEIGHTS}: found {value!r:.80}, "
-            f"accepted: {', '.join(ACCEPTED)}"
+            f"environment variable {name}: found {value!r:.80}, "
+            f"accepted: {', '.join(accepted)}"
         )
     return value

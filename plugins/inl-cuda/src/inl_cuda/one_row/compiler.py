@@ -142,6 +142,14 @@ class Function:
             self._has_room = not found[0] and found[1] > 0
         return self._has_room
 
+    def resident_clusters(
+        self, programs: int, threads: int, shared: int, cluster: int
+    ) -> int:
+        """Return how many clusters of a launch run at the same time on an idle chip."""
+        config = launch_config(programs, threads, shared, cluster=cluster, pdl=False)
+        code, count = driver.cuOccupancyMaxActiveClusters(self._function, config)
+        return 0 if code else int(count)
+
     def _allow(self, attribute: Any, value: int) -> None:
         if self._set.get(attribute) != value:
             result = driver.cuFuncSetAttribute(self._function, attribute, value)
@@ -150,21 +158,25 @@ class Function:
 
     def launch(
         self, programs: int, threads: int, shared: int, arguments: Sequence[Any], *,
-        cluster: int = 1, pdl: bool,
+        cluster: int = 1, pdl: bool, cooperative: bool = False,
     ) -> None:  # fmt: skip
         """Launch on torch's current stream.
 
         cluster: programs that share memory. pdl: whether the kernel may start before
-        the previous one ends.
+        the previous one ends. cooperative: whether all programs run at the same time,
+        as they wait for each other.
         """
-        config = launch_config(programs, threads, shared, cluster=cluster, pdl=pdl)
+        config = launch_config(
+            programs, threads, shared, cluster=cluster, pdl=pdl, cooperative=cooperative
+        )
         given = tuple(arguments), self._types
         checked(driver.cuLaunchKernelEx(config, self._function, given, 0), "launch")
 
 
 def launch_config(
-    programs: int, threads: int, shared: int, *, cluster: int, pdl: bool
-) -> Any:
+    programs: int, threads: int, shared: int, *, cluster: int, pdl: bool,
+    cooperative: bool = False,
+) -> Any:  # fmt: skip
     """Return how a kernel is launched on torch's current stream."""
     config = driver.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = programs, 1, 1
@@ -183,6 +195,11 @@ def launch_config(
         size = attribute.value.clusterDim
         size.x, size.y, size.z = cluster, 1, 1
         attributes.append(attribute)
+    if cooperative:
+        attribute = driver.CUlaunchAttribute()
+        attribute.id = LAUNCH.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+        attribute.value.cooperative = 1
+        attributes.append(attribute)
     config.attrs, config.numAttrs = attributes, len(attributes)
     return config
 
@@ -199,7 +216,14 @@ def function_of(
     place: torch.device,
 ) -> Function:  # fmt: skip
     """Return a kernel of a file of this package for these values of its constants."""
-    source = source_of(file)
+    return load_function(source_of(file), name, types, options, place)
+
+
+def load_function(
+    source: str, name: str, types: Sequence[Any],
+    options: Sequence[tuple[str, Any]], place: torch.device,
+) -> Function:  # fmt: skip
+    """Compile a kernel of CUDA C++ for these values of its constants, and load it."""
     defined = tuple(f"-D{key}={value}" for key, value in options)
     major, minor = torch.cuda.get_device_capability(place)
     code = compiled(source, defined, f"sm_{major}{minor}a")

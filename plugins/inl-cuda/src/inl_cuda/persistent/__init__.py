@@ -1,0 +1,1 @@
+"""Steps of one row of a small model as one persistent kernel."""
