@@ -1,6 +1,7 @@
 """Times of decoding steps on random weights, in total and by kernel.
 
     python bench/cuda_steps.py --model smollm2 --rows 1 8 32 --profile
+    python bench/cuda_steps.py --model smollm2 --rows 1 --persistent both
     python bench/cuda_steps.py --model 8b --tuned
     python bench/cuda_steps.py --model moe --layers 6 --rows 1 8 64 --quantize int4
 
@@ -12,12 +13,14 @@ with the results of ``inl tune``, ``--quantize`` with packed weights.
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import sys
 import time
 from collections import deque
 from dataclasses import replace
 from inspect import getclosurevars
+from itertools import product
 
 import torch
 from cuda_engines import kernels_of
@@ -38,6 +41,7 @@ from inl.weights.loader import load_weights, stored_specs
 from inl.weights.plan import plan_weights
 from inl.weights.quantization import KINDS
 from inl_cuda.backend import CudaBackend
+from inl_cuda.settings import PERSISTENT
 from inl_cuda.tuning import tuning
 from inl_torch import eager, triton
 from inl_torch.triton.float8 import products as float8
@@ -165,6 +169,12 @@ def main() -> int:
     parser.add_argument("--layers", type=int, default=0)
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--early", choices=["yes", "no", "both"], default="yes")
+    parser.add_argument(
+        "--persistent",
+        choices=["yes", "no", "both"],
+        default="yes",
+        help="one kernel for steps of one row, where it takes the model",
+    )
     parser.add_argument("--tuned", action="store_true")
     parser.add_argument("--quantize", default="", choices=KINDS)
     parser.add_argument("--wide", action="store_true", help="int4 in groups of 128")
@@ -178,9 +188,10 @@ def main() -> int:
           f"in {given.quantize or given.dtype}, weights {size / 1e9:.2f} GB, "
           f"copies {rate / 1e12:.2f} TB/s, ceiling {floor:.3f} ms/step")  # fmt: skip
     found = load_tuning_results(backend) if given.tuned else TuningResults()
-    ways = {"yes": [True], "no": [False], "both": [True, False]}[given.early]
+    ways = {"yes": [True], "no": [False], "both": [True, False]}
     for rows in given.rows:
-        for early in ways:
+        for early, persistent in product(ways[given.early], ways[given.persistent]):
+            os.environ[PERSISTENT] = str(int(persistent))
             tuned = replace(tuning(backend.place), pdl=early)
             kernels = (*eager.kernels(), *triton.kernels(tuned))
             if packed := backend.offers(PackedKernels) if given.quantize else None:
@@ -192,7 +203,9 @@ def main() -> int:
                     backend, replace(loaded, selection=selection), rows, given.length
                 )
                 ms, device = bench.ms(), bench.device_ms()
-                print(f"{rows:4} rows, early {early}{', tuned' if known else ''}: "
+                form = f"early {early}{', tuned' if known else ''}"
+                form += "" if persistent else ", no persistent kernel"
+                print(f"{rows:4} rows, {form}: "
                       f"{ms:.3f} ms/step, graph alone {device:.4f}, "
                       f"{1e3 * rows / ms:.0f} tokens/s, "
                       f"{floor / device:.0%} of the ceiling", flush=True)  # fmt: skip
