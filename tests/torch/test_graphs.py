@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from typing import final
 
@@ -63,6 +64,37 @@ def write_to_copy(k, v, cache, writes):
     cache.k.flatten(0, 1).index_copy_(0, cells, k)
     cache.v.flatten(0, 1).index_copy_(0, cells, v)
     return cache
+
+
+@cuda
+def test_threads_capture_while_others_use_the_device():
+    """As engines of several models do; each allocates, waits and replays."""
+    place = torch.device("cuda", 0)
+    errors = []
+
+    def scale(weights, message, state):
+        return message * weights, state
+
+    def run(number):
+        try:
+            state = torch.zeros(4, device=place)
+            for size in range(1, 20):
+                weights = torch.full((1000 * size,), float(number), device=place)
+                program = capture(scale)
+                for _ in range(5):
+                    host, _ = program(weights, torch.ones(1000 * size), state)
+                    torch.empty(1 << 20, device=place).fill_(1).sum().item()
+                    assert (host.wait() == number).all()
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert not errors
 
 
 PENALTIES = {"repetition_penalty": 1.4, "frequency_penalty": 0.5}

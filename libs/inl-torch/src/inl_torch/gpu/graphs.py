@@ -7,6 +7,7 @@ buffers, and results are copied out before the next replay overwrites them.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from functools import cache, partial
 from typing import Any, final
@@ -18,6 +19,13 @@ from inl.spec.tree import leaves, tree_map
 
 WARM_UPS = 1
 """Runs before a capture, in which libraries allocate and choose their kernels."""
+
+CAPTURES = threading.Lock()
+"""Held while a graph is captured: engines of other threads capture theirs later."""
+
+OTHERS_GO_ON = "thread_local"
+"""Mode of captures in which other threads may allocate and wait for the device
+meanwhile: an engine that serves while another one starts."""
 
 
 @final
@@ -67,7 +75,8 @@ class CapturedStep:
         *inputs, state = arguments
         with torch.inference_mode():
             if self._graph is None:
-                self._graph = self._capture(weights, inputs, state)
+                with CAPTURES:
+                    self._graph = self._capture(weights, inputs, state)
             self._check(weights, state)
             pairs = zip(leaves(self._inputs), leaves(inputs), strict=True)
             for buffer, given in pairs:
@@ -90,7 +99,8 @@ class CapturedStep:
                 self._function(weights, *self._inputs, state)
         torch.cuda.current_stream(place).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        mode = OTHERS_GO_ON
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode=mode):
             *results, after = self._function(weights, *self._inputs, state)
         if addresses(after) != addresses(state):
             raise KernelFailed(
