@@ -44,7 +44,7 @@ class Loaded(NamedTuple):
     own_memory: Callable[[], int] | None = None
     """Peak bytes, where the peer is not this process but a child of it."""
     is_serial: bool = False
-    """Whether it answers one prompt after the other: the first batch tells all rates."""
+    """Whether it answers prompts one by one: the first batch tells all rates."""
     started: Callable[[], float] | None = None
     """When the peer's own process began, by ``time.time``."""
 

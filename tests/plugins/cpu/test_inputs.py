@@ -34,10 +34,10 @@ def kernel_named(backend, label):
 class Mlp:
     """Random weights in one packing, and the kernels over them."""
 
-    def __init__(self, backend, kind, rng):
+    def __init__(self, backend, kind, rng, shapes=SHAPES):
         packing = gguf.GGMLQuantizationType[kind.upper()]
         self.backend, self.group, weights = backend, {}, {}
-        for name, shape in SHAPES.items():
+        for name, shape in shapes.items():
             values = rng.standard_normal(shape, np.float32) / shape[1] ** 0.5
             data = gguf.quants.quantize(values, packing)
             self.group[name] = HostArray(data, kind, shape)
@@ -81,6 +81,46 @@ def test_int8_inputs_meet_their_declared_tolerance(mlp, rng, rows):
     assert kernel.activation_quant == INT8
     verdict = mlp.verdict(inputs(rng, rows), kernel.activation_quant)
     assert verdict.passed, str(verdict)
+
+
+WIDE = 1024
+"""Least rows and columns of matrices that are requantized."""
+MANY = 80
+
+
+def wide_mlp(backend, kind, rng, size=WIDE):
+    shapes = {"gate": (size, size), "up": (size, size), "down": (size, size)}
+    return Mlp(backend, kind, rng, shapes)
+
+
+@pytest.mark.parametrize("kind", ["q4_0", "q5_1"])
+def test_requantized_products_meet_the_declared_tolerance(backend, rng, kind):
+    mlp = wide_mlp(backend, kind, rng)
+    x = rng.standard_normal((MANY, WIDE))
+    x[:, 7] *= 20
+    x = rounded(x, "bfloat16").astype(np.float64)
+    verdict = mlp.verdict(x, INT8)
+    assert verdict.passed, str(verdict)
+    alone = np.concatenate([mlp.run(row[None]) for row in x])
+    rounds_batches = backend.emitter.machine.isa in ("avx512", "amx")
+    assert np.array_equal(mlp.run(x), alone) != rounds_batches
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "mode"),
+    [("q8_0", WIDE, "int8"), ("q4_0", WIDE - 32, "int8"), ("q4_0", WIDE, "int16")],
+)
+def test_other_products_have_the_bits_of_single_rows(
+    backend, rng, monkeypatch, kind, size, mode
+):
+    """8-bit codes, small matrices, and int16 inputs are not requantized."""
+    monkeypatch.setenv("INL_CPU_INPUTS", mode)
+    if backend.emitter.machine.isa == "amx":
+        pytest.skip("AMX computes many rows in bfloat16")
+    mlp = wide_mlp(backend, kind, rng, size)
+    x = rng.standard_normal((MANY, size))
+    alone = np.concatenate([mlp.run(row[None]) for row in x[:3]])
+    assert np.array_equal(mlp.run(x)[:3], alone)
 
 
 def test_int8_is_coarser_than_int16(mlp, rng, monkeypatch):

@@ -132,6 +132,8 @@ def _show(table: list[dict[str, Any]]) -> None:
     for row in table:
         rounding = f", inputs {row['inputs']}" if row["inputs"] else ""
         print(f"{row['op']:<{width}}  {row['sites']:>4} x  {row['winner']}{rounding}")
+        if row["note"]:
+            print(f"{'':<{width}}          {row['note']}")
         for label, reason in row["refusals"].items():
             print(f"{'':<{width}}          not {label}: {reason}")
 
@@ -176,6 +178,7 @@ def explain(tracer: Tracer) -> list[dict[str, Any]]:
                     "how": choice.how,
                     "winner": choice.winner,
                     "inputs": choice.kernel.activation_quant if choice.kernel else "",
+                    "note": choice.kernel.note if choice.kernel else "",
                     "refusals": dict(choice.refusals),
                 },
             )

@@ -43,6 +43,8 @@ class Kernel:
     activation_quant: str = ""
     """Rounding applied to the inputs of products with packed weights: a name in
     :data:`inl.spec.activation_quant.ACTIVATION_QUANTS`. Empty: none beyond storage."""
+    note: str = ""
+    """What else users should know of its precision, shown by ``inl explain``."""
     capturable: bool = True
     """Whether the kernel neither waits for the device nor branches on its data. A
     backend that captures programs (``Traits.captures_programs``) requires this."""

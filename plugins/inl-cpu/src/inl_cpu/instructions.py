@@ -145,15 +145,16 @@ class Linear(
         | Flag.GATE_GELU
         | Flag.PLUS_ONE
         | Flag.BATCH_VARIANT
+        | Flag.REQUANTIZE
     ),
 ):
     """y [rows, matrix.rows] = x [rows, matrix.columns] times the transpose, plus bias.
 
     Flags: the precision of x (X_*); an activation (GATE_*), for which the matrix holds
     16 rows of gate and 16 of up in turn, y has gated_columns columns and there is no
-    bias; PLUS_ONE. With norm_weight, x is RMS-normalized first, after delta is added if
-    present; sum then gets x + delta and must be neither x nor delta. x_stride applies
-    to delta and sum too.
+    bias; PLUS_ONE; REQUANTIZE. With norm_weight, x is RMS-normalized first, after delta
+    is added if present; sum then gets x + delta and must be neither x nor delta.
+    x_stride applies to delta and sum too.
     """
 
     rows: Dim

@@ -15,6 +15,7 @@ AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512bf16")
 FLAGS = {
     "simd/simd_avx2.h": ("-DINL_ISA_AVX2", *AVX2),
     "simd/simd_avx512.h": ("-DINL_ISA_AVX512", "-mavx512vnni", *AVX2, *AVX512),
+    "kernels/avx512": ("-DINL_ISA_AVX512", "-mavx512vnni", *AVX2, *AVX512),
     "kernels/amx": (
         "-DINL_ISA_AMX", "-mamx-tile", "-mamx-bf16", "-mavx512vnni", *AVX2, *AVX512,
     ),

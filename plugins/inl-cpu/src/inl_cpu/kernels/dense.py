@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from inl_cpu.abi import Flag
 from inl_cpu.command_emitter import stride
 from inl_cpu.instructions import Embedding, Gated, Linear
 from inl_cpu.matrix import (
+    REQUANTIZED_SIZE,
     Matrix,
     pack_pairs,
     pack_rows,
@@ -95,6 +96,8 @@ class Products:
         """Multiply ``x`` [T, K] with a matrix into ``out`` [T, N]; rows contiguous."""
         inputs = matrix.inputs
         precision = inputs.default if self._variant else inputs.invariant
+        if self._variant and matrix.requantizes:
+            precision |= Flag.REQUANTIZE
         self._emitter.emit(
             Linear(
                 rows=x.shape[0],
@@ -245,16 +248,23 @@ def float_vector(part: HostArray | None) -> Any:
     return out
 
 
+REQUANTIZED: Final = (
+    "in steps of 64 tokens or more, weights of up to 6 bits in matrices of at least "
+    f"{REQUANTIZED_SIZE} x {REQUANTIZED_SIZE} are rounded to int8 with a scale for 256 "
+    "columns, and inputs likewise; not with INL_CPU_INPUTS=int16 or the invariant mode"
+)
+
 PACKERS = {"linear": pack_linear, "qkv_linear": pack_qkv, "gated_mlp": pack_mlp}
 
 
 def kernels(emitter: CommandEmitter) -> Iterable[Kernel]:
     """The products, each with the function that packs its weights.
 
-    AMX tiles of many rows round otherwise than a single row, so that variant is not
+    AMX and AVX-512 round many rows otherwise than a single one, so that variant is not
     batch-invariant.
     """
     declared = INT8 if requested_inputs() == "int8" else ""
+    requantizes = bool(declared) and emitter.machine.isa == "avx512"
     for name, flags in (("native", Flag.BATCH_VARIANT), ("native_rows", Flag.X_EXACT)):
         products = Products(emitter, flags)
         invariant = flags == Flag.X_EXACT
@@ -269,6 +279,7 @@ def kernels(emitter: CommandEmitter) -> Iterable[Kernel]:
                 pack=partial(pack, emitter),
                 invariant=invariant,
                 activation_quant="" if invariant else declared,
+                note=REQUANTIZED if requantizes and not invariant else "",
                 preference=0 if invariant else 1,
             )
     yield Kernel(

@@ -19,11 +19,11 @@
 /* clang-format on */
 
 #define INL_ISA_AVX512
-#include "kernels/table.h"
+#include "kernels/avx512.h"
 
 namespace inl {
 
-const Operation *avx512_operations() { return TABLE.operations; }
+const Operation *avx512_operations() { return AVX512_TABLE.operations; }
 
 } // namespace inl
 

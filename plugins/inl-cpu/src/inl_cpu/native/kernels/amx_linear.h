@@ -125,9 +125,6 @@ void amx_encode_body(args::Linear op, int64_t chunk, Worker &worker) {
     }
 }
 
-/* Pairs of matrix tiles. */
-int64_t pairs_of(args::Linear op) { return ceil_div(tiles_of(op.matrix()), 2); }
-
 int64_t amx_linear_chunks(args::Linear op) {
     if (!uses_amx(op)) return linear_chunks(op);
     return pairs_of(op) * ceil_div(op.rows(), TILE_BLOCK);
@@ -167,10 +164,7 @@ void store_tile_pair(args::Linear op, int64_t pair, int64_t row, const float *su
         first[r] = load(sums + 16 * r);
         second[r] = load(sums + 256 + 16 * r);
     }
-    if (op.flags() & INL_GATE_MASK) return store_gated(op, pair, rows, first, second);
-    store_sums(op, 2 * pair, rows, first);
-    if (2 * pair + 1 < tiles_of(op.matrix()))
-        store_sums(op, 2 * pair + 1, rows, second);
+    store_pair(op, pair, rows, first, second);
 }
 
 void amx_linear_body(args::Linear op, int64_t chunk, Worker &worker) {

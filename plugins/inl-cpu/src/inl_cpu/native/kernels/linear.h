@@ -167,6 +167,18 @@ void store_unit(args::Linear op, int64_t unit, const RowTile &rows, const F *sum
     store_sums(op, unit, rows, sums);
 }
 
+/* Pairs of matrix tiles. */
+inline int64_t pairs_of(args::Linear op) { return ceil_div(tiles_of(op.matrix()), 2); }
+
+/* Store a pair of tiles: one of gate and one of up, or two of y. */
+inline void store_pair(args::Linear op, int64_t pair, const RowTile &rows, const F *first,
+                       const F *second) {
+    if (op.flags() & INL_GATE_MASK) return store_gated(op, pair, rows, first, second);
+    store_sums(op, 2 * pair, rows, first);
+    if (2 * pair + 1 < tiles_of(op.matrix()))
+        store_sums(op, 2 * pair + 1, rows, second);
+}
+
 const char *unit_weights(args::Linear op, int64_t unit) {
     return static_cast<const char *>(op.matrix().data) +
            unit * unit_tiles(op) * tile_bytes(op.matrix());

@@ -60,6 +60,7 @@ enum inl_flag {
     INL_SAMPLE_MASK = 384,
     INL_INTERLEAVE = 512,
     INL_BATCH_VARIANT = 1024,
+    INL_REQUANTIZE = 2048,
     INL_KV_INT8 = 16384,
     INL_KV_FLOAT8 = 32768,
 };
@@ -116,6 +117,7 @@ enum inl_flag {
     apply(INL_SAMPLE_MASK) \
     apply(INL_INTERLEAVE) \
     apply(INL_BATCH_VARIANT) \
+    apply(INL_REQUANTIZE) \
     apply(INL_KV_INT8) \
     apply(INL_KV_FLOAT8)
 
@@ -240,9 +242,9 @@ struct AddNorm {
  *
  * Flags: the precision of x (X_*); an activation (GATE_*), for which the matrix holds
  * 16 rows of gate and 16 of up in turn, y has gated_columns columns and there is no
- * bias; PLUS_ONE. With norm_weight, x is RMS-normalized first, after delta is added if
- * present; sum then gets x + delta and must be neither x nor delta. x_stride applies
- * to delta and sum too.
+ * bias; PLUS_ONE; REQUANTIZE. With norm_weight, x is RMS-normalized first, after delta
+ * is added if present; sum then gets x + delta and must be neither x nor delta.
+ * x_stride applies to delta and sum too.
  */
 struct Linear {
     const inl_instruction *raw;
@@ -747,7 +749,7 @@ inline constexpr InstructionSpec INSTRUCTIONS[INL_OPCODES] = {
     {"add_norm", 16, 0x1f, 2, 5,
      {"rows", "width"},
      {"residual", "delta", "weight", "sum", "y"}},
-    {"linear", 1055, 0xb, 4, 7,
+    {"linear", 3103, 0xb, 4, 7,
      {"rows", "x_stride", "y_stride", "gated_columns"},
      {"x", "matrix", "bias", "y", "delta", "norm_weight", "sum"}},
     {"gated", 12, 0x7, 5, 3,
@@ -830,7 +832,7 @@ inline bool has_valid_fields(const inl_instruction &i) {
     case INL_EMBEDDING: return (i.dims[0] | i.dims[1]) >= 0 && i.data[0] && i.data[1] && i.data[2] && !(i.flags & ~0);
     case INL_RMS_NORM: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3] | i.dims[4]) >= 0 && i.data[0] && i.data[2] && !(i.flags & ~16);
     case INL_ADD_NORM: return (i.dims[0] | i.dims[1]) >= 0 && i.data[0] && i.data[1] && i.data[2] && i.data[3] && i.data[4] && !(i.flags & ~16);
-    case INL_LINEAR: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3]) >= 0 && i.data[0] && i.data[1] && i.data[3] && !(i.flags & ~1055);
+    case INL_LINEAR: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3]) >= 0 && i.data[0] && i.data[1] && i.data[3] && !(i.flags & ~3103);
     case INL_GATED: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3] | i.dims[4]) >= 0 && i.data[0] && i.data[1] && i.data[2] && !(i.flags & ~12);
     case INL_ROPE: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3] | i.dims[4]) >= 0 && i.data[0] && i.data[1] && i.data[2] && i.data[3] && !(i.flags & ~0);
     case INL_ROPE_TABLE: return (i.dims[0] | i.dims[1] | i.dims[2]) >= 0 && i.data[0] && i.data[1] && i.data[2] && i.data[3] && !(i.flags & ~0);
