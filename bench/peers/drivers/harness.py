@@ -44,7 +44,8 @@ class Loaded(NamedTuple):
     own_memory: Callable[[], int] | None = None
     """Peak bytes, where the peer is not this process but a child of it."""
     is_serial: bool = False
-    """Whether it answers prompts one by one: the first batch tells all rates."""
+    """Whether it runs the requests of a batch one after the other. Larger batches then
+    have the rate of the smallest, and are not measured."""
     started: Callable[[], float] | None = None
     """When the peer's own process began, by ``time.time``."""
 

@@ -106,6 +106,18 @@ def test_requantized_products_meet_the_declared_tolerance(backend, rng, kind):
     assert np.array_equal(mlp.run(x), alone) != rounds_batches
 
 
+def test_the_kernel_says_that_it_requantizes(backend, monkeypatch):
+    requantizes = backend.emitter.machine.isa == "avx512"
+    for label, mode, says in (
+        ("linear/native", "int8", requantizes),
+        ("linear/native", "int16", False),
+        ("linear/native_rows", "int8", False),
+    ):
+        monkeypatch.setenv("INL_CPU_INPUTS", mode)
+        note = kernel_named(backend, label).note
+        assert ("rounded to int8" in note) == says == bool(note)
+
+
 @pytest.mark.parametrize(
     ("kind", "size", "mode"),
     [("q8_0", WIDE, "int8"), ("q4_0", WIDE - 32, "int8"), ("q4_0", WIDE, "int16")],

@@ -7,6 +7,7 @@ import weakref
 from dataclasses import dataclass
 
 import numpy as np
+from native_blocks import random_blocks
 
 from inl.dtypes import EPSILON, HostArray, rounded
 from inl.spec.tolerance import FLOOR
@@ -172,6 +173,25 @@ def bf16(values):
 def weights_of(kind, source, shape):
     """Packed rows as float64, by the decoder of the core."""
     return dequantize(HostArray(source, kind, shape)).astype(np.float64)
+
+
+def random_packed(native, rng, kind, rows, columns, size=1.0):
+    """A matrix of random blocks, and its weights as float64."""
+    source = random_blocks(rng, kind, rows, columns, size)
+    return native.pack(kind, source), weights_of(kind, source, (rows, columns))
+
+
+def coded(x, group):
+    """Rows rounded to int8 with a scale for each group, as float64.
+
+    The last group may have fewer columns.
+    """
+    out = np.array(x, np.float64)
+    for start in range(0, out.shape[1], group):
+        part = out[:, start : start + group]
+        scale = np.abs(part).max(-1, keepdims=True) / 127
+        part[:] = np.rint(part / np.where(scale, scale, 1)) * scale
+    return out
 
 
 def excess(got, exact, close, dtype, factor=2.0):

@@ -9,9 +9,11 @@ from native_harness import (
     Flag,
     Native,
     bf16,
+    coded,
     excess,
     f32,
     product_excess,
+    random_packed,
     weights_of,
 )
 
@@ -21,11 +23,6 @@ from inl.weights.quant import BLOCKS
 KINDS = sorted(HALVES)
 ROWS = (1, 2, 3, 5, 7, 12, 13, 16, 29, 40)
 PLAIN = ("float32", "float16", "bfloat16")
-
-
-def packed(native, rng, kind, rows, columns, size=1.0):
-    source = random_blocks(rng, kind, rows, columns, size)
-    return native.pack(kind, source), weights_of(kind, source, (rows, columns))
 
 
 def plain(native, rng, kind, rows, columns):
@@ -41,7 +38,7 @@ def plain(native, rng, kind, rows, columns):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_packed_weights_with_exact_rows(native, rng, kind):
-    matrix, weights = packed(native, rng, kind, 37, 512)
+    matrix, weights = random_packed(native, rng, kind, 37, 512)
     for rows in ROWS:
         x = f32(rng.standard_normal((rows, 512)))
         assert product_excess(native.linear(x, matrix), x, weights, "float32") <= 1
@@ -49,7 +46,7 @@ def test_packed_weights_with_exact_rows(native, rng, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_packed_weights_with_int16_rows_are_far_below_the_tolerance(native, rng, kind):
-    matrix, weights = packed(native, rng, kind, 37, 512)
+    matrix, weights = random_packed(native, rng, kind, 37, 512)
     for rows in ROWS:
         x = bf16(rng.standard_normal((rows, 512)))
         y = native.linear(x, matrix, mode=Flag.X_INT16)
@@ -60,24 +57,17 @@ def test_packed_weights_with_int16_rows_are_far_below_the_tolerance(native, rng,
 def test_packed_weights_with_int8_rows(native, rng, kind):
     """Near the tolerance of bfloat16, which is why kernels declare int8: the rounding
     error is up to 1/254 of the largest number of a group."""
-    matrix, weights = packed(native, rng, kind, 37, 512)
+    matrix, weights = random_packed(native, rng, kind, 37, 512)
     for rows in ROWS:
         x = bf16(rng.standard_normal((rows, 512)))
         y = native.linear(x, matrix, mode=Flag.X_INT8)
         assert product_excess(y, x, weights, "bfloat16") < 3
 
 
-def coded(x, group):
-    """Rows rounded to int8 with a float32 scale for each group, as float64."""
-    parts = x.reshape(len(x), -1, group).astype(np.float64)
-    scale = np.abs(parts).max(-1, keepdims=True) / 127
-    return (np.rint(parts / np.where(scale, scale, 1)) * scale).reshape(x.shape)
-
-
 @pytest.mark.parametrize(("kind", "group"), [("q4_1", 32), ("q6_k", 16), ("q8_0", 32)])
 def test_int8_rows_have_no_other_error(native, rng, kind, group):
     """With inputs that int8 represents exactly, the error is that of float32."""
-    matrix, weights = packed(native, rng, kind, 64, 512)
+    matrix, weights = random_packed(native, rng, kind, 64, 512)
     # Integers, whose codes are exact.
     x = f32(rng.integers(-127, 128, (9, 512)))
     x[:, ::group] = 127
@@ -126,7 +116,7 @@ def test_narrow_weights_with_narrow_rows(native, rng, columns):
 
 @pytest.mark.parametrize("outputs", [1, 15, 16, 17, 50, 333])
 def test_ragged_outputs_and_a_bias(native, rng, outputs):
-    matrix, weights = packed(native, rng, "q4_1", outputs, 96)
+    matrix, weights = random_packed(native, rng, "q4_1", outputs, 96)
     x, bias = f32(rng.standard_normal((7, 96))), f32(rng.standard_normal(outputs))
     y = native.linear(x, matrix, bias=bias)
     assert product_excess(y, x, weights, "float32", bias) <= 1
@@ -138,7 +128,7 @@ def test_ragged_outputs_and_a_bias(native, rng, outputs):
     + [(Flag.X_INT16, size) for size in (1e-30, 1e-20, 1e20, 1e30)],
 )
 def test_extreme_rows(native, rng, size, mode):
-    matrix, weights = packed(native, rng, "q4_1", 37, 256)
+    matrix, weights = random_packed(native, rng, "q4_1", 37, 256)
     dtype = "float32" if mode == Flag.X_EXACT else "bfloat16"
     x = rounded(f32(size * rng.standard_normal((13, 256))), dtype)
     y = native.linear(x, matrix, mode=mode)
@@ -151,7 +141,7 @@ def test_extreme_rows(native, rng, size, mode):
 
 @pytest.mark.parametrize("mode", [Flag.X_EXACT, Flag.X_INT8, Flag.X_INT16])
 def test_denormal_rows_and_zeros(native, rng, mode):
-    matrix, weights = packed(native, rng, "q4_0", 37, 64)
+    matrix, weights = random_packed(native, rng, "q4_0", 37, 64)
     x = f32(1e-41 * rng.standard_normal((3, 64)))
     x[1] = 0
     y = native.linear(x, matrix, mode=mode)
@@ -163,7 +153,7 @@ def test_denormal_rows_and_zeros(native, rng, mode):
 
 @pytest.mark.parametrize("scale", [6e-8, 1000.0])
 def test_scales_at_the_limits_of_float16(native, rng, scale):
-    matrix, weights = packed(native, rng, "q4_1", 37, 256, size=scale)
+    matrix, weights = random_packed(native, rng, "q4_1", 37, 256, size=scale)
     x = f32(rng.standard_normal((5, 256)))
     assert product_excess(native.linear(x, matrix), x, weights, "float32") <= 1
 
@@ -171,7 +161,7 @@ def test_scales_at_the_limits_of_float16(native, rng, scale):
 @pytest.mark.parametrize("mode", [Flag.X_EXACT, Flag.X_INT8, Flag.X_INT16])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_non_finite_inputs_propagate(native, rng, mode, value):
-    matrix, _ = packed(native, rng, "q4_1", 37, 64)
+    matrix, _ = random_packed(native, rng, "q4_1", 37, 64)
     x = f32(rng.standard_normal((3, 64)))
     x[1, 40] = value
     y = native.linear(x, matrix, mode=mode)
@@ -181,7 +171,7 @@ def test_non_finite_inputs_propagate(native, rng, mode, value):
 
 @pytest.mark.parametrize("mode", [Flag.X_EXACT, Flag.X_INT8, Flag.X_INT16])
 def test_results_of_a_row_are_independent_of_the_batch(native, rng, mode):
-    matrix, _ = packed(native, rng, "q4_1", 96, 288)
+    matrix, _ = random_packed(native, rng, "q4_1", 96, 288)
     x = f32(rng.standard_normal((40, 288)))
     together = native.linear(x, matrix, mode=mode)
     for rows in range(1, 40):
@@ -192,7 +182,7 @@ def test_results_of_a_row_are_independent_of_the_batch(native, rng, mode):
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_int8_rows_get_the_bits_of_one(native, rng, kind):
     """Weights may be decoded once for many rows; some groups have outliers."""
-    matrix, _ = packed(native, rng, kind, 53, 512)
+    matrix, _ = random_packed(native, rng, kind, 53, 512)
     x, bias = f32(rng.standard_normal((109, 512))), f32(rng.standard_normal(53))
     x[::5, 7] = 60.0
 
@@ -206,7 +196,7 @@ def test_many_int8_rows_get_the_bits_of_one(native, rng, kind):
 
 @pytest.mark.parametrize("kind", ["q4_1", "q5_0", "q6_k", "q8_0"])
 def test_many_gated_int8_rows_get_the_bits_of_one(native, rng, kind):
-    matrix, _ = packed(native, rng, kind, 96, 256)
+    matrix, _ = random_packed(native, rng, kind, 96, 256)
     x = f32(rng.standard_normal((31, 256)))
 
     def product(rows):
@@ -220,7 +210,7 @@ def test_many_gated_int8_rows_get_the_bits_of_one(native, rng, kind):
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "q4_1", "q6_k"])
 @pytest.mark.parametrize("rows", [1, 4, 5, 40, 200])
 def test_results_are_equal_for_any_number_of_threads(lib, native, rng, kind, rows):
-    make = plain if kind in PLAIN else packed
+    make = plain if kind in PLAIN else random_packed
     matrix, _ = make(native, rng, kind, 640, 512)
     x = f32(rng.standard_normal((rows, 512)))
     want = native.linear(x, matrix)
@@ -237,7 +227,7 @@ MANY = (31, 32, 33, 48, 70, 513)
 @pytest.mark.parametrize("columns", [256, 768])
 def test_many_rows_batch_variant(native, rng, kind, columns):
     """The prefill mode; AMX also rounds the weights to bfloat16."""
-    make = plain if kind in PLAIN else packed
+    make = plain if kind in PLAIN else random_packed
     matrix, weights = make(native, rng, kind, 53, columns)
     mode = Flag.X_BF16 if kind in PLAIN else Flag.X_INT16
     for rows in MANY:
@@ -256,7 +246,7 @@ def test_many_rows_of_ragged_width(native, rng, columns):
 
 
 def test_batch_variant_results_are_equal_for_any_number_of_threads(lib, native, rng):
-    matrix, _ = packed(native, rng, "q4_1", 100, 256)
+    matrix, _ = random_packed(native, rng, "q4_1", 100, 256)
     x = f32(rng.standard_normal((600, 256)))
     modes = {"mode": Flag.X_INT8, "flags": Flag.BATCH_VARIANT}
     want = native.linear(x, matrix, **modes)
@@ -273,7 +263,7 @@ def normalized(x, weight, eps):
 @pytest.mark.parametrize("rows", [1, 3, 4, 5, 40])
 @pytest.mark.parametrize("plus_one", [False, True])
 def test_addition_and_norm_before_the_product(native, rng, rows, plus_one):
-    matrix, weights = packed(native, rng, "q8_0", 48, 160)
+    matrix, weights = random_packed(native, rng, "q8_0", 48, 160)
     x, delta = f32(rng.standard_normal((2, rows, 160)))
     norm, total = f32(rng.standard_normal(160)), np.empty_like(x)
     flags = Flag.PLUS_ONE if plus_one else 0

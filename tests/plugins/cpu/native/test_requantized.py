@@ -5,7 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from native_blocks import HALVES, random_blocks
-from native_harness import Flag, Native, excess, f32, weights_of
+from native_harness import (
+    Flag,
+    Native,
+    coded,
+    excess,
+    f32,
+    random_packed,
+    weights_of,
+)
 
 MODES = {"mode": Flag.X_INT8, "flags": Flag.REQUANTIZE}
 LEAST = 64
@@ -15,32 +23,17 @@ BLOCK = 256
 KINDS = sorted(HALVES)
 
 
-def rounded_blocks(values):
-    """Values [rows, columns] as int8 with a scale for each block of a row, float64."""
-    out = np.array(values, np.float64)
-    for start in range(0, out.shape[1], BLOCK):
-        block = out[:, start : start + BLOCK]
-        scale = np.abs(block).max(1, keepdims=True) / 127
-        block[:] = np.rint(block / np.where(scale, scale, 1)) * scale
-    return out
-
-
 def rounding_excess(y, x, weights, bias=0):
     """The error relative to the tolerance of a body that rounds x and weights."""
     exact = x.astype(np.float64) @ weights.T + bias
-    close = rounded_blocks(x) @ rounded_blocks(weights).T + bias
+    close = coded(x, BLOCK) @ coded(weights, BLOCK).T + bias
     return excess(y, exact, close, "float32")
-
-
-def packed(native, rng, kind, rows, columns):
-    source = random_blocks(rng, kind, rows, columns)
-    return native.pack(kind, source), weights_of(kind, source, (rows, columns))
 
 
 @pytest.mark.parametrize("columns", [256, 768])
 @pytest.mark.parametrize("kind", KINDS)
 def test_errors_are_those_of_rounding_to_int8(native, rng, kind, columns):
-    matrix, weights = packed(native, rng, kind, 53, columns)
+    matrix, weights = random_packed(native, rng, kind, 53, columns)
     for rows in (LEAST, 65, 71, 100):
         x = f32(rng.standard_normal((rows, columns)))
         y = native.linear(x, matrix, **MODES)
@@ -50,7 +43,7 @@ def test_errors_are_those_of_rounding_to_int8(native, rng, kind, columns):
 @pytest.mark.parametrize("columns", [32, 288, 480])
 @pytest.mark.parametrize("kind", ["q4_0", "q5_1", "q8_0", "iq4_nl", "mxfp4"])
 def test_a_last_block_with_fewer_columns(native, rng, kind, columns):
-    matrix, weights = packed(native, rng, kind, 40, columns)
+    matrix, weights = random_packed(native, rng, kind, 40, columns)
     x = f32(rng.standard_normal((70, columns)))
     y = native.linear(x, matrix, **MODES)
     assert rounding_excess(y, x, weights) <= 1
@@ -58,14 +51,14 @@ def test_a_last_block_with_fewer_columns(native, rng, kind, columns):
 
 @pytest.mark.parametrize("rows", [1, 12, LEAST - 1])
 def test_few_rows_are_not_requantized(native, rng, rows):
-    matrix, _ = packed(native, rng, "q4_k", 40, 512)
+    matrix, _ = random_packed(native, rng, "q4_k", 40, 512)
     x = f32(rng.standard_normal((rows, 512)))
     plain = native.linear(x, matrix, mode=Flag.X_INT8)
     assert np.array_equal(native.linear(x, matrix, **MODES), plain)
 
 
 def test_only_avx512_requantizes(native, rng):
-    matrix, _ = packed(native, rng, "q4_k", 40, 512)
+    matrix, _ = random_packed(native, rng, "q4_k", 40, 512)
     x = f32(rng.standard_normal((LEAST, 512)))
     plain = native.linear(x, matrix, mode=Flag.X_INT8)
     is_same = np.array_equal(native.linear(x, matrix, **MODES), plain)
@@ -73,7 +66,7 @@ def test_only_avx512_requantizes(native, rng):
 
 
 def test_a_row_does_not_depend_on_the_others(native, rng):
-    matrix, _ = packed(native, rng, "q4_k", 40, 512)
+    matrix, _ = random_packed(native, rng, "q4_k", 40, 512)
     x = f32(rng.standard_normal((150, 512)))
     x[::7, 5] = 90  # outliers in some rows of a tile
     y = native.linear(x, matrix, **MODES)
@@ -83,7 +76,7 @@ def test_a_row_does_not_depend_on_the_others(native, rng):
 
 
 def test_results_are_equal_for_any_number_of_threads(lib, native, rng):
-    matrix, _ = packed(native, rng, "q4_1", 100, 256)
+    matrix, _ = random_packed(native, rng, "q4_1", 100, 256)
     x = f32(rng.standard_normal((600, 256)))
     want = native.linear(x, matrix, **MODES)
     for threads in (1, 4):
@@ -95,7 +88,7 @@ def test_results_are_equal_for_any_number_of_threads(lib, native, rng):
 def test_many_rows_are_divided_into_chunks(native, rng):
     """More rows than one chunk has, with few and with many tiles of weights."""
     for outputs in (24, 3200):
-        matrix, weights = packed(native, rng, "q4_0", outputs, 64)
+        matrix, weights = random_packed(native, rng, "q4_0", outputs, 64)
         x = f32(rng.standard_normal((1100, 64)))
         y = native.linear(x, matrix, **MODES)
         assert rounding_excess(y, x, weights) <= 1
@@ -104,7 +97,7 @@ def test_many_rows_are_divided_into_chunks(native, rng):
 @pytest.mark.parametrize("kind", ["q4_k", "q6_k"])
 def test_outliers_do_not_cost_precision(native, rng, kind):
     """Other numbers of a block keep their precision beside one that is large."""
-    matrix, weights = packed(native, rng, kind, 48, 512)
+    matrix, weights = random_packed(native, rng, kind, 48, 512)
     x = f32(rng.standard_normal((LEAST, 512)))
     x[:, 100] *= 300
     y = native.linear(x, matrix, **MODES)
@@ -113,19 +106,19 @@ def test_outliers_do_not_cost_precision(native, rng, kind):
     small[:, 100] = 0
     large = f32(np.outer(x[:, 100], weights[:, 100]))
     exact = small.astype(np.float64) @ at.T
-    close = rounded_blocks(small) @ rounded_blocks(at).T
+    close = coded(small, BLOCK) @ coded(at, BLOCK).T
     # The weights of the column are rounded too.
-    share = np.abs(rounded_blocks(at)[:, 100] - at[:, 100]).max()
+    share = np.abs(coded(at, BLOCK)[:, 100] - at[:, 100]).max()
     noise = np.abs(close - exact).max() * 3 + share * np.abs(x[:, 100]).max() * 2
     assert np.abs(y - large - exact).max() <= noise
     # A scale for 256 columns without a second plane is coarser.
-    coarse = rounded_blocks(x) @ rounded_blocks(weights).T
+    coarse = coded(x, BLOCK) @ coded(weights, BLOCK).T
     assert np.abs(coarse - (exact + large)).max() > 4 * np.abs(close - exact).max()
 
 
 @pytest.mark.parametrize("outputs", [1, 15, 17, 32, 33, 50])
 def test_ragged_outputs_and_a_bias(native, rng, outputs):
-    matrix, weights = packed(native, rng, "q4_1", outputs, 96)
+    matrix, weights = random_packed(native, rng, "q4_1", outputs, 96)
     x, bias = f32(rng.standard_normal((77, 96))), f32(rng.standard_normal(outputs))
     y = native.linear(x, matrix, bias=bias, **MODES)
     assert rounding_excess(y, x, weights, bias) <= 1
@@ -147,12 +140,12 @@ def test_gate_and_up_interleaved(native, rng, inner):
         return products / (1 + np.exp(-products)) * (x @ up.T)
 
     exact = body(x.astype(np.float64), gate, up)
-    close = body(rounded_blocks(x), rounded_blocks(gate), rounded_blocks(up))
+    close = body(coded(x, BLOCK), coded(gate, BLOCK), coded(up, BLOCK))
     assert excess(y, exact, close, "float32") <= 1
 
 
 def test_addition_and_norm_before_the_product(native, rng):
-    matrix, weights = packed(native, rng, "q5_0", 48, 160)
+    matrix, weights = random_packed(native, rng, "q5_0", 48, 160)
     x, delta = f32(rng.standard_normal((2, 80, 160)))
     norm, total = f32(rng.standard_normal(160)), np.empty_like(x)
     y = native.linear(x, matrix, delta=delta, norm=norm, total=total, **MODES)
@@ -164,7 +157,7 @@ def test_addition_and_norm_before_the_product(native, rng):
 
 @pytest.mark.parametrize("size", [0.0, 1e-30, 1e-20, 1e20, 1e30])
 def test_extreme_rows(native, rng, size):
-    matrix, weights = packed(native, rng, "q4_0", 37, 256)
+    matrix, weights = random_packed(native, rng, "q4_0", 37, 256)
     x = f32(rng.standard_normal((LEAST, 256)) * size)
     y = native.linear(x, matrix, **MODES)
     assert rounding_excess(y, x, weights) <= 1
@@ -172,7 +165,7 @@ def test_extreme_rows(native, rng, size):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_number_that_is_not_finite_stays_in_its_row(native, rng, bad):
-    matrix, _ = packed(native, rng, "q4_k", 37, 512)
+    matrix, _ = random_packed(native, rng, "q4_k", 37, 512)
     x = f32(rng.standard_normal((LEAST, 512)))
     good = native.linear(x, matrix, **MODES)
     x[20, 300] = bad

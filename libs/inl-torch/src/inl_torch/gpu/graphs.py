@@ -99,8 +99,7 @@ class CapturedStep:
                 self._function(weights, *self._inputs, state)
         torch.cuda.current_stream(place).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        mode = OTHERS_GO_ON
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode=mode):
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode=OTHERS_GO_ON):
             *results, after = self._function(weights, *self._inputs, state)
         if addresses(after) != addresses(state):
             raise KernelFailed(
