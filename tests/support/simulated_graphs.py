@@ -7,6 +7,7 @@ copied to its buffer, or a value that the host has read, stays that of the captu
 from __future__ import annotations
 
 from contextlib import contextmanager
+from inspect import signature
 from types import SimpleNamespace
 from typing import final
 
@@ -110,10 +111,15 @@ def simulated(monkeypatch):
         made.append(Graph())
         return made[-1]
 
+    def capture(graph, *args, **keywords):
+        torch_capture.bind(graph, *args, **keywords)
+        return graph
+
+    torch_capture = signature(torch.cuda.graph)
     stream = SimpleNamespace(wait_stream=lambda _: None)
     for name, value in (
         ("CUDAGraph", graph),
-        ("graph", lambda each, pool=None: each),
+        ("graph", capture),
         ("Stream", lambda _: stream),
         ("stream", _nothing),
         ("current_stream", lambda _: stream),
