@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import count
 
 import gguf
 import pytest
@@ -11,6 +12,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from depth import examples
 from inl.errors import CheckpointError, MissingPackage, RequestError
+from inl.text import tokenizer
 from inl.text.detokenize import Detokenizer
 from inl.text.gguf_vocabulary import open_tokenizer, read_tokenizer
 from inl.text.pre_tokenizers import PATTERNS, PRE, pre_tokenizer
@@ -241,6 +243,34 @@ def test_decoding_needs_no_package(default_checkpoint, monkeypatch, oracle):
         text = "".join(map(detokenizer.add, case["token_ids"]))
         assert text + detokenizer.finish() == case["text"]
     assert "rules" not in vars(tokenizer)
+
+
+@pytest.mark.parametrize("by_file", [False, True])
+def test_rules_without_control_tokens_are_a_copy(by_file, monkeypatch):
+    model = models.BPE(vocab={"a": 0, "b": 1, "ab": 2}, merges=[("a", "b")])
+    rules = tokenizers.Tokenizer(model)
+    rules.normalizer = tokenizers.normalizers.NFC()
+    rules.pre_tokenizer = pre_tokenizers.Whitespace()
+    rules.decoder = decoders.Fuse()
+    rules.add_tokens(["xa"])
+    rules.add_special_tokens(["<s>", tokenizers.AddedToken("b", lstrip=True)])
+    rules.add_tokens([tokenizers.AddedToken("yy", single_word=True)])
+    rules.add_special_tokens(["</s>"])
+    rules.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", rules.token_to_id("<s>"))]
+    )
+    rules.enable_truncation(5)
+    rules.enable_padding(length=4)
+    if by_file:  # as where the library gives added tokens other ids
+        numbers = count()
+        monkeypatch.setattr(tokenizer, "_shown", lambda _: next(numbers))
+    text = "ab <s> b xa</s>"
+    before = rules.encode(text).ids
+    plain = Tokenizer(rules, where="here")._plain_rules
+    assert plain.to_str() == rules.to_str()
+    assert plain.encode_special_tokens
+    assert not rules.encode_special_tokens
+    assert rules.encode(text).ids == before != plain.encode(text).ids
 
 
 def test_a_missing_package_gives_the_install_command(monkeypatch):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 import numpy as np
+from numpy.typing import NDArray
 
 from inl.errors import CheckpointError
 from inl.text.strings import is_strings
@@ -14,6 +14,9 @@ from inl.text.strings import is_strings
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 TYPES: Final = (0, NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE)
 """Values of ``tokenizer.ggml.token_type``."""
+
+DTYPES: Final = {int: "iu", float: "f"}
+"""Kinds of the NumPy dtypes whose values are this type of Python's."""
 
 
 class Fields:
@@ -70,16 +73,18 @@ class Fields:
         }
         return {index: tokens[index] for index in ids if tokens[index]}
 
-    def types(self, count: int) -> list[int]:
+    def types(self, count: int) -> NDArray[Any]:
+        """Return the type of each token, [count] integers."""
         types = self.numbers("token_type", count, int, "0 to 6", [NORMAL] * count)
-        invalid = sorted(set(types).difference(TYPES))
-        if invalid:
-            self.refuse("token_type", f"{invalid[0]!r:.60}", "0 to 6")
+        invalid = types[~np.isin(types, TYPES)]
+        if len(invalid):
+            self.refuse("token_type", f"{min(invalid.tolist())!r:.60}", "0 to 6")
         return types
 
-    def scores(self, count: int) -> list[float]:
+    def scores(self, count: int) -> NDArray[Any]:
+        """Return the score of each token, [count] floats."""
         scores = self.numbers("scores", count, float, "numbers")
-        if any(map(math.isnan, scores)):
+        if np.isnan(scores).any():
             self.refuse("scores", "nan", "numbers")
         return scores
 
@@ -90,20 +95,18 @@ class Fields:
         kind: type,
         accepted: str,
         default: list[Any] | None = None,
-    ) -> list[Any]:
-        """Return a list with one ``kind`` per token."""
+    ) -> NDArray[Any]:
+        """Return an array with one ``kind`` per token."""
         values = self.metadata.get(f"tokenizer.ggml.{key}", default)
         if not isinstance(values, list | np.ndarray):
             found = "nothing" if values is None else f"{values!r:.60}"
             self.refuse(key, found, accepted)
         if len(values) != count:
             self.refuse(key, f"{len(values)} entries", f"{count}, one for each token")
-        items = values if isinstance(values, list) else values.tolist()
-        other = (
-            []
-            if set(map(type, items)) <= {kind}
-            else [item for item in items if type(item) is not kind]
-        )
+        if isinstance(values, np.ndarray) and values.dtype.kind in DTYPES[kind]:
+            return values
+        items = list(values) if isinstance(values, list) else values.tolist()
+        other = [item for item in items if type(item) is not kind]
         if other:
             self.refuse(key, f"{other[0]!r:.60}", accepted)
-        return items
+        return np.array(items) if items else np.zeros(0, kind)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, cast
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from inl.errors import MissingPackage
 from inl.text.gguf_fields import CONTROL, NORMAL, USER_DEFINED, Fields
@@ -19,6 +22,8 @@ from inl.text.scored_bpe import scored_bpe
 from inl.text.tokenizer import Spelling, Tokenizer, guarded, library
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from inl.text.plain_bpe import PlainBpe
 
 KINDS: Final = "gpt2 (byte-level BPE), llama (SentencePiece BPE)"
@@ -133,8 +138,8 @@ def _plain_scored(fields: Fields, tokens: Sequence[str], bos: str, eos: str) -> 
     from inl.text.plain_scored import PlainScored
 
     texts = list(tokens)
-    vocabulary, types = _token_ids(fields, texts), fields.types(len(texts))
-    scores = zip(fields.scores(len(texts)), types, strict=True)
+    vocabulary, types = _token_ids(fields, texts), fields.types(len(texts)).tolist()
+    scores = zip(fields.scores(len(texts)).tolist(), types, strict=True)
     control, visible = _added_tokens(fields, texts)
     frame = _frame_tokens(fields, bos, eos, begins=True)
     rules = PlainScored(
@@ -180,12 +185,12 @@ def _merges(fields: Fields) -> list[tuple[str, str]]:
     stored = fields.strings("merges")
     if len(stored) > MAX_TOKENS:
         fields.refuse("merges", f"{len(stored)} merges", f"at most {MAX_TOKENS}")
-    merges = [tuple(merge.split(" ")) for merge in stored]
-    invalid = next((merge for merge in merges if len(merge) != 2), None)
-    if invalid is not None:
-        shown = f"{' '.join(invalid)!r:.60}"
-        fields.refuse("merges", shown, "two tokens with a space between")
-    return cast("list[tuple[str, str]]", merges)
+    merges = list(stored)
+    if set(map(str.count, merges, repeat(" "))) - {1}:
+        invalid = next(merge for merge in merges if merge.count(" ") != 1)
+        fields.refuse("merges", f"{invalid!r:.60}", "two tokens with a space between")
+    tokens = " ".join(merges).split(" ")
+    return list(zip(tokens[::2], tokens[1::2], strict=False))
 
 
 def _byte_level(fields: Fields, vocabulary: dict[str, int]) -> tuple[Any, bool]:
@@ -220,7 +225,8 @@ def _scored(
     fields: Fields, tokens: Sequence[str], vocabulary: Mapping[str, int]
 ) -> Any:
     """Build SentencePiece BPE; merges never produce control, byte or unused tokens."""
-    types, scores = fields.types(len(tokens)), fields.scores(len(tokens))
+    types = fields.types(len(tokens)).tolist()
+    scores = fields.scores(len(tokens)).tolist()
     return scored_bpe(
         vocabulary,
         {
@@ -253,9 +259,10 @@ def _added_tokens(fields: Fields, tokens: Sequence[str]) -> tuple[list[str], lis
     return control, visible
 
 
-def _of_kind(types: Sequence[int], kind: int) -> list[int]:
+def _of_kind(types: NDArray[Any], kind: int) -> list[int]:
     """Return the ids of the tokens of a kind."""
-    return [index for index, each in enumerate(types) if each == kind]
+    found: list[int] = np.flatnonzero(types == kind).tolist()
+    return found
 
 
 def _add_frame(
