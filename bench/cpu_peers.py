@@ -169,6 +169,7 @@ class Bench:
             "question_tokens": len(self.facts["answer"]),
             "seed": seed,
             "build": self.llama_build(),
+            "only_start": False,
             **sizes,
             **more,
         }
@@ -228,6 +229,8 @@ class Bench:
                 done = number * len(able) + place
                 bar(done, self.rounds * len(able), result.row.title)
                 try:
+                    # Its files are in the page cache then, whatever ran before.
+                    self.run(result.row, {**self.sizes, "only_start": True}, seed=0)
                     found = self.run(result.row, self.sizes, seed=number + 1)
                 except Failed as reason:
                     result.failures.append(f"round {number + 1}: {reason}")

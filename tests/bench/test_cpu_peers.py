@@ -190,11 +190,24 @@ def test_measuring_a_peer_of_known_speed(monkeypatch: pytest.MonkeyPatch) -> Non
         "started": 99.0,
         "question": [1],
         "question_tokens": 3,
+        "only_start": False,
         **cpu_peers.QUICK,
         "batches": [8, 32],
         "batch_tokens": 16,
     }
-    measured = harness.measure(job, harness.Loaded(answer, {}, "fake"))
+    asked = 0
+
+    def facts() -> harness.Facts:
+        nonlocal asked
+        asked += 1
+        return harness.Facts({"fake": "1"}, "fake", 7)
+
+    loaded = harness.Loaded(answer, facts)
+    start = harness.measure(job | {"only_start": True}, loaded)
+    assert start == {"ready_seconds": pytest.approx(1.02)}
+    assert not asked  # a start does not include what only a report needs
+    measured = harness.measure(job, loaded)
+    assert measured["weight_bytes"] == 7
     assert measured["said"] == [7, 7, 7]
     assert measured["first_token_ms"] == pytest.approx(20)
     assert measured["prefill_rate"] == pytest.approx(512 / 0.02)
@@ -202,7 +215,7 @@ def test_measuring_a_peer_of_known_speed(monkeypatch: pytest.MonkeyPatch) -> Non
     assert measured["c8_rate"] == pytest.approx(8 * 16 / 0.05)
     assert measured["c32_rate"] == pytest.approx(32 * 16 / 0.05)
     assert 0 < measured["alone_mb"] <= measured["peak_mb"]
-    serial = harness.measure(job, harness.Loaded(answer, {}, "fake", is_serial=True))
+    serial = harness.measure(job, loaded._replace(is_serial=True))
     assert serial["c32_rate"] == serial["c8_rate"] == pytest.approx(8 * 16 / 0.05)
 
 
@@ -282,7 +295,13 @@ def test_rounds_that_are_ended_are_shown(capsys: pytest.CaptureFixture[str]) -> 
     bench.measure_bandwidth = lambda: None
     runs = iter([1.0, 2.0, 3.0])
 
-    def run(row: Row, sizes: object, seed: int) -> dict[str, object]:
+    starts = 0
+
+    def run(row: Row, sizes: dict[str, object], seed: int) -> dict[str, object]:
+        nonlocal starts
+        if sizes.get("only_start"):
+            starts += 1
+            return {}
         for rate in runs:
             return {"decode_rate": rate, "weight_bytes": 0}
         raise KeyboardInterrupt
@@ -293,6 +312,7 @@ def test_rounds_that_are_ended_are_shown(capsys: pytest.CaptureFixture[str]) -> 
     bench.play(results)
     assert bench.has_ended
     assert bench.rounds == 1
+    assert starts == 4  # one before each measured run
     assert sorted(len(each.rounds) for each in results) == [1, 2]
     assert "ended" in capsys.readouterr().err
     assert "2 (1 to 3)" in report.table(results, 1e9)

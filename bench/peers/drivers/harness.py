@@ -12,7 +12,6 @@ import json
 import os
 import random
 import re
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -31,15 +30,22 @@ class Answered(NamedTuple):
 Answer = Callable[[list[list[int]], int], Answered]
 
 
-class Loaded(NamedTuple):
-    """A peer that is ready to answer."""
+class Facts(NamedTuple):
+    """What a report says of a peer."""
 
-    answer: Answer
     versions: dict[str, str]
     mode: str
     """In words: what the peer computes in, and with what settings."""
     weight_bytes: int | None = None
     """Bytes of weights that a token reads, where the peer itself can tell."""
+
+
+class Loaded(NamedTuple):
+    """A peer that is ready to answer."""
+
+    answer: Answer
+    facts: Callable[[], Facts]
+    """Called after all is measured, for a peer must not wait for it to be ready."""
     close: Callable[[], None] = lambda: None
     own_memory: Callable[[], int] | None = None
     """Peak bytes, where the peer is not this process but a child of it."""
@@ -86,6 +92,8 @@ def measure(job: dict[str, Any], loaded: Loaded) -> dict[str, Any]:
     answer, repeats = loaded.answer, job["repeats"]
     check(answer(prompts.take(1, 32), 1), 1, 1)
     ready = time.time() - (loaded.started() if loaded.started else job["started"])
+    if job["only_start"]:
+        return {"ready_seconds": ready}
     said = answer([job["question"]], job["question_tokens"]).ids[0]
     first = _median(repeats, lambda: timed(answer, prompts.take(1, 32), 1))
     answer(prompts.take(1, 512), 1)  # the first of a shape may compile
@@ -116,9 +124,7 @@ def measure(job: dict[str, Any], loaded: Loaded) -> dict[str, Any]:
         "alone_mb": _megabytes(alone),
         "peak_mb": _megabytes(peak()),
         "said": said,
-        "versions": loaded.versions,
-        "mode": loaded.mode,
-        "weight_bytes": loaded.weight_bytes,
+        **loaded.facts()._asdict(),
     }
 
 
@@ -208,7 +214,10 @@ def _high_water(process: int) -> int:
 
 
 def _median(repeats: int, run: Callable[[], float]) -> float:
-    return statistics.median(run() for _ in range(repeats))
+    # Imported after the start, whose time is measured.
+    from statistics import median
+
+    return median(run() for _ in range(repeats))
 
 
 def _keep_stdout() -> Any:

@@ -8,7 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from harness import Answered, Loaded, main
+from harness import Answered, Facts, Loaded, main
 
 
 def load(job: dict[str, Any]) -> Loaded:
@@ -46,8 +46,10 @@ def load(job: dict[str, Any]) -> Loaded:
 
     return Loaded(
         answer,
-        {"ctranslate2": version("ctranslate2")},
-        f"{generator.compute_type}, static batch",
+        lambda: Facts(
+            {"ctranslate2": version("ctranslate2")},
+            f"{generator.compute_type}, static batch",
+        ),
     )
 
 

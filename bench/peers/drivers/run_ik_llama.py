@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from harness import Answered, Loaded, ggml_instructions, main
+from harness import Answered, Facts, Loaded, ggml_instructions, main
 
 CONTEXT = 1024
 
@@ -69,9 +69,11 @@ def load(job: dict[str, Any]) -> Loaded:
     library = Path(ik_llama_cpp.__file__).parent / "lib" / "libllama.so"
     return Loaded(
         model.answer,
-        {"ik-llama-cpp-python": version("ik-llama-cpp-python")},
-        f"the wheel's build, {name}, KV float16, one request at a time; "
-        f"{ggml_instructions(library)}",
+        lambda: Facts(
+            {"ik-llama-cpp-python": version("ik-llama-cpp-python")},
+            f"the wheel's build, {name}, KV float16, one request at a time; "
+            f"{ggml_instructions(library)}",
+        ),
         is_serial=True,
     )
 

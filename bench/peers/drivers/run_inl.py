@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from harness import Answered, Loaded, main
+from harness import Answered, Facts, Loaded, main
 
 
 def load(job: dict[str, Any]) -> Loaded:
@@ -15,11 +14,6 @@ def load(job: dict[str, Any]) -> Loaded:
         os.environ["INL_XPU_RUNTIME"] = "openvino-cpu"
     from inl import EngineConfig, InferenceEngine
 
-    note = ""
-    if not on_openvino:
-        from inl_cpu.selection import select_backend
-
-        note = f"; {select_backend().note}"
     dtype = "auto" if on_openvino else job["mode"]
     config = EngineConfig(
         backend="xpu:0" if on_openvino else "cpu",
@@ -36,16 +30,20 @@ def load(job: dict[str, Any]) -> Loaded:
         ids = [list(each.token_ids) for each in found]
         return Answered(ids, found[0].first_token_seconds)
 
-    return Loaded(
-        answer,
-        versions(),
-        f"dtype {dtype} on {engine.device}{note}",
-        weight_bytes=weight_bytes(engine),
-        close=engine.close,
-    )
+    def facts() -> Facts:
+        mode = f"dtype {dtype} on {engine.device}"
+        if not on_openvino:
+            from inl_cpu.selection import select_backend
+
+            mode += f"; {select_backend().note}"
+        return Facts(versions(), mode, weight_bytes(engine))
+
+    return Loaded(answer, facts, close=engine.close)
 
 
 def versions() -> dict[str, str]:
+    from importlib.metadata import PackageNotFoundError, version
+
     found = {}
     for name in ("inl-core", "inl-cpu", "torch", "openvino"):
         try:

@@ -16,7 +16,7 @@ from pathlib import Path
 from socket import socket
 from typing import Any
 
-from harness import Answered, Loaded, ggml_instructions, main, tree_peak_bytes
+from harness import Answered, Facts, Loaded, ggml_instructions, main, tree_peak_bytes
 
 WAIT_SECONDS = 120
 SLOT_TOKENS = {1: 1024}
@@ -133,13 +133,20 @@ def load(job: dict[str, Any]) -> Loaded:
         first = time.perf_counter() - began - decoding
         return Answered([each["tokens"] for each in found], first)
 
-    library = Path(job["program"]).with_name("libllama.so")
-    known = ggml_instructions(library) if library.exists() else "instructions: unknown"
+    def facts() -> Facts:
+        library = Path(job["program"]).with_name("libllama.so")
+        known = "instructions: unknown"
+        if library.exists():
+            known = ggml_instructions(library)
+        return Facts(
+            {"llama-cpp-python": job["version"]},
+            f"llama-server, {job['build']} build, {Path(job['model']).name}, KV "
+            f"float16; {known}",
+        )
+
     return Loaded(
         answer,
-        {"llama-cpp-python": job["version"]},
-        f"llama-server, {job['build']} build, {Path(job['model']).name}, KV float16; "
-        f"{known}",
+        facts,
         close=server.stop,
         own_memory=server.peak_bytes,
         started=lambda: server.started,

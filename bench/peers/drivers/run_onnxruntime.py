@@ -7,7 +7,7 @@ import time
 from importlib.metadata import version
 from typing import Any
 
-from harness import Answered, Loaded, main
+from harness import Answered, Facts, Loaded, main
 
 
 def load(job: dict[str, Any]) -> Loaded:
@@ -45,8 +45,10 @@ def load(job: dict[str, Any]) -> Loaded:
     names = ("onnxruntime-genai", "onnxruntime")
     return Loaded(
         answer,
-        {name: version(name) for name in names},
-        f"{job['mode']}, CPU provider, static batch",
+        lambda: Facts(
+            {name: version(name) for name in names},
+            f"{job['mode']}, CPU provider, static batch",
+        ),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import Any
 
-from harness import Answered, Loaded, main
+from harness import Answered, Facts, Loaded, main
 
 
 def load(job: dict[str, Any]) -> Loaded:
@@ -34,9 +34,11 @@ def load(job: dict[str, Any]) -> Loaded:
     names = ("openvino-genai", "openvino")
     return Loaded(
         answer,
-        {name: version(name) for name in names},
-        f"{job['mode']}, paged attention, precisions by default; instructions chosen "
-        f"by oneDNN; the device computes in {' '.join(sorted(precisions))}",
+        lambda: Facts(
+            {name: version(name) for name in names},
+            f"{job['mode']}, paged attention, precisions by default; instructions "
+            f"chosen by oneDNN; the device computes in {' '.join(sorted(precisions))}",
+        ),
     )
 
 

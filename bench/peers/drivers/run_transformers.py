@@ -6,7 +6,7 @@ import time
 from importlib.metadata import version
 from typing import Any
 
-from harness import Answered, Loaded, main
+from harness import Answered, Facts, Loaded, main
 
 
 def load(job: dict[str, Any]) -> Loaded:
@@ -49,9 +49,12 @@ def load(job: dict[str, Any]) -> Loaded:
 
     return Loaded(
         answer,
-        {name: version(name) for name in ("transformers", "torch")},
-        f"{job['mode']}, {model.config._attn_implementation} attention, static batch",
-        weight_bytes=sum(p.numel() * p.element_size() for p in model.parameters()),
+        lambda: Facts(
+            {name: version(name) for name in ("transformers", "torch")},
+            f"{job['mode']}, {model.config._attn_implementation} attention, static "
+            "batch",
+            weight_bytes=sum(p.numel() * p.element_size() for p in model.parameters()),
+        ),
     )
 
 

