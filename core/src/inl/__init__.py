@@ -73,12 +73,15 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     from importlib import import_module
 
-    if name in LAZY_MODULES:
-        value: Any = import_module(LAZY_MODULES[name])
-    elif name in LAZY:
-        value = getattr(import_module(LAZY[name]), name)
-    else:
+    from inl.garbage_collection import gc_disabled
+
+    module = LAZY_MODULES.get(name) or LAZY.get(name)
+    if module is None:
         raise AttributeError(f"module 'inl' has no attribute {name!r}")
+    with gc_disabled():
+        value: Any = import_module(module)
+    if name in LAZY:
+        value = getattr(value, name)
     globals()[name] = value
     return value
 

@@ -11,6 +11,7 @@ import typer.main
 from typer.core import TyperGroup
 
 import inl
+from inl.garbage_collection import gc_disabled
 
 COMMANDS = {
     "generate": "inl.cli.generate:run",
@@ -114,7 +115,8 @@ def root(
 
 def _import(command: str) -> Any:
     module, _, name = COMMANDS[command].partition(":")
-    return getattr(import_module(module), name)
+    with gc_disabled():
+        return getattr(import_module(module), name)
 
 
 def _show_version(asked: bool) -> None:

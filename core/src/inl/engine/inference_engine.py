@@ -20,11 +20,6 @@ from inl.engine.batch import Batch
 from inl.engine.cleanup import run_with_cleanup
 from inl.engine.core import EngineCore, Stats, StepRecord
 from inl.engine.dispatcher import RequestDispatcher
-from inl.engine.drafting import (
-    check_speculation,
-    make_speculation,
-    with_draft_head,
-)
 from inl.engine.embedder import Embedder
 from inl.engine.options import (
     GenerationOptions,
@@ -59,6 +54,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from inl.scheduling.drafters import Drafter
+    from inl.scheduling.speculation import Speculation
     from inl.text.template import ChatTemplate
     from inl.text.tokenizer import Tokenizer
 
@@ -89,9 +85,13 @@ class InferenceEngine:
         drafter: Drafter | None = None,
     ) -> None:
         self.config = config or EngineConfig()
-        model = with_draft_head(configure(model, self.config), self.config)
+        model = configure(model, self.config)
+        if self.config.speculation is not None:
+            from inl.engine.drafting import check_speculation, with_draft_head
+
+            model = with_draft_head(model, self.config)
+            check_speculation(model, self.config)
         self.model = model
-        check_speculation(model, self.config)
         self._encoder = PromptEncoder(model, tokenizer, self.config)
         if runner is None:
             started = start(model, self.config, progress=progress)
@@ -106,8 +106,8 @@ class InferenceEngine:
         restarts = runner is None and self.config.on_worker_loss == "restart"
         try:
             scheduling = self._scheduler_config(limits)
-            self.speculation = make_speculation(
-                model, self.config, started.runner, scheduling, drafter
+            self.speculation = self._make_speculation(
+                started.runner, scheduling, drafter
             )
             """Verification of drafts, with its counts; ``None`` if there is none."""
             self.recorder = Recorder(
@@ -137,6 +137,15 @@ class InferenceEngine:
         except BaseException:
             self.close()
             raise
+
+    def _make_speculation(
+        self, runner: Runner, scheduling: SchedulerConfig, drafter: Drafter | None
+    ) -> Speculation | None:
+        if self.config.speculation is None and drafter is None:
+            return None
+        from inl.engine.drafting import make_speculation
+
+        return make_speculation(self.model, self.config, runner, scheduling, drafter)
 
     def _scheduler_config(self, limits: Limits) -> SchedulerConfig:
         checkpoint = self.model.checkpoint

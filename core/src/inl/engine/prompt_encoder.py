@@ -18,7 +18,6 @@ from inl.engine.options import (
 )
 from inl.engine.request_handle import RequestHandle
 from inl.errors import RequestError, TokenizerNotFound
-from inl.guidance.grammars import Grammars
 from inl.scheduling.banned_tokens import BannedTokens
 from inl.scheduling.embeddings import split_prompt
 from inl.text.measure import check_length
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from inl.config import EngineConfig
     from inl.engine.options import Bans
     from inl.executor.model_loader import LanguageModel
+    from inl.guidance.grammars import Grammars
     from inl.guidance.structured import StructuredOutput
     from inl.scheduling.guide import Guide
     from inl.scheduling.request import Request
@@ -124,6 +124,8 @@ class PromptEncoder:
 
     def _compile(self, structured: StructuredOutput, vocab: int) -> Guide:
         if self._grammars is None:
+            from inl.guidance.grammars import Grammars
+
             self._grammars = Grammars(
                 partial(self.tokenizer, "structured"),
                 vocab,

@@ -22,7 +22,6 @@ from inl.executor.local_runner import Loaded, LocalRunner
 from inl.executor.sharding import check_mesh, check_shares, with_repeated_heads
 from inl.executor.tied_weights import without_copies
 from inl.executor.tuning_results import load_tuning_results
-from inl.executor.weight_quantization import decoded_note, quantizing
 from inl.models.fields import Fields, refuse_fields
 from inl.models.registry import find_model
 from inl.plugin import registry_for
@@ -33,21 +32,19 @@ from inl.spec.mesh import MeshSizes, mesh_of
 from inl.spec.model import Model
 from inl.spec.op import OpSpec
 from inl.spec.selection import KernelSelection
-from inl.spec.tolerance import round_results
 from inl.spec.tree import tree_map
 from inl.weights.causal import causal
 from inl.weights.checkpoint import Checkpoint, open_checkpoint
 from inl.weights.counts import check_counts
 from inl.weights.loader import load_weights, stored_specs
 from inl.weights.plan import check_tensors, plan_weights
-from inl.weights.quantization import Quantization
-from inl.weights.quantized import quantized
-from inl.weights.quantizing import QuantizingCheckpoint
+from inl.weights.quantization import FIELD, Quantization
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from inl.backend.base import Backend
+    from inl.weights.quantizing import QuantizingCheckpoint
 
 log = logging.getLogger("inl")
 
@@ -79,15 +76,17 @@ class LanguageModel:
         """
         if kind == self.quantize:
             return self
+        from inl.executor.weight_quantization import quantizing
+
         checkpoint = quantizing(self.model, self.config, self.checkpoint, kind)
         return replace(self, checkpoint=checkpoint, quantize=kind)
 
     @property
     def quantization(self) -> Quantization | None:
         """The errors of :meth:`quantized`; reads matrices that are not loaded yet."""
-        if isinstance(self.checkpoint, QuantizingCheckpoint):
-            return self.checkpoint.quantization()
-        return None
+        if self.quantize is None:
+            return None
+        return _quantizing(self.checkpoint).quantization()
 
 
 def open_model(path: str | Path) -> LanguageModel:
@@ -104,7 +103,11 @@ def read_model(checkpoint: Checkpoint) -> LanguageModel:
     Logs a warning that names the config fields that are ignored. Raises
     :class:`~inl.errors.ModelError`.
     """
-    checkpoint = quantized(causal(checkpoint))
+    checkpoint = causal(checkpoint)
+    if checkpoint.config.get(FIELD):
+        from inl.weights.quantized import quantized
+
+        checkpoint = quantized(checkpoint)
     model = find_model(checkpoint.config, checkpoint.path)
     tensors = len(checkpoint.names())
     check_counts(checkpoint.config, tensors, str(checkpoint.path))
@@ -268,11 +271,19 @@ def start_runner(
 
 def _log_notes(language: LanguageModel, groups: Any) -> None:
     """Log which matrices are not quantized, or not in memory."""
-    checkpoint = language.checkpoint
-    assert isinstance(checkpoint, QuantizingCheckpoint), "quantized() makes it"
+    from inl.executor.weight_quantization import decoded_note
+
+    checkpoint = _quantizing(language.checkpoint)
     decoded = decoded_note(groups, checkpoint.kind)
     for note in filter(None, (*checkpoint.skip_notes(), decoded)):
         log.warning("%s: %s", language.name, note)
+
+
+def _quantizing(checkpoint: Checkpoint) -> QuantizingCheckpoint:
+    from inl.weights.quantizing import QuantizingCheckpoint
+
+    assert isinstance(checkpoint, QuantizingCheckpoint), "quantized() makes it"
+    return checkpoint
 
 
 def adapter_shape(limits: Limits | None, config: EngineConfig) -> AdapterShape:
@@ -350,6 +361,8 @@ def hosted(backend: Backend, spec: OpSpec) -> Callable[..., Any]:
             return widen(backend.numpy(x))
 
         result = spec.body(*(tree_map(fetch, arg) for arg in args), **attrs)
+        from inl.spec.tolerance import round_results
+
         rounded = round_results(spec, result, "float32")
         return tree_map(lambda leaf: backend.tensor(wrap(leaf)), rounded)
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from inl.errors import RequestError
 from inl.models.blocks import Carry, LocalCarry
-from inl.models.eagle3 import join_columns
 
 if TYPE_CHECKING:
     from inl.ops.protocol import Ops
@@ -26,6 +25,8 @@ def with_taps(
     taps: indices of layers, ascending. The hidden states are the inputs of these
     layers, [T, len(taps) * H]. body: see :data:`inl.executor.model_step.BODIES`.
     """
+    from inl.models.eagle3 import join_columns
+
     seen: list[Array] = []
     model = _tapped(model, taps, seen)
     *results, state = body(ops, model, config, weights, *args, **options)

@@ -15,7 +15,7 @@ from pathlib import Path
 from inl.errors import RequestError
 from inl.executor.tuning_record import Record, dump, parse
 from inl.file_lock import locked
-from inl.weights.hub import cache_folder
+from inl.weights.cache_folder import cache_folder
 
 NAME = "tuning.json"
 MAX_BYTES = 16 << 20

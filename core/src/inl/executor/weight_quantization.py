@@ -12,8 +12,7 @@ from inl.spec.tree import is_named, leaves
 from inl.spec.weights import Group, Param
 from inl.weights.loader import stored_specs
 from inl.weights.plan import WeightPlan
-from inl.weights.quantization import KINDS
-from inl.weights.quantized import FIELD
+from inl.weights.quantization import FIELD, KINDS
 from inl.weights.quantizing import QuantizingCheckpoint
 from inl.weights.sources import resolved, stored_tensors
 

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 from inl.errors import RunnerError
 from inl.forks import disconnect, on_fork
 from inl.protocol.runner import AdapterSource
-from inl.recording.trace_file import MAGIC, Item, RunHeader, pack
 
 if TYPE_CHECKING:
     from typing import BinaryIO
 
     from inl.protocol.runner import Reply
     from inl.protocol.token_masks import TokenMasks
+    from inl.recording.trace_file import Item, RunHeader
     from inl.spec.message import IntArray
 
 STEPS = 1000
@@ -54,6 +54,8 @@ class Recorder:
         self._file: BinaryIO | None = None
         on_fork(self)
         if self._path is not None:
+            from inl.recording.trace_file import MAGIC, pack
+
             try:
                 # With a buffer of 1 MiB most writes are copies in memory.
                 self._file = self._path.open("wb", buffering=1 << 20)
@@ -108,6 +110,8 @@ class Recorder:
     def _write(self, item: Item) -> None:
         assert self._file is not None, "checked by callers"
         assert self._path is not None, "a file has a path"
+        from inl.recording.trace_file import pack
+
         try:
             self._file.write(pack(item))
         except OSError as error:
@@ -119,6 +123,8 @@ class Recorder:
 
     def write(self, path: str | Path) -> None:
         """Write the steps in memory to a file for ``inl replay``."""
+        from inl.recording.trace_file import MAGIC, pack
+
         items: Iterable[Item] = (self._header(), *self._before.values(), *self._ring)
         try:
             Path(path).write_bytes(MAGIC + b"".join(map(pack, items)))

@@ -16,6 +16,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from inl.errors import NonFiniteLogits, RequestError, RunnerError
 from inl.protocol.runner import Limits
@@ -37,7 +38,9 @@ from inl.scheduling.request_order import check_deadline
 from inl.scheduling.running_requests import RunningRequests
 from inl.scheduling.sample_groups import SampleGroups
 from inl.scheduling.sampling_params import TokenLogprob, rank
-from inl.scheduling.speculation import Speculation
+
+if TYPE_CHECKING:
+    from inl.scheduling.speculation import Speculation
 from inl.scheduling.waiting_queue import WaitingQueue
 from inl.spec.step import INVALID_TOKEN
 

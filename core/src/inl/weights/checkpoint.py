@@ -117,11 +117,12 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
 
 
 def _open(path: Path) -> Checkpoint:
-    from inl.weights.folder import FolderCheckpoint
     from inl.weights.gguf_model import GgufCheckpoint
 
     if path.is_dir():
         if os.path.lexists(path / "config.json"):
+            from inl.weights.folder import FolderCheckpoint
+
             return FolderCheckpoint(path)
         return GgufCheckpoint(_only_gguf(path), path)
     if not path.exists():

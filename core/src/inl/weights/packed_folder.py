@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from inl.weights.hub import cache_folder
+from inl.weights.cache_folder import cache_folder
 from inl.weights.private_folder import PrivateFolder
 
 SUFFIX: Final = ".tiles"

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
+FIELD: Final = "quantization_config"
+"""Field of a model's config that describes matrices that are stored quantized."""
+
 KINDS: Final = {"fp8": "mxfp8", "int8": "q8_0", "int4": "q4_1"}
 """Kinds of quantization, and the dtype of their blocks of 32 weights: E4M3 with a power
 of two, int8 with a scale, 4 bits with a scale and an offset."""

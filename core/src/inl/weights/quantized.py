@@ -20,12 +20,11 @@ from inl.weights.quant_encode import encode
 from inl.weights.quant_format import Format, Parts
 from inl.weights.quant_formats import METHODS
 from inl.weights.quant_matrix import BLOCK
+from inl.weights.quantization import FIELD
 from inl.weights.wrapped import WrappedCheckpoint
 
 if TYPE_CHECKING:
     from inl.weights.checkpoint import Checkpoint
-
-FIELD = "quantization_config"
 
 
 def quantized(checkpoint: Checkpoint) -> Checkpoint:

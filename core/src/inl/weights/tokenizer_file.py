@@ -13,8 +13,8 @@ from inl.errors import TokenizerNotFound
 from inl.text.tokenizer import Tokenizer, guarded, library
 from inl.text.tokenizer_bounds import check_rules
 from inl.text.tokenizer_check import try_tokenizer
+from inl.weights.cache_folder import cache_folder
 from inl.weights.files import read_bytes
-from inl.weights.hub import cache_folder
 
 MAX_TOKENIZER: Final = 64 << 20
 """Size limit of the file in bytes; real ones are below 40 MiB."""

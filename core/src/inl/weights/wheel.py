@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -85,6 +84,8 @@ def _run(
     command: list[str], environment: dict[str, str], tick: Callable[[], None]
 ) -> tuple[int, str]:
     """Run a program; returns its exit code and output, which a full disk cannot cut."""
+    import subprocess
+
     with subprocess.Popen(
         command,
         env=environment,

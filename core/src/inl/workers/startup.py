@@ -18,8 +18,6 @@ from inl.executor.model_loader import (
     start_runner,
 )
 from inl.protocol.runner import Limits, Runner
-from inl.protocol.wire_json import Ready, read_limits
-from inl.recording.trace_file import RunHeader
 from inl.spec.mesh import Meshes, parse_mesh
 from inl.weights.digest import model_digest
 from inl.workers.address import WorkerAddress, parse_worker
@@ -27,6 +25,8 @@ from inl.workers.address import WorkerAddress, parse_worker
 if TYPE_CHECKING:
     from inl.backend.base import Backend
     from inl.progress import Progress
+    from inl.protocol.wire_json import Ready
+    from inl.recording.trace_file import RunHeader
 
 log = logging.getLogger("inl")
 
@@ -64,6 +64,8 @@ class StartedRunner(NamedTuple):
     @property
     def ready(self) -> Ready:
         """Return what a worker sends of it to its parent."""
+        from inl.protocol.wire_json import Ready
+
         return Ready(self.runner.limits, self.device, self.dtype)
 
 
@@ -180,6 +182,8 @@ def worker_options(
 
 def run_header(language: LanguageModel, started: StartedRunner) -> RunHeader:
     """Return the trace header of a model's runner."""
+    from inl.recording.trace_file import RunHeader
+
     return RunHeader(
         started.runner.limits,
         started.device,
@@ -206,6 +210,8 @@ def read_options(
 
     Raises :class:`~inl.errors.ProtocolError` for invalid options.
     """
+    from inl.protocol.wire_json import read_limits
+
     limits = options.get("limits")
     model, device = options.get("model"), options.get("device")
     config = options.get("config")

@@ -22,7 +22,7 @@ from typing import (
     cast,
     dataclass_transform,
     get_args,
-    get_type_hints,
+    get_origin,
 )
 
 import numpy as np
@@ -132,6 +132,12 @@ INSTRUCTIONS: dict[int, type[Instruction[Any]]] = {}
 """Every instruction by opcode."""
 
 
+def _is_class_variable(hint: object) -> bool:
+    if isinstance(hint, str):
+        return hint.startswith("ClassVar")
+    return get_origin(hint) is ClassVar
+
+
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 class Fields:
     """A frozen dataclass with keyword-only fields, without generated methods.
@@ -151,7 +157,7 @@ class Fields:
         own = tuple(
             name
             for name, hint in cls.__annotations__.items()
-            if not str(hint).startswith("ClassVar")
+            if not _is_class_variable(hint)
         )
         cls.names = (*cls.names, *own)
         cls.required = cls.required | {name for name in own if not hasattr(cls, name)}
@@ -196,6 +202,12 @@ class Instruction(Fields, Generic[D]):
         super().__init_subclass__()
         cls.opcode, cls.accepted_flags = opcode, flags
         INSTRUCTIONS[opcode] = cls
+
+    @classmethod
+    def snake_name(cls) -> str:
+        """The name in the instruction table, such as "rms_norm"."""
+        letters = (f"_{c.lower()}" if c.isupper() else c for c in cls.__name__)
+        return "".join(letters).removeprefix("_")
 
     @classmethod
     def spec(cls) -> InstructionSpec:
@@ -255,7 +267,7 @@ class Instruction(Fields, Generic[D]):
 @cache
 def _spec_of(opcode: int) -> InstructionSpec:
     cls = INSTRUCTIONS[opcode]
-    hints = get_type_hints(cls, include_extras=True)
+    hints = cls.__annotations__
     numbers: dict[Scalar, list[str]] = {Scalar.DIM: [], Scalar.REAL: []}
     data: list[DataField] = []
     for name in cls.names[len(Instruction.names) :]:
@@ -270,8 +282,7 @@ def _spec_of(opcode: int) -> InstructionSpec:
     dims, reals = (tuple(numbers[kind]) for kind in (Scalar.DIM, Scalar.REAL))
     for count, limit in ((len(dims), DIMS), (len(data), DATA), (len(reals), REALS)):
         assert count <= limit, f"{cls.__name__}: more fields than inl_instruction has"
-    snake = "".join(f"_{c.lower()}" if c.isupper() else c for c in cls.__name__)[1:]
     doc = cls.__doc__ or ""
     return InstructionSpec(
-        snake, opcode, dims, tuple(data), reals, cls.accepted_flags, doc
+        cls.snake_name(), opcode, dims, tuple(data), reals, cls.accepted_flags, doc
     )

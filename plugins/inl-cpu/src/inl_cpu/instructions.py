@@ -14,8 +14,7 @@ integers are int32. Strides count elements from one row to the next. "In place" 
 that an output may be the same buffer as an input.
 """
 
-from __future__ import annotations
-
+# Annotations are evaluated with the classes: as text each would be compiled at a start.
 from enum import IntEnum
 
 from inl_cpu.abi import Flag
@@ -578,6 +577,6 @@ class Activate(Instruction[D], opcode=31):
 
 
 Opcode = IntEnum(  # type: ignore[misc]
-    "Opcode", {each.spec().name.upper(): n for n, each in INSTRUCTIONS.items()}
+    "Opcode", {each.snake_name().upper(): n for n, each in INSTRUCTIONS.items()}
 )
 """Opcodes by name, such as ``Opcode.RMS_NORM``."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from importlib.util import find_spec
 from threading import Thread
 from typing import TYPE_CHECKING
+
+from inl.garbage_collection import gc_disabled
 
 if TYPE_CHECKING:
     from inl.device import Device
@@ -33,18 +33,6 @@ def open_backend(device: Device) -> CudaBackend:
     for thread in threads:
         thread.join()
     return CudaBackend(device)
-
-
-@contextmanager
-def gc_disabled() -> Iterator[None]:
-    """Disable garbage collection: an import makes a million objects but no garbage."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def create_context(index: int) -> None:
