@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from peers.catalog import CONVERTER, LLAMA_VERSION, Row, Unknown, inl_rows, peer_of
@@ -55,6 +56,8 @@ FULL = {
     "batch_tokens": 64,
     "batch_repeats": 1,
 }
+STARTS = 3
+"""Starts of a row in a round before the one that is measured whole."""
 QUICK = {**FULL, "repeats": 1, "tokens": 16, "batches": [8], "batch_tokens": 4}
 
 
@@ -76,6 +79,8 @@ def arguments() -> argparse.Namespace:
     add("--threads", type=int, default=usable_cores())
     add("--cache", type=Path, default=Path(base) / "inl-peers")
     add("--quick", action="store_true", help="one short round: does it work?")
+    rest = "seconds before each row: some cores slow down under load"
+    add("--rest", type=float, default=0, help=rest)
     add("--limit", type=float, default=900, help="seconds for one row of one round")
     add("--json", type=Path, help="file for everything that was measured")
     add("--plot", type=Path, help="file for a picture; needs matplotlib")
@@ -93,6 +98,7 @@ class Bench:
         self.cache = options.cache.expanduser().absolute()
         self.sizes = QUICK if options.quick else FULL
         self.rounds = 1 if options.quick else options.rounds
+        self.rest = options.rest
         self.has_ended = False
         """Whether Ctrl-C has ended the rounds."""
         self.bandwidths: list[float] = []
@@ -191,6 +197,17 @@ class Bench:
             )
         return parse_line(out)
 
+    def run_once(self, row: Row, seed: int) -> dict[str, Any]:
+        """Run a row for one round, after starts of which the first is not counted.
+
+        Its files are in the page cache then, whatever ran before.
+        """
+        start = {**self.sizes, "only_start": True}
+        starts = [self.run(row, start, seed=0) for _ in range(STARTS)][1:]
+        found = self.run(row, self.sizes, seed)
+        seconds = [each["ready_seconds"] for each in (*starts, found)]
+        return found | {"ready_seconds": median(seconds)}
+
     def llama_build(self) -> str:
         """Name the build of llama.cpp."""
         native = "portable" if is_portable(self.cache) else "native"
@@ -228,10 +245,9 @@ class Bench:
             for place, result in enumerate(able[start:] + able[:start]):
                 done = number * len(able) + place
                 bar(done, self.rounds * len(able), result.row.title)
+                time.sleep(self.rest)
                 try:
-                    # Its files are in the page cache then, whatever ran before.
-                    self.run(result.row, {**self.sizes, "only_start": True}, seed=0)
-                    found = self.run(result.row, self.sizes, seed=number + 1)
+                    found = self.run_once(result.row, seed=number + 1)
                 except Failed as reason:
                     result.failures.append(f"round {number + 1}: {reason}")
                     continue
@@ -289,6 +305,7 @@ def machine(bench: Bench, load: float | None) -> dict[str, Any]:
         "sizes": bench.sizes,
         "llama_build": bench.llama_build(),
         "isa": bench.options.isa,
+        "rest_seconds": bench.rest,
         "read_bandwidth": Spread.of(bench.bandwidths)._asdict(),
     }
 
