@@ -1,13 +1,14 @@
 """Time first and second starts of a model on the CPU, beside other versions.
 
     python bench/cpu_start.py MODEL.gguf [--rounds 3] [--beside CHECKOUT ...]
-                              [--ik-llama PYTHON]
+                              [--ik-llama PYTHON] [--chat]
 
-From the start of a process to the first token of a prompt of three tokens, the model in
-the page cache. Before each first start the packed weights are removed (from a cache of
-this script). ``--beside`` names checkouts with a built native library, ``--ik-llama``
-an interpreter with ik-llama-cpp-python. In each round all run once, one after another;
-medians, least and largest, and the processor time of each process until then.
+From the start of a process to the first token of a prompt of three tokens, or of the
+answer to a chat message with ``--chat``, the model in the page cache. Before each first
+start the packed weights are removed (from a cache of this script). ``--beside`` names
+checkouts with a built native library, ``--ik-llama`` an interpreter with
+ik-llama-cpp-python. In each round all run once, one after another; medians, least and
+largest, and the processor time of each process until then.
 """
 
 from __future__ import annotations
@@ -31,8 +32,10 @@ import sys
 from inl import EngineConfig, InferenceEngine
 config = EngineConfig(backend="cpu", max_batch=1, context=1024, sampling="greedy")
 engine = InferenceEngine.from_pretrained(sys.argv[1], config=config)
-engine.generate([[785, 3974, 13876]], max_tokens=1, ignore_eos=True)
+engine.generate([PROMPT], max_tokens=1, ignore_eos=True)
 """
+PROMPT = "[785, 3974, 13876]"
+CHAT = "engine.chat_ids('Why is the sky blue?')"
 IK_LLAMA = """
 import ctypes, os, sys
 from ik_llama_cpp._internals import IkContext, IkModel, make_batch_range
@@ -65,7 +68,9 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--beside", type=Path, nargs="*", default=[])
     parser.add_argument("--ik-llama", metavar="PYTHON")
+    parser.add_argument("--chat", action="store_true")
     given = parser.parse_args()
+    program = INL.replace("PROMPT", CHAT if given.chat else PROMPT)
     found = {}
     with tempfile.TemporaryDirectory(dir=given.model.parent) as folder:
         for _ in range(given.rounds):
@@ -82,7 +87,7 @@ def main():
                     "INL_PLUGINS": "inl_cpu.plugin",
                 }
                 for start in ("first", "second"):
-                    result = started(sys.executable, INL, given.model, environment)
+                    result = started(sys.executable, program, given.model, environment)
                     found.setdefault(f"{tree.name}, {start}", []).append(result)
             if given.ik_llama:
                 result = started(given.ik_llama, IK_LLAMA, given.model, None)

@@ -309,10 +309,46 @@ def test_an_interrupted_rendering_is_not_the_reply_to_the_next(monkeypatch):
     assert render("first") == "first"
     with monkeypatch.context() as patch:
         # The request is sent, and its reply not yet read.
-        patch.setattr(module._Process, "_receive", interrupted)
+        patch.setattr(module._Process, "receive", interrupted)
         with pytest.raises(KeyboardInterrupt):
             render("second")
     assert render("third") == "third"
+    template.close()
+    template.start()
+    with monkeypatch.context() as patch:
+        patch.setattr(module._Process, "receive", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            render("fourth")
+    assert render("fifth") == "fifth"
+    template.close()
+
+
+def test_a_process_that_was_started_before_serves():
+    template = ChatTemplate("{{ messages[0].content }}", tool_use=ChatTemplate("tools"))
+    template.start()
+    process = template._process
+    template.start()
+    assert template._process is process
+    assert template.tool_use._process is None
+    template.start(with_tools=True)
+    assert template.apply([{"content": "one"}], tools=[]) == "tools"
+    assert template.apply([{"content": "two"}]) == "two"
+    assert template._process is process
+    template.close()
+    template.start()
+    template._process._child.kill()
+    with pytest.raises(TemplateError, match="its process ended"):
+        template.apply([{"content": "lost"}])
+    assert template.apply([{"content": "three"}]) == "three"
+    template.close()
+
+
+def test_a_malformed_template_is_refused_where_it_is_applied():
+    template = ChatTemplate("{% if %}", where="m.gguf: chat_template")
+    template.start()
+    for _ in range(2):
+        with pytest.raises(TemplateError, match=r"m\.gguf: chat_template, line 1"):
+            template.apply(HELLO)
     template.close()
 
 

@@ -123,6 +123,8 @@ class Chat:
         On a terminal an error is printed and the chat continues; with piped input
         errors and Ctrl-C are raised.
         """
+        if template := self._engine.chat_template:
+            template.start()
         if lines.interactive:
             name, where = self._engine.model.name, self._engine.device
             print(f"{name} on {where}; /help shows the commands")

@@ -100,6 +100,8 @@ def run(
         check_length(tokenizer, prompt, context)
         ids = tokenizer.encode(prompt)
     else:
+        if template := language.checkpoint.chat_template:
+            template.start(with_tools=chat.get("tools") is not None)
         messages = [{"role": "user", "content": prompt}]
         if answer_prefix is not None:
             messages.append({"role": "assistant", "content": answer_prefix})

@@ -108,6 +108,19 @@ class ChatTemplate:
         with self._lock:
             return self._render(request)
 
+    def start(self, *, with_tools: bool = False) -> None:
+        """Start the process, if it is not running, and do not wait for it.
+
+        with_tools: the one of ``tool_use``, if there is one. Raises
+        :class:`TemplateError` where no process can start.
+        """
+        if with_tools and self.tool_use is not None:
+            self.tool_use.start()
+            return
+        with self._lock:
+            if self._process is None:
+                self._process = self._open()
+
     def close(self) -> None:
         """Stop the process; a later :meth:`apply` starts another."""
         if self.tool_use is not None:
@@ -122,18 +135,26 @@ class ChatTemplate:
         # the process is kept only once its reply has arrived.
         process, self._process = self._process, None
         if process is None:
-            try:
-                process = _Process()
-            except OSError as error:
-                raise TemplateError(
-                    f"{self.where}: {sys.executable} cannot start: {error.strerror}"
-                ) from error
-            source = json.dumps(self.source)
-            self._text_of(process.request(source, START_SECONDS))
-        reply = process.request(request, SECONDS)
+            process = self._open()
+        if process.is_starting:
+            self._text_of(process.receive(START_SECONDS))
+            process.is_starting = False
+        process.send(request)
+        reply = process.receive(SECONDS)
         if reply is not None:
             self._process = process
         return self._text_of(reply)
+
+    def _open(self) -> _Process:
+        """Return a new process that compiles the template, whose reply is to come."""
+        try:
+            process = _Process()
+        except OSError as error:
+            raise TemplateError(
+                f"{self.where}: {sys.executable} cannot start: {error.strerror}"
+            ) from error
+        process.send(json.dumps(self.source))
+        return process
 
     def _text_of(self, reply: Mapping[str, Any] | None) -> str:
         """Return the text of a reply; raises for an error."""
@@ -163,9 +184,11 @@ class _Process:
             start_new_session=True,  # not interrupted by Ctrl-C in the terminal
         )
         self.stop = weakref.finalize(self, _kill, self._child)
+        self.is_starting = True
+        """Whether the reply to the template's source has not been received."""
 
         folders = [folder for folder in sys.path if isinstance(folder, str)]
-        self._send(json.dumps([*folders, str(Path(__file__).parents[2])]))
+        self.send(json.dumps([*folders, str(Path(__file__).parents[2])]))
 
     def disconnect(self) -> None:
         """Leave the process and its pipes to the parent, in a forked child."""
@@ -173,16 +196,19 @@ class _Process:
         for pipe in (self._child.stdin, self._child.stdout):
             disconnect(_pipe(pipe).fileno())
 
-    def _send(self, line: str) -> None:
+    def send(self, line: str) -> None:
+        """Send a line; of a process that has ended, :meth:`receive` tells."""
         rest = memoryview(line.encode() + b"\n")
-        while rest:
-            rest = rest[_pipe(self._child.stdin).write(rest) :]
+        with contextlib.suppress(BrokenPipeError):
+            while rest:
+                rest = rest[_pipe(self._child.stdin).write(rest) :]
 
-    def _receive(self, deadline: float) -> bytes:
-        """Return a line, without its end if the process has ended.
+    def receive(self, seconds: float) -> Mapping[str, Any] | None:
+        """Return a reply; ``None`` if the process has ended.
 
-        The process is killed at ``deadline``, a time of ``time.monotonic``.
+        The process is killed after ``seconds``.
         """
+        deadline = time.monotonic() + seconds
         parts, output = [b""], _pipe(self._child.stdout)
         with _killed_at(deadline, self._child) as wait:
             while not parts[-1].endswith(b"\n"):
@@ -190,19 +216,7 @@ class _Process:
                 parts.append(output.read(CHUNK))
                 if not parts[-1]:
                     break
-        return b"".join(parts)
-
-    def request(self, line: str, seconds: float) -> Mapping[str, Any] | None:
-        """Send a line and return the reply; ``None`` if the process has ended.
-
-        The process is killed after ``seconds``.
-        """
-        deadline = time.monotonic() + seconds
-        try:
-            self._send(line)
-            reply = self._receive(deadline)
-        except BrokenPipeError:
-            return None
+        reply = b"".join(parts)
         return json.loads(reply) if reply.endswith(b"\n") else None
 
 

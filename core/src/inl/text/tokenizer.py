@@ -77,6 +77,10 @@ class Tokenizer:
         with gc_disabled():
             return self._source()
 
+    def prepare(self) -> None:
+        """Build what :meth:`encode` needs, which its first call does otherwise."""
+        self.rules  # noqa: B018
+
     @property
     def vocab_size(self) -> int:
         """Number of ids, added tokens included."""
