@@ -19,9 +19,6 @@ class Counting:
     def __init__(self):
         self.characters = 0
 
-    def prepare(self):
-        pass
-
     def encode(self, text, add_special=True, *, plain=False):
         self.characters += len(text)
         return [1] * len(text)

@@ -13,7 +13,7 @@ from inl.cli import arguments
 from inl.cli.chat_options import chat_options
 from inl.cli.progress import loading_bar
 from inl.config import EngineConfig
-from inl.engine.chat import chat_ids
+from inl.engine.chat import chat_ids, prepare_chat
 from inl.engine.inference_engine import Completion, InferenceEngine
 from inl.engine.options import GenerationOptions, make_requests
 from inl.errors import RequestError
@@ -100,8 +100,6 @@ def run(
         check_length(tokenizer, prompt, context)
         ids = tokenizer.encode(prompt)
     else:
-        if template := language.checkpoint.chat_template:
-            template.start(with_tools=chat.get("tools") is not None)
         messages = [{"role": "user", "content": prompt}]
         if answer_prefix is not None:
             messages.append({"role": "assistant", "content": answer_prefix})
@@ -138,6 +136,7 @@ def _chat_ids(
     options: Mapping[str, Any],
 ) -> list[int]:
     template = language.checkpoint.chat_template
+    prepare_chat(template, tokenizer, with_tools=options.get("tools") is not None)
     ids = chat_ids(
         language, template, tokenizer, messages, context=longest_context(language),
         **options,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
-from inl.engine.chat import chat_ids
+from inl.engine.chat import chat_ids, prepare_chat
 from inl.engine.options import (
     NO_BANS,
     GenerationOptions,
@@ -77,6 +77,8 @@ class PromptEncoder:
         Raises :class:`~inl.errors.RequestError`.
         """
         tokenizer = self.tokenizer("chat")
+        with_tools = options.get("tools") is not None
+        prepare_chat(self.chat_template, tokenizer, with_tools=with_tools)
         return chat_ids(
             self._model, self.chat_template, tokenizer, messages, context=context,
             **options,
