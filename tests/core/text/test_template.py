@@ -306,21 +306,19 @@ def test_an_interrupted_rendering_is_not_the_reply_to_the_next(monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    assert render("first") == "first"
-    with monkeypatch.context() as patch:
-        # The request is sent, and its reply not yet read.
-        patch.setattr(module._Process, "receive", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            render("second")
-    assert render("third") == "third"
-    template.close()
-    template.start()
-    with monkeypatch.context() as patch:
-        patch.setattr(module._Process, "receive", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            render("fourth")
-    assert render("fifth") == "fifth"
-    template.close()
+    def first():
+        assert render("first") == "first"
+
+    # Interrupted in a request, and while the process starts.
+    for prepare in (first, template.start):
+        prepare()
+        with monkeypatch.context() as patch:
+            # The request is sent, and its reply not yet read.
+            patch.setattr(module._Process, "receive", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                render("second")
+        assert render("third") == "third"
+        template.close()
 
 
 def test_a_process_that_was_started_before_serves():

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 def check_speculation(language: LanguageModel, config: EngineConfig) -> None:
     """Raise :class:`~inl.errors.RequestError` for a model that cannot verify drafts."""
-    if config.speculation is None:
-        return
     if is_recurrent(language):
         raise RequestError(
             f"EngineConfig.speculation: found {config.speculation!r}, but the state of "
@@ -64,20 +62,18 @@ def make_speculation(
     runner: Runner,
     scheduling: SchedulerConfig,
     drafter: Drafter | None = None,
-) -> Speculation | None:
-    """Return the speculation of ``config``, ``None`` if it has none.
+) -> Speculation:
+    """Return the speculation of ``config``.
 
     drafter: used instead of the one that ``config.speculation`` names. Raises
-    :class:`~inl.errors.RequestError` if the runner has no programs that verify drafts,
-    or the draft model has another tokenizer.
+    :class:`~inl.errors.RequestError` if it names none, if the runner has no programs
+    that verify drafts, or if the draft model has another tokenizer.
     """
     if config.speculation is None:
-        if drafter is not None:
-            raise RequestError(
-                "drafter: found one with EngineConfig.speculation=None; set it to "
-                '"ngram", whose drafter it replaces'
-            )
-        return None
+        raise RequestError(
+            "drafter: found one with EngineConfig.speculation=None; set it to "
+            '"ngram", whose drafter it replaces'
+        )
     count = config.draft_limit
     slots = runner.limits.slots
     rows = min(config.max_batch or slots, slots - 1)

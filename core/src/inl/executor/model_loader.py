@@ -32,6 +32,7 @@ from inl.spec.mesh import MeshSizes, mesh_of
 from inl.spec.model import Model
 from inl.spec.op import OpSpec
 from inl.spec.selection import KernelSelection
+from inl.spec.tolerance import round_results
 from inl.spec.tree import tree_map
 from inl.weights.causal import causal
 from inl.weights.checkpoint import Checkpoint, open_checkpoint
@@ -361,8 +362,6 @@ def hosted(backend: Backend, spec: OpSpec) -> Callable[..., Any]:
             return widen(backend.numpy(x))
 
         result = spec.body(*(tree_map(fetch, arg) for arg in args), **attrs)
-        from inl.spec.tolerance import round_results
-
         rounded = round_results(spec, result, "float32")
         return tree_map(lambda leaf: backend.tensor(wrap(leaf)), rounded)
 

@@ -197,7 +197,7 @@ class _Process:
             disconnect(_pipe(pipe).fileno())
 
     def send(self, line: str) -> None:
-        """Send a line; of a process that has ended, :meth:`receive` tells."""
+        """Send a line. If the process has ended, :meth:`receive` returns ``None``."""
         rest = memoryview(line.encode() + b"\n")
         with contextlib.suppress(BrokenPipeError):
             while rest:

@@ -79,7 +79,7 @@ class Tokenizer:
 
     def prepare(self) -> None:
         """Build what :meth:`encode` needs, which its first call does otherwise."""
-        self.rules  # noqa: B018
+        _ = self.rules
 
     @property
     def vocab_size(self) -> int:

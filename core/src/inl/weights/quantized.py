@@ -28,14 +28,12 @@ if TYPE_CHECKING:
 
 
 def quantized(checkpoint: Checkpoint) -> Checkpoint:
-    """Return a checkpoint with plain names for quantized matrices.
+    """Return a checkpoint with plain names for matrices that its config describes.
 
     Raises :class:`~inl.errors.CheckpointError` for an unknown ``quant_method``, for
     options of a format that are not supported and for tensors that do not fit it.
     """
-    config = checkpoint.config.get(FIELD)
-    if not config:
-        return checkpoint
+    config = checkpoint.config[FIELD]
     if not isinstance(config, Mapping):
         raise CheckpointError(
             f"{checkpoint.path}: config field {FIELD!r}: found {show(config)}, "
