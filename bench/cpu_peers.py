@@ -17,13 +17,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from peers.catalog import CONVERTER, LLAMA_VERSION, Row, Unknown, inl_rows, peer_of
 from peers.catalog import select as select_rows
-from peers.commands import Failed, run_logged
+from peers.commands import Failed, parse_line, run_logged
 from peers.environments import (
     build_portable,
     environment,
@@ -35,6 +36,7 @@ from peers.instructions import ISAS, check_rows
 from peers.machine import cpu_name, load_average, usable_cores
 from peers.models import Models
 from peers.picture import check_picture, draw
+from peers.progress import bar, say
 from peers.report import (
     Result,
     Spread,
@@ -46,6 +48,7 @@ from peers.report import (
     table,
 )
 from peers.requantize import requantized
+from peers.turns import TOKENS, Player, compare_turns, show_turns, take_turns
 
 HERE = Path(__file__).parent
 DRIVERS = HERE / "peers" / "drivers"
@@ -76,6 +79,8 @@ def arguments() -> argparse.Namespace:
     forced = "instruction set for INL and llama.cpp, and no other peers"
     add("--isa", choices=ISAS, help=forced)
     add("--rounds", type=int, default=5)
+    turns = "after the rounds: all rows loaded at once, decoding in so many turns"
+    add("--turns", type=int, default=0, help=turns)
     add("--threads", type=int, default=usable_cores())
     add("--cache", type=Path, default=Path(base) / "inl-peers")
     add("--quick", action="store_true", help="one short round: does it work?")
@@ -85,8 +90,9 @@ def arguments() -> argparse.Namespace:
     add("--json", type=Path, help="file for everything that was measured")
     add("--plot", type=Path, help="file for a picture; needs matplotlib")
     found = parse.parse_args()
-    if found.rounds < 1 or not 1 <= found.threads <= usable_cores():
-        parse.error(f"--rounds: 1 or more; --threads: 1 to {usable_cores()}")
+    cores = usable_cores()
+    if found.rounds < 1 or found.turns < 0 or not 1 <= found.threads <= cores:
+        parse.error(f"--rounds: 1 or more; --turns: 0 or more; --threads: 1 to {cores}")
     return found
 
 
@@ -100,7 +106,7 @@ class Bench:
         self.rounds = 1 if options.quick else options.rounds
         self.rest = options.rest
         self.has_ended = False
-        """Whether Ctrl-C has ended the rounds."""
+        """Whether Ctrl-C has ended the rounds or the turns."""
         self.bandwidths: list[float] = []
         self.jobs: dict[str, tuple[Path, Path, dict[str, Any]]] = {}
         say(f"cache {self.cache}; logs in {self.cache / 'logs'}")
@@ -167,6 +173,16 @@ class Bench:
 
     def run(self, row: Row, sizes: Mapping[str, Any], seed: int) -> dict[str, Any]:
         """Run one row once. Raises :class:`Failed`."""
+        limit, settings, log = self.options.limit, self._settings(), self._log(row)
+        with self._command(row, sizes, seed) as command:
+            out = run_logged(command, log, limit=limit, environment=settings)
+        return parse_line(out)
+
+    @contextmanager
+    def _command(
+        self, row: Row, sizes: Mapping[str, Any], seed: int
+    ) -> Iterator[list[object]]:
+        """Give the command of a row's process, as long as its job is needed."""
         python, driver, more = self.jobs[row.key]
         job = {
             "threads": self.options.threads,
@@ -176,9 +192,20 @@ class Bench:
             "seed": seed,
             "build": self.llama_build(),
             "only_start": False,
+            "turns": False,
             **sizes,
             **more,
         }
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "job.json"
+            file.write_text(json.dumps({**job, "started": time.time()}), "utf-8")
+            yield [python, driver, file]
+
+    def _log(self, row: Row) -> Path:
+        return self.cache / "logs" / f"{row.key.replace(':', '-')}.log"
+
+    def _settings(self) -> dict[str, str]:
+        """Give what a row's process finds in its environment."""
         count = str(self.options.threads)
         settings = dict.fromkeys(("OMP_NUM_THREADS", "INL_THREADS"), count)
         settings |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
@@ -186,16 +213,7 @@ class Bench:
         settings["PYTHONDONTWRITEBYTECODE"] = ""
         if self.options.isa:
             settings["INL_CPU_ISA"] = ISAS[self.options.isa].inl
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "job.json"
-            file.write_text(json.dumps({**job, "started": time.time()}), "utf-8")
-            out = run_logged(
-                [python, driver, file],
-                self.cache / "logs" / f"{row.key.replace(':', '-')}.log",
-                limit=self.options.limit,
-                environment=settings,
-            )
-        return parse_line(out)
+        return settings
 
     def run_once(self, row: Row, seed: int) -> dict[str, Any]:
         """Run a row for one round, after starts of which the first is not counted.
@@ -255,6 +273,28 @@ class Bench:
                 result.weight_bytes = found["weight_bytes"] or result.weight_bytes
         bar(1, 1, "done")
 
+    def take_turns(self, results: list[Result]) -> None:
+        """Decode in turns, if asked for; Ctrl-C ends them as it ends rounds."""
+        if not self.options.turns or self.has_ended:
+            return
+        able = [each for each in results if not each.failures]
+        try:
+            take_turns(able, self.options.turns, self.player)
+        except KeyboardInterrupt:
+            self.has_ended = True
+            say("\nended: the figures are those of the turns so far")
+
+    @contextmanager
+    def player(self, row: Row) -> Iterator[Player]:
+        """Start a row's process for turns, and end it."""
+        sizes = {**self.sizes, "turns": True, "tokens": TOKENS}
+        limit, settings, log = self.options.limit, self._settings(), self._log(row)
+        with (
+            self._command(row, sizes, seed=0) as command,
+            Player(command, log, limit=limit, settings=settings) as player,
+        ):
+            yield player
+
     def finish(self, results: list[Result]) -> None:
         """Judge the answers."""
         ran = [each for each in results if each.rounds]
@@ -262,32 +302,6 @@ class Bench:
         for result, text in zip(ran, texts, strict=True):
             result.text = text
             judge(result, self.facts)
-
-
-def parse_line(out: str) -> dict[str, Any]:
-    """Read the last line that a driver printed. Raises :class:`Failed`."""
-    lines = out.strip().splitlines()
-    try:
-        found = json.loads(lines[-1])
-    except (IndexError, ValueError):
-        raise Failed(f"the driver printed no JSON, but {out[-200:]!r}") from None
-    if not isinstance(found, dict):
-        raise Failed(f"the driver printed {lines[-1][:200]!r}, accepted: an object")
-    return found
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-def bar(done: int, total: int, text: str) -> None:
-    """Draw the progress on a terminal; elsewhere one line each."""
-    if not sys.stderr.isatty():
-        return say(f"[{done}/{total}] {text}")
-    full = 30 * done // total
-    line = f"\r{'█' * full}{'░' * (30 - full)} {done}/{total} {text:<44.44}"
-    print(line, end="\n" if done == total else "", file=sys.stderr, flush=True)
-    return None
 
 
 def machine(bench: Bench, load: float | None) -> dict[str, Any]:
@@ -300,6 +314,7 @@ def machine(bench: Bench, load: float | None) -> dict[str, Any]:
         "python": sys.version.split()[0],
         "model": bench.facts["name"],
         "rounds": bench.rounds,
+        "turns": bench.options.turns,
         "ended": bench.has_ended,
         "quick": bench.options.quick,
         "sizes": bench.sizes,
@@ -323,6 +338,9 @@ def show(bench: Bench, about: dict[str, Any], results: list[Result]) -> None:
     print(f"\n{table(results, speed.median)}")
     print("\nINL against the best peer (over 1: ahead)")
     print(show_ratios(ratios(results)))
+    if bench.options.turns:
+        print(f"\nINL against each peer, {TOKENS} tokens in turns (over 1: ahead)")
+        print(show_turns(results))
     print(f"\n{answers(results, bench.facts)}\n\nversions and modes\n{notes(results)}")
 
 
@@ -339,10 +357,17 @@ def record(about: dict[str, Any], results: list[Result]) -> dict[str, Any]:
             "bandwidth_share": each.share(about["read_bandwidth"]["median"]),
             "failures": each.failures,
             "rounds": each.rounds,
+            "turns": each.turns,
+            "turns_failure": each.turns_failure,
         }
         for each in results
     ]
-    return {"machine": about, "rows": rows, "ratios": ratios(results)}
+    return {
+        "machine": about,
+        "rows": rows,
+        "ratios": ratios(results),
+        "turns": compare_turns(results),
+    }
 
 
 def compare(options: argparse.Namespace, model: Path | None) -> dict[str, Any]:
@@ -353,6 +378,7 @@ def compare(options: argparse.Namespace, model: Path | None) -> dict[str, Any]:
     results = [bench.prepare(row) for row in rows]
     bench.try_llama(results)
     bench.play(results)
+    bench.take_turns(results)
     bench.finish(results)
     about = machine(bench, load)
     show(bench, about, results)

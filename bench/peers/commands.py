@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 
 class Failed(Exception):
@@ -25,28 +27,61 @@ def run_logged(
     Raises :class:`Failed` with the log's last line. A program past ``limit`` seconds is
     ended with its children, so none of them disturbs the next measurement.
     """
+    process = start_logged(command, log, environment=environment)
+    try:
+        out, _ = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        raise too_late(limit, log) from None
+    finally:
+        end_group(process)
+    if process.returncode:
+        raise ended(process.returncode, log)
+    return out.decode("utf-8", "replace")
+
+
+def start_logged(
+    command: list[object],
+    log: Path,
+    *,
+    stdin: int = subprocess.DEVNULL,
+    environment: dict[str, str] | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start a program in a group of its own, its errors into ``log``."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as errors:
-        process = subprocess.Popen(
+        return subprocess.Popen(
             [str(part) for part in command],
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=errors,
             env={**os.environ, **(environment or {})},
             start_new_session=True,
         )
-        try:
-            out, _ = process.communicate(timeout=limit)
-        except subprocess.TimeoutExpired:
-            raise Failed(f"took more than {limit:.0f} s; see {log}") from None
-        finally:
-            _end_group(process)
-    if process.returncode:
-        raise Failed(f"{_ended(process.returncode)}: {_last_line(log)}; see {log}")
-    return out.decode("utf-8", "replace")
 
 
-def _end_group(process: subprocess.Popen[bytes]) -> None:
+def too_late(limit: float, log: Path) -> Failed:
+    """Say that a program was past its limit."""
+    return Failed(f"took more than {limit:.0f} s; see {log}")
+
+
+def ended(code: int, log: Path) -> Failed:
+    """Say how a program ended, with the log's last line."""
+    return Failed(f"{_how_ended(code)}: {_last_line(log)}; see {log}")
+
+
+def parse_line(out: str) -> dict[str, Any]:
+    """Read the last line that a driver printed. Raises :class:`Failed`."""
+    lines = out.strip().splitlines()
+    try:
+        found = json.loads(lines[-1])
+    except (IndexError, ValueError):
+        raise Failed(f"the driver printed no JSON, but {out[-200:]!r}") from None
+    if not isinstance(found, dict):
+        raise Failed(f"the driver printed {lines[-1][:200]!r}, accepted: an object")
+    return found
+
+
+def end_group(process: subprocess.Popen[bytes]) -> None:
     """End what is left of a process and its children."""
     if hasattr(os, "killpg"):
         with suppress(ProcessLookupError):
@@ -58,8 +93,7 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
         process.stdout.close()
 
 
-def _ended(code: int) -> str:
-    """Say how a program ended, in words."""
+def _how_ended(code: int) -> str:
     if code >= 0:
         return f"exit code {code}"
     try:

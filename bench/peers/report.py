@@ -56,6 +56,10 @@ class Result:
     agrees: int = 0
     """Tokens at the begin of its answer that are those of float32."""
     sensible: bool = True
+    turns: list[float] = field(default_factory=list)
+    """Tokens a second of each turn that counts."""
+    turns_failure: str = ""
+    """Why its turns ended; what it did in the rounds stays."""
 
     def spread(self, key: str) -> Spread | None:
         """Sum up one column; ``None`` where it was not measured."""

@@ -12,7 +12,7 @@ import harness
 import pytest
 from peers import report, requantize
 from peers.catalog import PEERS, Row, Unknown, inl_rows, select
-from peers.commands import Failed, run_logged
+from peers.commands import Failed, parse_line, run_logged
 from peers.environments import portable_flags
 from peers.instructions import build_options, check_rows
 from peers.models import Models
@@ -120,11 +120,11 @@ def test_every_row_has_a_key_of_its_own_and_a_driver() -> None:
 @pytest.mark.parametrize("out", ["", "hello\n", '{"a": 1}\nbye', "[1]"])
 def test_a_driver_that_prints_no_object_is_a_failure(out: str) -> None:
     with pytest.raises(Failed, match="the driver printed"):
-        cpu_peers.parse_line(out)
+        parse_line(out)
 
 
 def test_the_last_line_counts() -> None:
-    assert cpu_peers.parse_line('noise\n{"a": 1}\n') == {"a": 1}
+    assert parse_line('noise\n{"a": 1}\n') == {"a": 1}
 
 
 def test_a_program_past_its_limit_ends_with_its_children(tmp_path: Path) -> None:

@@ -73,16 +73,20 @@ class Prompts:
 
 
 def main(load: Callable[[dict[str, Any]], Loaded]) -> None:
-    """Run the job named on the command line and print one line of JSON."""
+    """Run the job named on the command line and print a line of JSON.
+
+    A job of turns prints one when it is ready and one for each turn.
+    """
     job = json.loads(Path(sys.argv[1]).read_text("utf-8"))
     out = _keep_stdout()
     limit_cores(job["threads"])
     loaded = load(job)
     try:
-        report = measure(job, loaded)
+        reports = take_turns(job, loaded) if job["turns"] else [measure(job, loaded)]
+        for report in reports:
+            print(json.dumps(report), file=out, flush=True)
     finally:
         loaded.close()
-    print(json.dumps(report), file=out, flush=True)
     os._exit(0)  # some peers' threads abort at exit; the answer is out
 
 
@@ -126,6 +130,23 @@ def measure(job: dict[str, Any], loaded: Loaded) -> dict[str, Any]:
         "said": said,
         **loaded.facts()._asdict(),
     }
+
+
+def take_turns(job: dict[str, Any], loaded: Loaded) -> Iterator[dict[str, float]]:
+    """Report that the peer is ready, then decode an answer for each line of input.
+
+    Where the peer does not tell when the first token came, a call for one token comes
+    before each answer.
+    """
+    prompts, answer = Prompts(job["vocabulary"], job["seed"]), loaded.answer
+    got = answer(prompts.take(1, 32), 1)
+    check(got, 1, 1)
+    yield {}
+    for _ in sys.stdin:
+        first = 0.0
+        if got.first_seconds is None:
+            first = timed(answer, prompts.take(1, 32), 1)
+        yield {"decode_rate": decode_rate(answer, prompts, job["tokens"], first)}
 
 
 def _megabytes(count: int | None) -> float | None:
