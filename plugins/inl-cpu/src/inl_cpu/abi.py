@@ -57,7 +57,7 @@ class Flag(IntFlag):
     """Results of a row may depend on the batch: permits AMX, which rounds otherwise."""
     REQUANTIZE = 2048
     """Linear: many rows may be multiplied with weights rounded to int8 with a scale for
-    256 columns, and x likewise, where that is faster."""
+    64 columns, and x with one for 256, where that is faster."""
     KV_INT8 = 16384
     """The cache holds int8 with a scale for each token and head."""
     KV_FLOAT8 = 32768

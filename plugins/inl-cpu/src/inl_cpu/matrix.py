@@ -108,7 +108,7 @@ class Matrix(Addressed):
     def requantizes(self) -> bool:
         """Whether products of many rows may round the weights to int8.
 
-        With a scale for 256 columns that adds little to the error of 2 to 6 bits.
+        With a scale for 64 columns that adds little to the error of 2 to 6 bits.
         """
         coded = self.packing.quantized and self.packing.format != Format.U8
         return coded and min(self.rows, self.columns) >= REQUANTIZED_SIZE

@@ -18,7 +18,8 @@ from native_harness import (
 MODES = {"mode": Flag.X_INT8, "flags": Flag.REQUANTIZE}
 LEAST = 64
 """Fewer rows are multiplied as without the flag."""
-BLOCK = 256
+BLOCK, PART = 256, 64
+"""Columns of x, and of weights, that share a scale."""
 
 KINDS = sorted(HALVES)
 
@@ -26,7 +27,7 @@ KINDS = sorted(HALVES)
 def rounding_excess(y, x, weights, bias=0):
     """The error relative to the tolerance of a body that rounds x and weights."""
     exact = x.astype(np.float64) @ weights.T + bias
-    close = coded(x, BLOCK) @ coded(weights, BLOCK).T + bias
+    close = coded(x, BLOCK) @ coded(weights, PART).T + bias
     return excess(y, exact, close, "float32")
 
 
@@ -94,26 +95,34 @@ def test_many_rows_are_divided_into_chunks(native, rng):
         assert rounding_excess(y, x, weights) <= 1
 
 
-@pytest.mark.parametrize("kind", ["q4_k", "q6_k"])
-def test_outliers_do_not_cost_precision(native, rng, kind):
-    """Other numbers of a block keep their precision beside one that is large."""
-    matrix, weights = random_packed(native, rng, kind, 48, 512)
-    x = f32(rng.standard_normal((LEAST, 512)))
-    x[:, 100] *= 300
+@pytest.mark.parametrize(
+    ("kind", "columns"), [("q4_0", 512), ("q4_0", 480), ("q6_k", 512)]
+)
+def test_outliers_are_multiplied_as_float32(native, rng, kind, columns):
+    """Beside one that is large, other numbers of a block keep their precision."""
+    matrix, weights = random_packed(native, rng, kind, 48, columns)
+    rounded = native.linear(np.eye(columns, dtype=np.float32), matrix, **MODES).T
+    assert np.abs(rounded - weights).max() <= np.abs(weights).max() / 127
+    x = f32(rng.standard_normal((LEAST, columns)))
+    outliers = [*rng.choice(256, 2, False), rng.integers(256, columns)]
+    small = x.copy()
+    small[:, outliers] = 0
+    x[:, outliers] = rng.uniform(250, 300, (LEAST, 3)) * rng.choice([-1, 1], 3)
     y = native.linear(x, matrix, **MODES)
-    # Without the column of outliers, as if they were exact.
-    small, at = x.copy(), weights.copy()
-    small[:, 100] = 0
-    large = f32(np.outer(x[:, 100], weights[:, 100]))
-    exact = small.astype(np.float64) @ at.T
-    close = coded(small, BLOCK) @ coded(at, BLOCK).T
-    # The weights of the column are rounded too.
-    share = np.abs(coded(at, BLOCK)[:, 100] - at[:, 100]).max()
-    noise = np.abs(close - exact).max() * 3 + share * np.abs(x[:, 100]).max() * 2
-    assert np.abs(y - large - exact).max() <= noise
-    # A scale for 256 columns without a second plane is coarser.
-    coarse = coded(x, BLOCK) @ coded(weights, BLOCK).T
-    assert np.abs(coarse - (exact + large)).max() > 4 * np.abs(close - exact).max()
+    exact = x.astype(np.float64) @ rounded.T
+    bound = 3 * np.abs((coded(small, BLOCK) - small) @ rounded.T).max()
+    assert np.abs(y - exact).max() <= bound
+    assert np.abs(coded(x, BLOCK) @ rounded.T - exact).max() > 3 * bound
+
+
+@pytest.mark.parametrize("count", [15, 16, 17, 90])
+def test_a_list_of_outliers_that_is_full(native, rng, count):
+    """More than a list holds make the scale of the block coarser."""
+    matrix, weights = random_packed(native, rng, "q4_0", 40, 512)
+    x = f32(rng.standard_normal((LEAST, 512)))
+    x[:, 256 : 256 + count] = 40 * rng.choice([-1, 1], (LEAST, count))
+    y = native.linear(x, matrix, **MODES)
+    assert rounding_excess(y, x, weights) <= 1
 
 
 @pytest.mark.parametrize("outputs", [1, 15, 17, 32, 33, 50])
@@ -140,7 +149,7 @@ def test_gate_and_up_interleaved(native, rng, inner):
         return products / (1 + np.exp(-products)) * (x @ up.T)
 
     exact = body(x.astype(np.float64), gate, up)
-    close = body(coded(x, BLOCK), coded(gate, BLOCK), coded(up, BLOCK))
+    close = body(coded(x, BLOCK), coded(gate, PART), coded(up, PART))
     assert excess(y, exact, close, "float32") <= 1
 
 

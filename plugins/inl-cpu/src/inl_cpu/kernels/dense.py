@@ -250,8 +250,9 @@ def float_vector(part: HostArray | None) -> Any:
 
 REQUANTIZED: Final = (
     "in steps of 64 tokens or more, weights of up to 6 bits in matrices of at least "
-    f"{REQUANTIZED_SIZE} x {REQUANTIZED_SIZE} are rounded to int8 with a scale for 256 "
-    "columns, and inputs likewise; not with INL_CPU_INPUTS=int16 or the invariant mode"
+    f"{REQUANTIZED_SIZE} x {REQUANTIZED_SIZE} are rounded to int8 with a scale for 64 "
+    "columns, and inputs with one for 256; not with INL_CPU_INPUTS=int16 or the "
+    "invariant mode"
 )
 
 PACKERS = {"linear": pack_linear, "qkv_linear": pack_qkv, "gated_mlp": pack_mlp}

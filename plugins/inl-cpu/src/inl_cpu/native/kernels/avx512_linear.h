@@ -2,11 +2,12 @@
  *
  * A scale for each group of 32 columns takes three instructions for eight that multiply.
  * With REQUANTIZE, weights are decoded once for many rows, to int8 with a scale for each
- * 256 columns, and rows of x are encoded likewise: a row then takes three for 64.
+ * 64 columns, and rows of x are encoded with a scale for each 256: a row then takes two
+ * for 16.
  *
  * Outliers of x would make a scale of 256 columns coarse. It is that of OUTLIER_SIZE times
- * the median magnitude of its runs of 32 columns at most; runs with larger numbers have a
- * second plane, 128 times as coarse, which is multiplied for these runs and rows alone.
+ * the median magnitude of its runs of 32 columns at most; larger numbers stay float32 in
+ * a list of the row, and are multiplied one by one.
  */
 #pragma once
 
@@ -30,7 +31,11 @@ namespace {
 
 constexpr int64_t MIN_REQUANTIZED_ROWS = 64; /* fewer do not amortize the decoding */
 constexpr int64_t BLOCK_COLUMNS = 256, BLOCK_RUNS = BLOCK_COLUMNS / RUN;
+/* Columns that share a scale of the weights. */
+constexpr int64_t PART_COLUMNS = 64, PART_RUNS = PART_COLUMNS / RUN,
+                  BLOCK_PARTS = BLOCK_COLUMNS / PART_COLUMNS;
 constexpr float OUTLIER_SIZE = 2.0f;
+constexpr int BLOCK_OUTLIERS = 16; /* most of a block */
 
 bool requantizes(args::Linear op) {
     return op.flags() & INL_REQUANTIZE && op.rows() >= MIN_REQUANTIZED_ROWS &&
@@ -43,88 +48,164 @@ inline int block_runs(int64_t columns, int64_t block) {
     return left < BLOCK_RUNS ? int(left) : int(BLOCK_RUNS);
 }
 
-/* Sizes of an encoded row: two planes of codes, and three numbers for each block. */
-struct BlockRowShape {
-    int64_t columns, blocks;
-
-    explicit BlockRowShape(const inl_matrix &m)
-        : columns(m.columns), blocks(ceil_div(m.columns, BLOCK_COLUMNS)) {}
-    int64_t bytes() const { return aligned(2 * columns + 12 * blocks); }
+/* A number of x in a list. */
+struct Outlier {
+    int32_t column;
+    float number;
 };
 
-/* Arrays of a tile of rows: codes [plane][run][rows][32], and [block][rows] of scales, of
- * what the sums begin with, and of the runs that have a second plane, as bits. */
+/* Sizes of an encoded row: codes, scales of blocks, a number for each part of a block,
+ * and a list of outliers with its length. */
+struct BlockRowShape {
+    int64_t columns, blocks, parts, outliers;
+
+    explicit BlockRowShape(const inl_matrix &m)
+        : columns(m.columns), blocks(ceil_div(m.columns, BLOCK_COLUMNS)),
+          parts(ceil_div(m.columns, PART_COLUMNS)), outliers(blocks * BLOCK_OUTLIERS) {}
+    int64_t bytes() const {
+        return aligned(columns + 4 * (blocks + parts + 1) +
+                       int64_t(sizeof(Outlier)) * outliers);
+    }
+};
+
+/* Arrays of a tile of rows: codes [run][rows][32], scales [block][rows], what the sums
+ * begin with [part][rows], and numbers of outliers and their lists [rows]. */
 struct BlockRowView {
     char *base;
     const BlockRowShape &shape;
     int rows;
 
-    int8_t *codes(int plane, int64_t run) const {
-        return reinterpret_cast<int8_t *>(base) +
-               (plane * shape.columns + run * RUN) * rows;
+    int8_t *codes(int64_t run) const {
+        return reinterpret_cast<int8_t *>(base) + run * RUN * rows;
     }
     float *scales(int64_t block) const {
-        return reinterpret_cast<float *>(base + 2 * shape.columns * rows) +
-               block * rows;
+        return reinterpret_cast<float *>(base + shape.columns * rows) + block * rows;
     }
-    int32_t *starts(int64_t block) const {
-        return reinterpret_cast<int32_t *>(scales(shape.blocks + block));
+    int32_t *starts(int64_t part) const {
+        return reinterpret_cast<int32_t *>(scales(shape.blocks + part));
     }
-    int32_t *outliers(int64_t block) const {
-        return reinterpret_cast<int32_t *>(scales(2 * shape.blocks + block));
+    int32_t &count(int row) const { return starts(shape.parts)[row]; }
+    Outlier *outliers(int row) const {
+        return reinterpret_cast<Outlier *>(scales(shape.blocks + shape.parts + 1)) +
+               row * shape.outliers;
     }
 };
 
-/* The median of up to BLOCK_RUNS numbers; of an even count, the larger one. */
+/* The median of up to eight numbers, none negative; of an even count, the larger one.
+ * A sorting network, as branches would be mispredicted. */
 inline float median(const float *numbers, int count) {
+    static_assert(BLOCK_RUNS == 8, "the network sorts eight numbers");
+    constexpr int PAIRS[][2] = {{0, 1}, {2, 3}, {4, 5}, {6, 7}, {0, 2}, {1, 3}, {4, 6},
+                                {5, 7}, {1, 2}, {5, 6}, {0, 4}, {1, 5}, {2, 6}, {3, 7},
+                                {2, 4}, {3, 5}, {1, 2}, {3, 4}, {5, 6}};
     float sorted[BLOCK_RUNS];
-    for (int at = 0; at < count; at++) {
-        int place = at;
-        for (; place > 0 && sorted[place - 1] > numbers[at]; place--)
-            sorted[place] = sorted[place - 1];
-        sorted[place] = numbers[at];
+    for (int at = 0; at < BLOCK_RUNS; at++)
+        sorted[at] = at < count             ? numbers[at]
+                     : at < 4 + (count + 1) / 2 ? -1.0f
+                                            : INFINITY;
+#pragma GCC unroll 19
+    for (const auto &pair : PAIRS) {
+        const float a = sorted[pair[0]], b = sorted[pair[1]];
+        sorted[pair[0]] = a < b ? a : b;
+        sorted[pair[1]] = a < b ? b : a;
     }
-    return sorted[count / 2];
+    return sorted[4];
 }
+
+/* The numbers of a run whose magnitude exceeds a bound, as bits. */
+inline uint32_t beyond(const float *x, float bound) {
+    const F most = set(bound);
+    const auto bits = [&](const float *half) {
+        return uint32_t(_mm512_cmp_ps_mask(magnitude(load(half)), most, _CMP_GT_OQ));
+    };
+    return bits(x) | bits(x + INL_LANES) << INL_LANES;
+}
+
+/* Encode a run, with zeros for the numbers ``left_out``, and add the codes to ``total``. */
+inline void encode_run(const float *x, int8_t *codes, float scale, float lift,
+                       uint32_t left_out, I &total) {
+    for (int half = 0; half < 2; half++) {
+        const F value = mul(mul(load(x + INL_LANES * half), set(lift)), set(scale));
+        const I code = _mm512_maskz_cvtps_epi32(
+            __mmask16(~(left_out >> INL_LANES * half)), value);
+        store_bytes(codes + INL_LANES * half, code);
+        total = add(total, code);
+    }
+}
+
+/* The magnitude of a run; infinite if it contains a NaN. As integers, magnitudes are in
+ * the same order, and those of NaN are the largest. */
+inline float run_magnitude(const float *x) {
+    const I signs = set_int(0x7fffffff);
+    const I most = _mm512_max_epi32(bit_and(load_ints(x), signs),
+                                    bit_and(load_ints(x + INL_LANES), signs));
+    constexpr int32_t INFINITE = 0x7f800000;
+    const int32_t found = _mm512_reduce_max_epi32(most),
+                  bits = found < INFINITE ? found : INFINITE;
+    float size;
+    std::memcpy(&size, &bits, 4);
+    return size;
+}
+
+/* The magnitudes of the runs of a block. */
+struct RunSizes {
+    float sizes[BLOCK_RUNS], largest = 0.0f;
+    const int count;
+
+    RunSizes(const float *x, int count) : count(count) {
+        for (int run = 0; run < count; run++) {
+            sizes[run] = run_magnitude(x + run * RUN);
+            largest = sizes[run] > largest ? sizes[run] : largest;
+        }
+    }
+    /* The magnitude that a scale of the block represents. */
+    float bound(const float *x) const {
+        float top = OUTLIER_SIZE * median(sizes, count);
+        top = top > largest / 127.0f ? top : largest / 127.0f;
+        for (; top < largest; top *= 1.5f) {
+            int outliers = 0;
+            for (int run = 0; run < count; run++)
+                if (sizes[run] > top)
+                    outliers += __builtin_popcount(beyond(x + run * RUN, top));
+            if (outliers <= BLOCK_OUTLIERS) return top;
+        }
+        return largest;
+    }
+};
 
 /* Encode a block of row x as row ``at`` of the tile. */
 void encode_block(const float *x, const BlockRowView &view, int at, int64_t block) {
-    const int runs = block_runs(view.shape.columns, block);
-    float sizes[BLOCK_RUNS], size = 0.0f;
-    for (int run = 0; run < runs; run++) {
-        sizes[run] = group_magnitude<RUN>(x + run * RUN);
-        size = sizes[run] > size ? sizes[run] : size;
-    }
-    float &scale = view.scales(block)[at];
-    int32_t &start = view.starts(block)[at], &outliers = view.outliers(block)[at];
-    start = outliers = 0;
-    const auto codes = [&](int plane, int run) {
-        return view.codes(plane, block * BLOCK_RUNS + run) + at * RUN;
+    const RunSizes runs(x, block_runs(view.shape.columns, block));
+    int32_t *starts = view.starts(block * BLOCK_PARTS) + at, &count = view.count(at);
+    if (block == 0) count = 0;
+    const auto codes = [&](int run) {
+        return view.codes(block * BLOCK_RUNS + run) + at * RUN;
     };
-    if (!(size < INFINITY)) { /* or NaN: zero times it is NaN */
-        scale = INFINITY;
-        for (int run = 0; run < runs; run++) std::memset(codes(0, run), 0, RUN);
+    if (!(runs.largest < INFINITY)) { /* or NaN: zero times it is NaN */
+        view.scales(block)[at] = INFINITY;
+        for (int run = 0; run < runs.count; run++) {
+            std::memset(codes(run), 0, RUN);
+            starts[run / PART_RUNS * view.rows] = 0;
+        }
         return;
     }
-    const float lift = size < 1e-30f ? 0x1p100f : 1.0f; /* as for groups */
-    float top = OUTLIER_SIZE * median(sizes, runs);
-    top = top > size / 127.0f ? top : size / 127.0f;
-    top = top < size && lift == 1.0f ? top : size;
-    const float inverse = size > 0.0f ? 127.0f / (top * lift) : 0.0f;
-    scale = top / 127.0f;
-    float sums = 0.0f;
-    for (int run = 0; run < runs; run++, x += RUN) {
-        if (sizes[run] > top) {
-            const CodeSums both = encode_group<true, RUN>(
-                x, codes(1, run), codes(0, run), inverse / 128.0f, lift);
-            sums += 128.0f * both.upper + both.lower;
-            outliers |= 1 << run;
-        } else {
-            sums += encode_group<false, RUN>(x, codes(0, run), nullptr, inverse, lift)
-                        .upper;
+    const float lift = runs.largest < 1e-30f ? 0x1p100f : 1.0f; /* as for groups */
+    const float top = lift == 1.0f ? runs.bound(x) : runs.largest;
+    const float inverse = top > 0.0f ? 127.0f / (top * lift) : 0.0f;
+    view.scales(block)[at] = top / 127.0f;
+    I total = zeros();
+    for (int run = 0; run < runs.count; run++, x += RUN) {
+        const uint32_t outliers = runs.sizes[run] > top ? beyond(x, top) : 0;
+        for (uint32_t left = outliers; left; left &= left - 1) {
+            const int column = __builtin_ctz(left);
+            view.outliers(at)[count++] = {
+                int32_t(block * BLOCK_COLUMNS + run * RUN + column), x[column]};
         }
+        if (run % PART_RUNS == 0) total = zeros();
+        encode_run(x, codes(run), inverse, lift, outliers, total);
+        if ((run + 1) % PART_RUNS == 0 || run + 1 == runs.count)
+            starts[run / PART_RUNS * view.rows] = -128 * _mm512_reduce_add_epi32(total);
     }
-    start = -128 * int32_t(sums);
 }
 
 /* Rows that a thread encodes: as many as fill whole cache lines of codes. */
@@ -148,11 +229,11 @@ void block_encode_body(args::Linear op, int64_t chunk, Worker &worker) {
     }
 }
 
-/* A pair of decoded tiles, by blocks: codes plus 128 [run][8][tile][16 rows][4], and
- * float32 scales [tile][16 rows]. */
+/* A pair of decoded tiles, by parts of blocks: codes plus 128 [run][8][tile][16 rows][4],
+ * and float32 scales [tile][16 rows]. */
 constexpr int64_t PAIR_STEP = 8 * INL_LANES, PAIR_RUN = RUN / 4 * PAIR_STEP,
-                  PAIR_SCALES = BLOCK_RUNS * PAIR_RUN,
-                  PAIR_BLOCK = PAIR_SCALES + 8 * INL_LANES;
+                  PAIR_SCALES = PART_RUNS * PAIR_RUN,
+                  PAIR_PART = PAIR_SCALES + 8 * INL_LANES;
 
 /* The numbers that are stored for codes 0 and the largest one: those of a table are
  * relative to ``zero``. */
@@ -171,10 +252,10 @@ struct CodeRange {
     }
 };
 
-/* The runs of a block, with the scales and offsets of their groups. */
-struct BlockGroups {
-    const char *runs[BLOCK_RUNS];
-    F scales[2 * BLOCK_RUNS], offsets[2 * BLOCK_RUNS];
+/* The runs of a part, with the scales and offsets of their groups. */
+struct PartGroups {
+    const char *runs[PART_RUNS];
+    F scales[2 * PART_RUNS], offsets[2 * PART_RUNS];
     int count = 0; /* of runs */
 };
 
@@ -186,20 +267,19 @@ inline I both_halves(F x) {
 
 /* Codes of 4 columns times ``factor`` plus ``shift``, both with 8 binary places. */
 inline I rescale(I codes, I factor, I shift) {
-    const I bytes = set_int(0x00ff00ff);
+    const I odd_bytes = set_int(int32_t(0xff00ff00));
     const auto scaled = [&](I halves) {
         return _mm512_add_epi16(_mm512_mullo_epi16(halves, factor), shift);
     };
-    const I even = scaled(bit_and(codes, bytes));
-    const I odd = scaled(bit_and(shift_right(codes, 8), bytes));
-    return bit_or(bit_and(shift_right(even, 8), bytes),
-                  bit_and(odd, set_int(int32_t(0xff00ff00))));
+    const I even = scaled(_mm512_andnot_si512(odd_bytes, codes));
+    const I odd = scaled(_mm512_srli_epi16(codes, 8));
+    return bit_or(_mm512_srli_epi16(even, 8), bit_and(odd, odd_bytes));
 }
 
-/* Round the runs of a block to 8 bits. */
+/* Round the runs of a part to 8 bits. */
 template <class C>
 void requantize(const C &coded, const inl_matrix &m, const CodeRange &range,
-                const BlockGroups &from, char *out, float *scales) {
+                const PartGroups &from, char *out, float *scales) {
     const int parts = int(RUN / m.group), groups = from.count * parts;
     const F low = set(range.from - float(m.zero)), high = set(range.to - float(m.zero));
     F most = set(0.0f), rest = set(0.0f); /* rest propagates NaN and infinity */
@@ -235,7 +315,7 @@ void requantize_tile(const inl_matrix &m, const char *tile, int index, char *out
         const CodeRange range(m, coded.LARGEST);
         const int64_t runs = m.columns / RUN, parts = RUN / m.group;
         int64_t at = 0;
-        BlockGroups groups;
+        PartGroups groups;
         for_each_run(m, tile, [&](const char *run, const BlockScales<> &s) {
             for (int64_t part = 0; part < parts; part++) {
                 groups.scales[groups.count * parts + part] = s.scale_of(run, int(part));
@@ -243,89 +323,75 @@ void requantize_tile(const inl_matrix &m, const char *tile, int index, char *out
                     s.offset_of(run, int(part));
             }
             groups.runs[groups.count++] = run;
-            if (++at % BLOCK_RUNS && at < runs) return;
+            if (++at % PART_RUNS && at < runs) return;
             float *scales = reinterpret_cast<float *>(out + PAIR_SCALES);
             requantize(coded, m, range, groups, out + 4 * INL_LANES * index,
                        scales + INL_LANES * index);
             groups.count = 0;
-            out += PAIR_BLOCK;
+            out += PAIR_PART;
         });
     });
 }
 
-/* Scales of a block of both tiles. */
-struct PairScales {
-    F first, second;
-
-    explicit PairScales(const char *pair)
-        : first(load(reinterpret_cast<const float *>(pair + PAIR_SCALES))),
-          second(load(reinterpret_cast<const float *>(pair + PAIR_SCALES) + INL_LANES)) {}
-};
-
-/* Add the products of the second planes of a block to the sums of both tiles. */
-template <int R>
-__attribute__((noinline)) void add_outliers(const char *pair, const BlockRowView &x,
-                                            int64_t block, F *first, F *second) {
-    const PairScales scales(pair);
-    for (int r = 0; r < R; r++) {
-        uint32_t left = uint32_t(x.outliers(block)[r]);
-        if (left == 0) continue;
-        I a = zeros(), b = zeros();
-        for (; left; left &= left - 1) {
-            const int run = __builtin_ctz(left);
-            const int8_t *codes = x.codes(1, block * BLOCK_RUNS + run) + r * RUN;
-            for (int step = 0; step < RUN / 4; step++) {
-                const char *w = pair + run * PAIR_RUN + step * PAIR_STEP;
-                int32_t word;
-                std::memcpy(&word, codes + 4 * step, 4);
-                a = dot4<false>(a, load_ints(w), word);
-                b = dot4<false>(b, load_ints(w + 4 * INL_LANES), word);
-            }
-        }
-        const F scale = set(128.0f * x.scales(block)[r]);
-        first[r] = fma(to_float(a), mul(scales.first, scale), first[r]);
-        second[r] = fma(to_float(b), mul(scales.second, scale), second[r]);
-    }
+/* Add the products of four bytes in each lane, of x in all of them. The intrinsic returns
+ * another register, and the compiler would move sums between registers and memory. */
+inline void add_dot4(I &sums, I w, const int8_t *x) {
+    __asm__("vpdpbusd %2%{1to16%}, %1, %0"
+            : "+v"(sums)
+            : "v"(w), "m"(*reinterpret_cast<const char(*)[4]>(x)));
 }
 
-/* Add the products of four bytes in each lane. The intrinsic returns another register,
- * and the compiler would move sums between registers and memory. */
-inline void add_dot4(I &sums, I w, I x) {
-    __asm__("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(w), "v"(x));
-}
-
-/* Add the products of a block. A function, so that its loop has all registers. */
+/* Add the products of a block with a tile of a pair. A function, so that its loop has
+ * all registers. */
 template <int R>
-__attribute__((noinline)) void add_block(const char *pair, const BlockRowView &view,
-                                         int64_t block, F *first, F *second) {
+__attribute__((noinline)) void add_block(const char *tile, const BlockRowView &view,
+                                         int64_t block, F *totals) {
     constexpr int64_t AHEAD = 4096; /* rows may be in the L3 cache */
-    const int32_t *starts = view.starts(block);
-    const int8_t *codes = view.codes(0, block * BLOCK_RUNS);
-    const char *w = pair;
-    I a[R], b[R];
+    const int32_t *starts = view.starts(block * BLOCK_PARTS);
+    const int8_t *codes = view.codes(block * BLOCK_RUNS);
+    F sums[R];
 #pragma GCC unroll 12
-    for (int r = 0; r < R; r++) a[r] = b[r] = set_int(starts[r]);
-    for (int runs = block_runs(view.shape.columns, block); runs > 0;
-         runs--, codes += R * RUN)
-        for (int step = 0; step < RUN / 4; step++, w += PAIR_STEP) {
-            if (64 * step < R * RUN) __builtin_prefetch(codes + AHEAD + 64 * step, 0, 2);
-            const I w0 = load_ints(w), w1 = load_ints(w + 4 * INL_LANES);
+    for (int r = 0; r < R; r++) sums[r] = set(0.0f);
+    for (int left = block_runs(view.shape.columns, block); left > 0;
+         left -= PART_RUNS, tile += PAIR_PART, starts += R) {
+        I part[R];
 #pragma GCC unroll 12
-            for (int r = 0; r < R; r++) {
-                int32_t word;
-                std::memcpy(&word, codes + r * RUN + 4 * step, 4);
-                const I x = set_int(word);
-                add_dot4(a[r], w0, x);
-                add_dot4(b[r], w1, x);
+        for (int r = 0; r < R; r++) part[r] = set_int(starts[r]);
+        const char *w = tile;
+        for (int runs = left < PART_RUNS ? left : PART_RUNS; runs > 0;
+             runs--, codes += R * RUN)
+#pragma GCC unroll 8
+            for (int step = 0; step < RUN / 4; step++, w += PAIR_STEP) {
+                if (64 * step < R * RUN) __builtin_prefetch(codes + AHEAD + 64 * step, 0, 2);
+                const I four = load_ints(w);
+#pragma GCC unroll 12
+                for (int r = 0; r < R; r++)
+                    add_dot4(part[r], four, codes + r * RUN + 4 * step);
             }
-        }
-    const PairScales scales(pair);
+        const F scale = load(reinterpret_cast<const float *>(tile + PAIR_SCALES));
+#pragma GCC unroll 12
+        for (int r = 0; r < R; r++) sums[r] = fma(to_float(part[r]), scale, sums[r]);
+    }
     const float *factors = view.scales(block);
 #pragma GCC unroll 12
-    for (int r = 0; r < R; r++) {
-        const F factor = set(factors[r]);
-        first[r] = fma(to_float(a[r]), mul(scales.first, factor), first[r]);
-        second[r] = fma(to_float(b[r]), mul(scales.second, factor), second[r]);
+    for (int r = 0; r < R; r++) totals[r] = fma(sums[r], set(factors[r]), totals[r]);
+}
+
+/* Add the products of the outliers of a row to its sums of both tiles. */
+inline void add_outliers(const char *pair, const Outlier *outliers, int count, F &first,
+                         F &second) {
+    for (const Outlier *each = outliers; each < outliers + count; each++) {
+        const char *part = pair + each->column / PART_COLUMNS * PAIR_PART,
+                   *w = part + each->column % PART_COLUMNS / 4 * PAIR_STEP;
+        const float *scales = reinterpret_cast<const float *>(part + PAIR_SCALES);
+        const int32_t chosen = 1 << 8 * (each->column % 4);
+        const auto product = [&](int tile, F sum) {
+            const I code = dot4<false>(set_int(-128),
+                                       load_ints(w + 4 * INL_LANES * tile), chosen);
+            const F scale = mul(load(scales + INL_LANES * tile), set(each->number));
+            return fma(to_float(code), scale, sum);
+        };
+        first = product(0, first), second = product(1, second);
     }
 }
 
@@ -333,12 +399,13 @@ __attribute__((noinline)) void add_block(const char *pair, const BlockRowView &v
 template <int R>
 void multiply_pair(const char *pair, const BlockRowView &x, F *first, F *second) {
     for (int r = 0; r < R; r++) first[r] = second[r] = set(0.0f);
-    for (int64_t block = 0; block < x.shape.blocks; block++, pair += PAIR_BLOCK) {
-        add_block<R>(pair, x, block, first, second);
-        int32_t outliers = 0;
-        for (int r = 0; r < R; r++) outliers |= x.outliers(block)[r];
-        if (outliers) add_outliers<R>(pair, x, block, first, second);
+    for (int64_t block = 0; block < x.shape.blocks; block++) {
+        const char *weights = pair + block * BLOCK_PARTS * PAIR_PART;
+        add_block<R>(weights, x, block, first);
+        add_block<R>(weights + 4 * INL_LANES, x, block, second);
     }
+    for (int r = 0; r < R; r++)
+        add_outliers(pair, x.outliers(r), x.count(r), first[r], second[r]);
 }
 
 void multiply_pair_rows(const char *pair, const BlockRowView &x, F *first, F *second) {
@@ -389,7 +456,7 @@ void block_linear_body(args::Linear op, int64_t chunk, Worker &worker) {
 Scratch block_linear_scratch(args::Linear op) {
     if (!requantizes(op)) return linear_scratch(op);
     const BlockRowShape shape(op.matrix());
-    const int64_t pair = shape.blocks * PAIR_BLOCK, row = aligned(4 * shape.columns);
+    const int64_t pair = shape.parts * PAIR_PART, row = aligned(4 * shape.columns);
     return {op.rows() * shape.bytes(), pair > row ? pair : row};
 }
 
