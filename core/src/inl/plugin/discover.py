@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from inl.plugin.distribution_folders import NotFolders, Point, read_folders
 from inl.plugin.hooks import GROUP
 
 if TYPE_CHECKING:
     from importlib.metadata import Distribution, EntryPoint
+
+    AnyPoint = EntryPoint | Point
 
 PREFIX = "inl.v"
 """Prefix of the entry-point groups; the major version follows."""
@@ -70,7 +74,7 @@ def variable() -> list[str]:
     return os.environ.get(VARIABLE, "").split(",")
 
 
-def from_entry_points(points: Iterable[EntryPoint]) -> list[Origin]:
+def from_entry_points(points: Iterable[AnyPoint]) -> list[Origin]:
     """Return the plugins of entry points, sorted by name and distribution.
 
     Includes groups of other major versions, except for plugins that also serve this
@@ -90,7 +94,7 @@ def _sort_key(origin: Origin) -> tuple[str, ...]:
     return origin.name, origin.distribution or "", origin.group, origin.module
 
 
-def _origins(point: EntryPoint) -> Iterator[Origin]:
+def _origins(point: AnyPoint) -> Iterator[Origin]:
     if point.group.startswith(PREFIX):
         problem = None
         if not MODULE.fullmatch(point.value):
@@ -109,7 +113,7 @@ def _origins(point: EntryPoint) -> Iterator[Origin]:
         )
 
 
-def installed() -> tuple[list[EntryPoint], list[Origin]]:
+def installed() -> tuple[list[AnyPoint], list[Origin]]:
     """Return the installed entry points, and origins of damaged entry-point lists.
 
     Distributions are read again once a folder of ``sys.path`` has changed.
@@ -129,13 +133,16 @@ def _folder(name: str) -> tuple[str, int]:
 
 @lru_cache(maxsize=1)
 def _installed(
-    _folders: tuple[tuple[str, int], ...],
-) -> tuple[list[EntryPoint], list[Origin]]:
+    folders: tuple[tuple[str, int], ...],
+) -> tuple[Sequence[AnyPoint], list[Origin]]:
     """Read every distribution: with hundreds of them, a tenth of a second.
 
-    ``importlib.metadata`` fails at the first damaged list; the distributions are then
-    read one by one.
+    With ``importlib.metadata`` where it is imported anyway, or is needed. It fails at
+    the first damaged list; the distributions are then read one by one.
     """
+    if "importlib.metadata" not in sys.modules:
+        with suppress(NotFolders):
+            return read_folders([folder for folder, _ in folders], PREFIX), []
     from importlib.metadata import entry_points
 
     try:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
@@ -53,6 +52,8 @@ def require_framework(
 
 def installed_version(name: str) -> str | None:
     """Return the version of an installed package, ``None`` if it has none."""
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version(name.replace("_", "-"))
     except PackageNotFoundError:

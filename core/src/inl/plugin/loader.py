@@ -41,6 +41,8 @@ from inl.plugin.screening import Verdict, recall, screen
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
+    from inl.plugin.discover import AnyPoint
+
 STATUS: dict[type, str] = {Unsupported: "unsupported", Conflict: "conflict"}
 
 BUILTIN = Origin("reference", "inl.plugin.builtin", "builtin", "inl-core", __version__)
@@ -143,7 +145,7 @@ def load_registry(
 
 
 def _origins(
-    entry_points: Iterable[EntryPoint] | None, modules: Iterable[str] | None
+    entry_points: Iterable[AnyPoint] | None, modules: Iterable[str] | None
 ) -> list[Origin]:
     """Return the origins of all plugins, the built-in one first."""
     damaged: list[Origin] = []

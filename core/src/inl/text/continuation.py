@@ -6,7 +6,7 @@ text before the tag, without what the template writes after the message.
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,7 +26,7 @@ class Continuation:
 
     def __init__(self, messages: Sequence[Mapping[str, Any]], field: str) -> None:
         # Random, so that no message contains it; ASCII, which JSON does not escape.
-        self._tag = f"CONTINUED-{secrets.token_hex(12)}"
+        self._tag = f"CONTINUED-{os.urandom(12).hex()}"
         self._text = ""
         last = dict(messages[-1]) if messages else {}
         fields = [field]

