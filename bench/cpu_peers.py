@@ -79,7 +79,7 @@ def arguments() -> argparse.Namespace:
     forced = "instruction set for INL and llama.cpp, and no other peers"
     add("--isa", choices=ISAS, help=forced)
     add("--rounds", type=int, default=5)
-    turns = "after the rounds: all rows loaded at once, decoding in so many turns"
+    turns = "after the rounds: all rows loaded at once, measured in so many turns"
     add("--turns", type=int, default=0, help=turns)
     add("--threads", type=int, default=usable_cores())
     add("--cache", type=Path, default=Path(base) / "inl-peers")
@@ -274,7 +274,7 @@ class Bench:
         bar(1, 1, "done")
 
     def take_turns(self, results: list[Result]) -> None:
-        """Decode in turns, if asked for; Ctrl-C ends them as it ends rounds."""
+        """Take turns, if asked for; Ctrl-C ends them as it ends rounds."""
         if not self.options.turns or self.has_ended:
             return
         able = [each for each in results if not each.failures]
@@ -339,7 +339,7 @@ def show(bench: Bench, about: dict[str, Any], results: list[Result]) -> None:
     print("\nINL against the best peer (over 1: ahead)")
     print(show_ratios(ratios(results)))
     if bench.options.turns:
-        print(f"\nINL against each peer, {TOKENS} tokens in turns (over 1: ahead)")
+        print("\nINL against each peer, in turns (over 1: ahead)")
         print(show_turns(results))
     print(f"\n{answers(results, bench.facts)}\n\nversions and modes\n{notes(results)}")
 

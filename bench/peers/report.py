@@ -56,8 +56,8 @@ class Result:
     agrees: int = 0
     """Tokens at the begin of its answer that are those of float32."""
     sensible: bool = True
-    turns: list[float] = field(default_factory=list)
-    """Tokens a second of each turn that counts."""
+    turns: list[dict[str, float]] = field(default_factory=list)
+    """What each turn that counts measured."""
     turns_failure: str = ""
     """Why its turns ended; what it did in the rounds stays."""
 

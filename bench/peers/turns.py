@@ -1,4 +1,4 @@
-"""Decoding in turns: all rows are loaded at once, and in a turn each decodes once.
+"""Turns: all rows are loaded at once, and in a turn each decodes and prefills once.
 
 The memory of a shared machine changes its speed for seconds or minutes. The rates of a
 turn are measured one right after the other, so their ratio compares equal machines.
@@ -22,12 +22,14 @@ from peers.report import Result, Spread
 
 TOKENS = 16
 """Tokens that a row decodes in a turn."""
+COLUMNS = {"decode_rate": "decode", "prefill_rate": "prefill 512"}
+"""What a turn measures, all in tokens a second."""
 END_SECONDS = 10
 """Time for a process to end by itself, with its children and its shared memory."""
 
 
 class Player:
-    """A row's process, which decodes once each time it is asked.
+    """A row's process, which decodes and prefills once each time it is asked.
 
     limit: seconds for loading, and for each answer.
     """
@@ -60,12 +62,12 @@ class Player:
         """Wait until the model is loaded. Raises :class:`Failed`."""
         self._read()
 
-    def decode(self) -> float:
-        """Tokens a second of one answer. Raises :class:`Failed`."""
+    def take_turn(self) -> dict[str, float]:
+        """Measure :data:`COLUMNS`. Raises :class:`Failed`."""
         with suppress(BrokenPipeError):  # how it ended is seen in what it printed
             self._in.write(b"\n")
             self._in.flush()
-        return float(self._read()["decode_rate"])
+        return self._read()
 
     def _read(self) -> dict[str, Any]:
         """Read one line; a process that does not print it is ended."""
@@ -97,7 +99,7 @@ Start = Callable[[Row], AbstractContextManager[Player]]
 
 
 def take_turns(results: Sequence[Result], turns: int, start: Start) -> None:
-    """Load all rows and let each decode once a turn; every turn begins with another.
+    """Load all rows and let each take every turn; each turn begins with another.
 
     Turn 0 does not count. Rates and failures go into the results, also when this is
     interrupted, and all processes are ended.
@@ -105,17 +107,17 @@ def take_turns(results: Sequence[Result], turns: int, start: Start) -> None:
     with ExitStack() as stack:
         players = deque(_load(results, start, stack))
         for number in range(turns + 1):
-            bar(number, turns + 1, "decoding in turns")
+            bar(number, turns + 1, "in turns")
             for result, player in list(players):
                 try:
-                    rate = player.decode()
+                    found = player.take_turn()
                 except Failed as reason:
                     result.turns_failure = f"turn {number}: {reason}"
                     players.remove((result, player))
                     player.end()
                     continue
                 if number:
-                    result.turns.append(rate)
+                    result.turns.append(found)
             players.rotate(-1)
     bar(1, 1, "done")
 
@@ -139,25 +141,32 @@ def _load(
 def compare_turns(results: Sequence[Result]) -> list[dict[str, Any]]:
     """Give INL against each peer: medians, and the ratios within a turn.
 
-    Only turns count in which both decoded.
+    Only turns count that both took.
     """
-    lines = []
-    for mine in (each for each in results if each.row.peer == "inl"):
-        for its in (each for each in results if each.row.peer != "inl"):
-            pairs = list(zip(mine.turns, its.turns, strict=False))
-            if not pairs:
-                continue
-            lines.append(
-                {
-                    "row": mine.row.title,
-                    "peer": its.row.title,
-                    "turns": len(pairs),
-                    "inl": median(ours for ours, _ in pairs),
-                    "its": median(rate for _, rate in pairs),
-                    "ratio": Spread.of([a / b for a, b in pairs])._asdict(),
-                }
-            )
-    return lines
+    ours = [each for each in results if each.row.peer == "inl" and each.turns]
+    theirs = [each for each in results if each.row.peer != "inl" and each.turns]
+    return [
+        _comparison(mine, its, column)
+        for mine in ours
+        for its in theirs
+        for column in COLUMNS
+    ]
+
+
+def _comparison(mine: Result, its: Result, column: str) -> dict[str, Any]:
+    pairs = [
+        (one[column], other[column])
+        for one, other in zip(mine.turns, its.turns, strict=False)
+    ]
+    return {
+        "row": mine.row.title,
+        "peer": its.row.title,
+        "column": column,
+        "turns": len(pairs),
+        "inl": median(one for one, _ in pairs),
+        "its": median(other for _, other in pairs),
+        "ratio": Spread.of([one / other for one, other in pairs])._asdict(),
+    }
 
 
 def show_turns(results: Sequence[Result]) -> str:
@@ -169,9 +178,15 @@ def show_turns(results: Sequence[Result]) -> str:
 
 
 def _line(
-    row: str, peer: str, turns: int, inl: float, its: float, ratio: Mapping[str, float]
+    row: str,
+    peer: str,
+    column: str,
+    turns: int,
+    inl: float,
+    its: float,
+    ratio: Mapping[str, float],
 ) -> str:
     return (
-        f"  {row}: {ratio['median']:.2f} ({ratio['least']:.2f} to {ratio['most']:.2f}) "
-        f"in {turns} turns ({inl:.4g}; {peer}: {its:.4g})"
+        f"  {row}, {COLUMNS[column]}: {ratio['median']:.2f} ({ratio['least']:.2f} to "
+        f"{ratio['most']:.2f}) in {turns} turns ({inl:.4g}; {peer}: {its:.4g})"
     )

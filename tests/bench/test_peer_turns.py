@@ -1,4 +1,4 @@
-"""Decoding in turns, with drivers whose peer is made up."""
+"""Turns, with drivers whose peer is made up."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def load(job):
         note(tokens)
         if mode == "hanging" and calls == 2:
             time.sleep(600)
-        if calls == 4:  # turn 2: the first call is that of loading
+        if calls == 6:  # in turn 2: the first call is that of loading, a turn has two
             if mode == "dying":
                 sys.exit("error: out of memory")
             if mode == "interrupting":
@@ -90,12 +90,13 @@ def assert_ended(folder: Path, *modes: str) -> None:
 def test_each_turn_begins_with_another_row(tmp_path: Path) -> None:
     results = turns_of(tmp_path, {"inl": "one", "a": "two"})
     assert [len(each.turns) for each in results] == [3, 3]
-    assert all(rate > 0 for each in results for rate in each.turns)
+    assert all(min(turn.values()) > 0 for each in results for turn in each.turns)
     journal = (tmp_path / "journal").read_text().splitlines()
     assert journal[:2] == ["one 1", "two 1"]
     turns = ["one", "two"], ["two", "one"], ["one", "two"], ["two", "one"]
-    assert journal[2:10] == [f"{mode} {TOKENS + 1}" for turn in turns for mode in turn]
-    assert sorted(journal[10:]) == ["one closed", "two closed"]
+    rows = [row for turn in turns for row in turn]
+    assert journal[2:18] == [f"{row} {n}" for row in rows for n in (TOKENS + 1, 1)]
+    assert sorted(journal[18:]) == ["one closed", "two closed"]
     assert_ended(tmp_path, "one", "two")
 
 
@@ -110,7 +111,7 @@ def test_the_others_go_on_without_a_row_that_fails(tmp_path: Path) -> None:
     assert not any(each.failures for each in results)  # the rounds count still
     shown = show_turns(results).splitlines()
     assert "in 1 turns" in shown[0]
-    assert shown[1:] == [f"  a: FAILED: {lost}", f"  b: FAILED: {died}"]
+    assert shown[2:] == [f"  a: FAILED: {lost}", f"  b: FAILED: {died}"]
     assert_ended(tmp_path, *modes.values())
 
 
@@ -150,26 +151,35 @@ def test_only_rows_without_failures_take_turns(tmp_path: Path) -> None:
     assert len(results[0].turns) == 1
 
 
+def turns(rates: list[float]) -> list[dict[str, float]]:
+    return [{"decode_rate": rate, "prefill_rate": 2 * rate} for rate in rates]
+
+
 def test_ratios_are_those_within_a_turn() -> None:
     ours, steady, short, lost = results_of("inl", "a", "b", "c")
-    ours.turns, steady.turns, short.turns = [40, 10, 90], [20, 10, 30], [80]
+    ours.turns, steady.turns = turns([40, 10, 90]), turns([20, 10, 30])
+    short.turns = turns([80])
     ours.rounds = steady.rounds = [{"decode_rate": 1}]
-    first, second = compare_turns([ours, steady, short, lost])
+    first, prefill, second, _ = compare_turns([ours, steady, short, lost])
     assert first == {
         "row": "inl",
         "peer": "a",
+        "column": "decode_rate",
         "turns": 3,
         "inl": 40,
         "its": 20,
         "ratio": {"median": 2, "least": 1, "most": 3},
     }
+    assert prefill == first | {"column": "prefill_rate", "inl": 80, "its": 40}
     assert (second["turns"], second["ratio"]["median"]) == (1, 0.5)
-    text = "  inl: 2.00 (1.00 to 3.00) in 3 turns (40; a: 20)"
-    assert show_turns([ours, steady]) == text
+    assert show_turns([ours, steady]).splitlines() == [
+        "  inl, decode: 2.00 (1.00 to 3.00) in 3 turns (40; a: 20)",
+        "  inl, prefill 512: 2.00 (1.00 to 3.00) in 3 turns (80; a: 40)",
+    ]
     about = {"read_bandwidth": {"median": 1e9}}
     found = json.loads(json.dumps(cpu_peers.record(about, [ours, steady])))
-    assert [row["turns"] for row in found["rows"]] == [[40, 10, 90], [20, 10, 30]]
-    assert found["turns"] == [first]
+    assert [row["turns"] for row in found["rows"]] == [ours.turns, steady.turns]
+    assert found["turns"] == [first, prefill]
 
 
 @pytest.mark.parametrize("tells", [True, False])
@@ -191,4 +201,5 @@ def test_a_turn_is_timed_after_the_first_token(
     job = {"vocabulary": 1000, "seed": 1, "tokens": TOKENS}
     ready, *rates = harness.take_turns(job, loaded)
     assert ready == {}
-    assert rates == [{"decode_rate": pytest.approx(1 / 0.002)}] * 2
+    wanted = {"decode_rate": 1 / 0.002, "prefill_rate": 512 / 0.02}
+    assert rates == [pytest.approx(wanted)] * 2

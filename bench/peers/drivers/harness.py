@@ -133,7 +133,7 @@ def measure(job: dict[str, Any], loaded: Loaded) -> dict[str, Any]:
 
 
 def take_turns(job: dict[str, Any], loaded: Loaded) -> Iterator[dict[str, float]]:
-    """Report that the peer is ready, then decode an answer for each line of input.
+    """Report that the peer is ready, then decode and prefill for each line of input.
 
     Where the peer does not tell when the first token came, a call for one token comes
     before each answer.
@@ -146,7 +146,9 @@ def take_turns(job: dict[str, Any], loaded: Loaded) -> Iterator[dict[str, float]
         first = 0.0
         if got.first_seconds is None:
             first = timed(answer, prompts.take(1, 32), 1)
-        yield {"decode_rate": decode_rate(answer, prompts, job["tokens"], first)}
+        rate = decode_rate(answer, prompts, job["tokens"], first)
+        long = timed(answer, prompts.take(1, 512), 1)
+        yield {"decode_rate": rate, "prefill_rate": 512 / long}
 
 
 def _megabytes(count: int | None) -> float | None:
