@@ -1,6 +1,6 @@
 """Entry points of installed distributions, read without ``importlib.metadata``.
 
-Importing that module takes 0.02 s, a fifteenth of the start of a small model. What pip
+Importing that module takes 0.015 s, a twentieth of the start of a small model. What pip
 installs are folders with text, which are read here; archives, eggs, other finders and
 damaged lists are left to the module.
 """
@@ -109,17 +109,16 @@ def _lines(text: str) -> Iterator[tuple[str, str, str]]:
 
 def _headers(info: Path) -> dict[str, str]:
     """Read name and version of a distribution."""
+    file = "METADATA" if info.suffix.lower() == ".dist-info" else "PKG-INFO"
+    try:
+        text = (info / file).read_text("utf-8")
+    except (OSError, UnicodeDecodeError):
+        raise NotFolders from None
     found: dict[str, str] = {}
-    for file in ("METADATA", "PKG-INFO"):
-        try:
-            text = (info / file).read_text("utf-8")
-        except (OSError, UnicodeDecodeError):
-            continue
-        for line in text.partition("\n\n")[0].splitlines():
-            key, _, value = line.partition(":")
-            if key in ("Name", "Version"):
-                found.setdefault(key, value.strip())
-        break
+    for line in text.partition("\n\n")[0].splitlines():
+        key, _, value = line.partition(":")
+        if key in ("Name", "Version"):
+            found.setdefault(key, value.strip())
     if "Name" not in found:
         raise NotFolders
     return found
