@@ -23,8 +23,7 @@ from inspect import getclosurevars
 from itertools import product
 
 import torch
-from cuda_engines import kernels_of
-from cuda_graph import weight_bytes
+from cuda_engines import kernels_of, weight_bytes
 from random_models import SHAPES, Random, random_language
 from torch.profiler import ProfilerActivity, profile
 
