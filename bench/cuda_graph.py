@@ -25,6 +25,7 @@ from torch.profiler import profile
 
 from inl.backend.base import DeviceMemory, Program, Traits
 from inl.backend.host import host_memory
+from inl.checkpoints.checkpoint import open_checkpoint
 from inl.device import Device
 from inl.dtypes import HostArray
 from inl.executor.local_runner import Loaded, LocalRunner
@@ -34,8 +35,7 @@ from inl.spec.message import Row, admit_frame, step_frame
 from inl.spec.selection import KernelSelection
 from inl.spec.step import Bucket
 from inl.spec.tree import leaves
-from inl.weights.checkpoint import open_checkpoint
-from inl.weights.loader import load_weights, stored_specs
+from inl.weights.load import load_weights, stored_specs
 from inl.weights.plan import check_tensors, plan_weights
 from inl_torch.backend import TorchBackend, inference_mode
 from inl_torch.gpu.graphs import AsyncHostCopy, capture

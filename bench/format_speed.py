@@ -17,11 +17,11 @@ import gguf
 from format_quality import FORMATS, MATRICES, decoded, quantized
 
 from inl import EngineConfig, InferenceEngine
+from inl.checkpoints.checkpoint import open_checkpoint
+from inl.checkpoints.hub.resolve import resolve_model
+from inl.checkpoints.wrapped import WrappedCheckpoint
 from inl.dtypes import HostArray
 from inl.executor.model_loader import open_model, read_model
-from inl.weights.checkpoint import open_checkpoint
-from inl.weights.hub import resolve_model
-from inl.weights.wrapped import WrappedCheckpoint
 
 TYPES = {
     "gptq": "Q4_0", "compressed-int4": "Q4_0", "torchao-int4": "Q4_0", "awq": "Q4_1",

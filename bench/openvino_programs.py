@@ -20,11 +20,11 @@ import openvino
 from onnx import numpy_helper
 
 from inl import Device, EngineConfig
+from inl.checkpoints.hub.resolve import default_model
 from inl.executor.model_loader import open_model, start_runner
 from inl.plugin import make_backend
 from inl.spec.step import Bucket
 from inl.spec.tree import leaves
-from inl.weights.hub import default_model
 from inl_directml.backend import DirectmlBackend
 from inl_onnx.trace import export
 

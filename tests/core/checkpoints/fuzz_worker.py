@@ -168,8 +168,8 @@ class Gguf(Case):
         return damaged(raw, rng, 6000)
 
     def read(self):
+        from inl.checkpoints.blocks.dtypes import dequantize
         from inl.executor.model_loader import open_model
-        from inl.weights.quant import dequantize
 
         checkpoint = open_model(self.path).checkpoint
         for name in checkpoint.names():
@@ -189,8 +189,8 @@ class Safetensors(Case):
         return damaged(raw, rng, 3000)
 
     def read(self):
+        from inl.checkpoints.blocks.dtypes import dequantize
         from inl.executor.model_loader import open_model
-        from inl.weights.quant import dequantize
 
         checkpoint = open_model(self.folder).checkpoint
         for name in checkpoint.names():
@@ -242,8 +242,8 @@ class Tokenizer(Case):
         return damaged_json(raw, rng)
 
     def read(self):
+        from inl.checkpoints.files.tokenizer_file import build_tokenizer
         from inl.text.gguf_vocabulary import open_tokenizer, read_tokenizer
-        from inl.weights.tokenizer_file import build_tokenizer
 
         if self.given is None:
             return use_tokenizer(

@@ -18,13 +18,13 @@ sys.path.append(str(Path(__file__).parents[2] / "support"))
 
 from fuzz_worker import MESSAGES, forget_peak, memory, use_tokenizer
 
+from inl.checkpoints.blocks.dtypes import dequantize
+from inl.checkpoints.files.tensor_file import TensorFile
+from inl.checkpoints.files.tokenizer_file import build_tokenizer
+from inl.checkpoints.files.torch_file import read_archive
 from inl.errors import InlError
 from inl.executor.model_loader import open_model
 from inl.text.sandbox import Session, limit_memory
-from inl.weights.files import TensorFile
-from inl.weights.quant import dequantize
-from inl.weights.tokenizer_file import build_tokenizer
-from inl.weights.torch_file import read_archive
 from structure_cases import gguf_file, pickle_program, tokenizer_json
 from structure_texts import config_json, template
 

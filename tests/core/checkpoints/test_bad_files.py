@@ -9,9 +9,9 @@ import tracemalloc
 import pytest
 from safetensors.numpy import save_file
 
+from inl.checkpoints.blocks.dtypes import dequantize
+from inl.checkpoints.checkpoint import open_checkpoint
 from inl.errors import CheckpointError
-from inl.weights.checkpoint import open_checkpoint
-from inl.weights.quant import dequantize
 
 
 class GgufBytes:

@@ -8,21 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inl.dtypes import HostArray, cast
-from inl.errors import CheckpointError, MissingPackage
-from inl.weights.gguf_fallback import FALLBACK_DTYPES
-from inl.weights.quant import (
+from inl.checkpoints.blocks.codebooks import FALLBACK_DTYPES
+from inl.checkpoints.blocks.dtypes import (
+    BLOCK_DTYPES,
     BLOCKS,
     PIECE,
-    QUANTIZATIONS,
     convert,
     dequantize,
     packed_bytes,
 )
+from inl.dtypes import HostArray, cast
+from inl.errors import CheckpointError, MissingPackage
 
 KINDS = {
     name: gguf.GGMLQuantizationType[name.upper()]
-    for name in QUANTIZATIONS
+    for name in BLOCK_DTYPES
     if name not in ("mxfp8", "fp8_128")  # not in GGUF files
 }
 
@@ -77,14 +77,14 @@ def test_round_trip_error_is_within_half_a_step(name):
     values = np.random.default_rng(2).uniform(-1, 1, (8, 64)).astype(np.float32)
     packed = gguf.quantize(values, KINDS[name])
     found = dequantize(HostArray(packed, name, values.shape))
-    step = 0.26 if name == "mxfp4" else 2 / 2 ** QUANTIZATIONS[name].bits
+    step = 0.26 if name == "mxfp4" else 2 / 2 ** BLOCK_DTYPES[name].bits
     assert np.abs(found - values).max() <= step
 
 
-@pytest.mark.parametrize("name", QUANTIZATIONS)
+@pytest.mark.parametrize("name", BLOCK_DTYPES)
 def test_descriptors_give_the_number_of_values_per_group(name):
     """One group of one block, with any codes."""
-    kind, rng = QUANTIZATIONS[name], np.random.default_rng(4)
+    kind, rng = BLOCK_DTYPES[name], np.random.default_rng(4)
     elements, size = BLOCKS[name]
     blocks = rng.integers(0, 256, (400, size), dtype=np.uint8)
     if name == "mxfp4":

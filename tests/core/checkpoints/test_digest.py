@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from inl.checkpoints.digest import SAMPLES, model_digest
 from inl.executor.model_loader import open_model
 from inl.testing.tiny import MemoryCheckpoint, tiny_llama
-from inl.weights.digest import SAMPLES, model_digest
 
 
 @pytest.fixture

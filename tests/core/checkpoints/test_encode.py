@@ -6,10 +6,10 @@ import gguf
 import numpy as np
 import pytest
 
+from inl.checkpoints.blocks.dtypes import dequantize
+from inl.checkpoints.blocks.encode import ENCODERS, encode
 from inl.errors import CheckpointError
 from inl.weights.finite import check_finite
-from inl.weights.quant import dequantize
-from inl.weights.quant_encode import ENCODERS, encode
 from quantized_blocks import decoded, e4m3_values
 
 

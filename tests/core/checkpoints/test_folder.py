@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from inl.checkpoints.checkpoint import open_checkpoint
+from inl.checkpoints.files.safetensors import DTYPES
 from inl.dtypes import widen
 from inl.errors import CheckpointError
-from inl.weights.checkpoint import open_checkpoint
-from inl.weights.safetensors import DTYPES
 
 CONFIG = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
 

@@ -7,13 +7,13 @@ import gguf
 import numpy as np
 import pytest
 
+from inl.checkpoints.blocks.dtypes import dequantize
+from inl.checkpoints.checkpoint import open_checkpoint
+from inl.checkpoints.gguf.file import GgufFile
+from inl.checkpoints.gguf.names import hf_name
+from inl.checkpoints.gguf.types import KINDS
 from inl.errors import CheckpointError
 from inl.text.strings import Strings
-from inl.weights.checkpoint import open_checkpoint
-from inl.weights.gguf import GgufFile
-from inl.weights.gguf_names import hf_name
-from inl.weights.gguf_types import KINDS
-from inl.weights.quant import dequantize
 
 
 @pytest.mark.full

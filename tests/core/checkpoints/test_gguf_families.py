@@ -8,10 +8,10 @@ import gguf
 import numpy as np
 import pytest
 
+from inl.checkpoints.checkpoint import open_checkpoint
+from inl.checkpoints.gguf.names import FAMILIES, hf_name
 from inl.errors import CheckpointError
 from inl.models import qwen2
-from inl.weights.checkpoint import open_checkpoint
-from inl.weights.gguf_names import FAMILIES, hf_name
 
 HIDDEN, INNER, HEADS, KV_HEADS, LAYERS = 64, 96, 4, 2, 2
 LETTERS = ["<s>", "</s>", *"abcd"]

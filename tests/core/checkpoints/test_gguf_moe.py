@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from inl.backend.reference import ReferenceBackend
+from inl.checkpoints.blocks.dtypes import dequantize
+from inl.checkpoints.checkpoint import open_checkpoint
 from inl.device import Device
 from inl.errors import CheckpointError
 from inl.models import mixtral, qwen3_moe
@@ -14,8 +16,6 @@ from inl.spec.limits import Limits
 from inl.spec.tree import leaves
 from inl.testing.oracle import prompt_logits
 from inl.testing.tiny import MemoryCheckpoint, local_runner
-from inl.weights.checkpoint import open_checkpoint
-from inl.weights.quant import dequantize
 from inl.weights.sources import stored_tensors
 from stacked_experts import stacked
 

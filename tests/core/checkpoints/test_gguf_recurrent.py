@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from inl.backend.reference import ReferenceBackend
+from inl.checkpoints.blocks.dtypes import dequantize
+from inl.checkpoints.checkpoint import open_checkpoint
 from inl.device import Device
 from inl.errors import CheckpointError, WeightMismatch
 from inl.spec.limits import Limits
 from inl.testing.oracle import prompt_logits
 from inl.testing.tiny import MemoryCheckpoint, local_runner
-from inl.weights.checkpoint import open_checkpoint
-from inl.weights.quant import dequantize
 from random_families import random_family
 from stacked_experts import stacked
 

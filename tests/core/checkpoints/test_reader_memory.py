@@ -21,7 +21,7 @@ SECONDS = 5.0
 """Processor time that a reader may take."""
 
 OPEN = """
-from inl.weights.checkpoint import open_checkpoint
+from inl.checkpoints.checkpoint import open_checkpoint
 import numpy
 
 def work():

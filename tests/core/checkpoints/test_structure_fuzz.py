@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from depth import mostly_full
 from fuzz_reports import reports
-from inl.weights.gguf import GgufFile
+from inl.checkpoints.gguf.file import GgufFile
 from structure_texts import CONFIG
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="measured with /proc")

@@ -11,9 +11,9 @@ import sys
 import pytest
 
 from depth import mostly_full
+from inl.checkpoints.files import tokenizer_file
 from inl.errors import CheckpointError
 from inl.text import tokenizer_check
-from inl.weights import tokenizer_file
 from limited import run_limited
 
 BASE = {
@@ -129,7 +129,7 @@ def test_rules_of_real_tokenizers_are_accepted(written):
 
 READ = """
 from pathlib import Path
-from inl.weights.folder import FolderCheckpoint
+from inl.checkpoints.folder import FolderCheckpoint
 import tokenizers
 
 def work():

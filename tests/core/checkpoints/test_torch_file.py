@@ -12,10 +12,10 @@ import zipfile
 import numpy as np
 import pytest
 
+from inl.checkpoints.checkpoint import open_checkpoint
+from inl.checkpoints.files.pickle_reader import read_pickle
 from inl.dtypes import widen
 from inl.errors import CheckpointError
-from inl.weights.checkpoint import open_checkpoint
-from inl.weights.pickle_reader import read_pickle
 from outcomes import Outcomes
 from torch_pickles import (
     ORDERED,

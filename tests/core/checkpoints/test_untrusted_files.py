@@ -9,15 +9,15 @@ import pytest
 from safetensors.numpy import save_file
 
 from depth import mostly_full
+from inl.checkpoints.checkpoint import open_checkpoint
 from inl.errors import CheckpointError
-from inl.weights.checkpoint import open_checkpoint
 from limited import run_limited
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="the files are POSIX's")
 
 OPEN = """
 def work():
-    from inl.weights.checkpoint import open_checkpoint
+    from inl.checkpoints.checkpoint import open_checkpoint
     checkpoint = open_checkpoint(sys.argv[1])
     template = checkpoint.chat_template
     checkpoint.tokenizer()
@@ -120,8 +120,8 @@ SHRINK = """
 def work():
     import os
     import numpy as np
-    from inl.weights.checkpoint import open_checkpoint
-    from inl.weights.quant import dequantize
+    from inl.checkpoints.checkpoint import open_checkpoint
+    from inl.checkpoints.blocks.dtypes import dequantize
     checkpoint = open_checkpoint(sys.argv[1])
     file, size = sys.argv[2], int(sys.argv[3])
     os.truncate(file, size)

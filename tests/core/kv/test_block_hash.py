@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from inl.scheduling.block_hash import extend_block_hashes, root_hash
+from inl.kv.block_hash import extend_block_hashes, root_hash
 
 FIELDS = {"model_digest": "m", "adapter_digest": "", "cache_salt": "", "block_size": 2}
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from depth import examples
-from inl.scheduling.block_pool import BlockPool
+from inl.kv.block_pool import BlockPool
 
 OPERATIONS = ["take", "share", "free", "publish"]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from inl.scheduling.block_pool import BlockPool
-from inl.scheduling.kv_cache_manager import KVCacheManager
+from inl.kv.block_pool import BlockPool
+from inl.kv.kv_cache_manager import KVCacheManager
 
 
 def manager(*blocks):

@@ -6,9 +6,9 @@ import gguf
 import numpy as np
 import pytest
 
+from inl.checkpoints.digest import model_digest
 from inl.errors import RequestError
 from inl.executor.model_loader import open_model
-from inl.weights.digest import model_digest
 from quantized_blocks import decoded
 
 NAME = "model.layers.1.self_attn.q_proj.weight"

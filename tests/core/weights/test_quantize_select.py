@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 from inl import EngineConfig, InferenceEngine
 from inl.backend.base import PackedKernels
 from inl.backend.reference import ReferenceBackend, Rendezvous, ThreadCollectives
+from inl.checkpoints.blocks.dtypes import convert
 from inl.device import Device
 from inl.dtypes import HostArray, cast, widen
 from inl.errors import CheckpointError, RequestError
@@ -30,8 +31,7 @@ from inl.spec.kernel import Kernel
 from inl.spec.tree import leaves
 from inl.testing.oracle import prompt_logits
 from inl.testing.tiny import MemoryCheckpoint, plain_logits, tiny_llama
-from inl.weights.quant import convert
-from inl.weights.quantization import KINDS
+from inl.weights.quantize.report import KINDS
 from lora_files import LoraFiles
 from quantized_blocks import decoded
 from waiting import until

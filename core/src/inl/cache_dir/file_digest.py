@@ -14,7 +14,7 @@ from threading import local
 from typing import Final
 
 from inl.backend.weight_cache import FileIdentity
-from inl.weights.private_folder import PrivateFolder, Untrusted, signature
+from inl.cache_dir.private_folder import PrivateFolder, Untrusted, signature
 
 PIECE: Final = 8 << 20
 """Bytes of a piece, which one thread hashes."""

@@ -6,8 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from inl.weights.cache_folder import cache_folder
-from inl.weights.private_folder import PrivateFolder
+from inl.cache_dir.location import cache_folder
+from inl.cache_dir.private_folder import PrivateFolder
 
 SUFFIX: Final = ".tiles"
 """Suffix of files of packed weights."""

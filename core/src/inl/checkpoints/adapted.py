@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
+from inl.checkpoints.wrapped import WrappedCheckpoint
 from inl.dtypes import HostArray
 from inl.errors import CheckpointError
-from inl.weights.wrapped import WrappedCheckpoint
 
 if TYPE_CHECKING:
-    from inl.weights.checkpoint import Checkpoint
+    from inl.checkpoints.checkpoint import Checkpoint
 
 Make = Callable[[Sequence[HostArray]], HostArray]
 

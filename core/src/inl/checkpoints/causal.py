@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from inl.checkpoints.adapted import AdaptedCheckpoint, Piece
+from inl.checkpoints.checkpoint import Checkpoint
+from inl.checkpoints.files.tensor_file import show
 from inl.errors import CheckpointError
-from inl.weights.adapted import AdaptedCheckpoint, Piece
-from inl.weights.checkpoint import Checkpoint
-from inl.weights.files import show
 
 TEXT: Final = "text_config"
 PREFIXES: Final = {

@@ -10,14 +10,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from inl.backend.weight_cache import FileIdentity
+from inl.checkpoints.files.tensor_file import listing, open_regular, unreadable
 from inl.dtypes import HostArray
 from inl.errors import CheckpointError
-from inl.weights.files import listing, open_regular, unreadable
 
 if TYPE_CHECKING:
+    from inl.checkpoints.quantized.kv_cache_scheme import CacheScheme
     from inl.text.template import ChatTemplate
     from inl.text.tokenizer import Tokenizer
-    from inl.weights.cache_scheme import CacheScheme
 
 ACCEPTED = (
     "accepted: a folder with config.json and *.safetensors, a .gguf file, "
@@ -117,11 +117,11 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
 
 
 def _open(path: Path) -> Checkpoint:
-    from inl.weights.gguf_model import GgufCheckpoint
+    from inl.checkpoints.gguf.checkpoint import GgufCheckpoint
 
     if path.is_dir():
         if os.path.lexists(path / "config.json"):
-            from inl.weights.folder import FolderCheckpoint
+            from inl.checkpoints.folder import FolderCheckpoint
 
             return FolderCheckpoint(path)
         return GgufCheckpoint(_only_gguf(path), path)

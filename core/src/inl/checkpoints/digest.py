@@ -8,10 +8,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inl.weights.files import open_regular
+from inl.checkpoints.files.tensor_file import open_regular
 
 if TYPE_CHECKING:
-    from inl.weights.checkpoint import Checkpoint
+    from inl.checkpoints.checkpoint import Checkpoint
 
 SAMPLE_BYTES = 256
 SAMPLES = 1024

@@ -12,13 +12,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
+from inl.checkpoints.checkpoint import Checkpoint
+from inl.checkpoints.files.json_text import read_json
+from inl.checkpoints.files.safetensors import Header, read_header
+from inl.checkpoints.files.tensor_file import (
+    Entry,
+    TensorFile,
+    listing,
+    read_bytes,
+    show,
+)
+from inl.checkpoints.files.torch_file import SUFFIXES, read_archive
 from inl.dtypes import HostArray
 from inl.errors import CheckpointError
-from inl.weights.checkpoint import Checkpoint
-from inl.weights.files import Entry, TensorFile, listing, read_bytes, show
-from inl.weights.json_text import read_json
-from inl.weights.safetensors import Header, read_header
-from inl.weights.torch_file import SUFFIXES, read_archive
 
 if TYPE_CHECKING:
     from inl.backend.weight_cache import FileIdentity
@@ -93,7 +99,7 @@ class FolderCheckpoint(Checkpoint):
         return {file.path: file.identity for file, _ in self._tensors.values()}
 
     def tokenizer(self) -> Tokenizer:
-        from inl.weights.tokenizer_file import read_tokenizer_file
+        from inl.checkpoints.files.tokenizer_file import read_tokenizer_file
 
         return read_tokenizer_file(self.path / "tokenizer.json", self.path)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import TYPE_CHECKING, final
 
-from inl.weights.checkpoint import Checkpoint
+from inl.checkpoints.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from inl.scheduling.block_pool import BlockPool
+from inl.kv.block_pool import BlockPool
 from inl.spec.cache import passed_blocks
 
 Table = list[list[int]]

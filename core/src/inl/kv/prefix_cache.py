@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from inl.scheduling.block_hash import extend_block_hashes, root_hash
-from inl.scheduling.kv_cache_manager import KVCacheManager
-from inl.scheduling.plan import SchedulerConfig
-from inl.scheduling.request import Request
+from typing import TYPE_CHECKING
+
+from inl.kv.block_hash import extend_block_hashes, root_hash
+from inl.kv.kv_cache_manager import KVCacheManager
+
+if TYPE_CHECKING:
+    from inl.scheduling.plan import SchedulerConfig
+    from inl.scheduling.request import Request
 
 
 class PrefixCache:

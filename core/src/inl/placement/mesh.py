@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 DATA, TENSOR, EXPERT = "data", "tensor", "expert"
 
+EXPERT_OP = "experts"
+"""Op whose weights are divided over the expert axis of a mesh."""
+
 
 class MeshSizes(NamedTuple):
     """Number of devices along each axis of a mesh."""

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from inl.backend.base import Collectives
+from inl.placement.mesh import TENSOR, mesh_of
 from inl.spec.kernel import Kernel
-from inl.spec.mesh import TENSOR, mesh_of
 from inl.spec.op import CATALOG, OpSpec
 
 if TYPE_CHECKING:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from inl.errors import RequestError, WeightMismatch
+from inl.placement.mesh import EXPERT_OP
 from inl.spec.cache import Paged, Slotted
 from inl.spec.tree import leaves, tree_map
 from inl.spec.weights import Group, Param, RowSlices
-from inl.weights.plan import EXPERTS
 
 if TYPE_CHECKING:
     from inl.config import EngineConfig
-    from inl.spec.mesh import Mesh
+    from inl.placement.mesh import Mesh
     from inl.spec.model import Model
 
 QKV = "qkv_linear"
@@ -68,9 +68,9 @@ def check_mesh(model: Model, config: Any, mesh: Mesh, wanted: EngineConfig) -> N
             f"adapters: found {wanted.adapter_slots} on the mesh {sizes}; accepted: 0"
         )
     ops = {group.op for group in leaves(model.weights(config))}
-    if sizes.expert > 1 and EXPERTS not in ops:
+    if sizes.expert > 1 and EXPERT_OP not in ops:
         raise WeightMismatch(
-            f"mesh {sizes}: the model has no weights of the op {EXPERTS} to divide; "
+            f"mesh {sizes}: the model has no weights of the op {EXPERT_OP} to divide; "
             "accepted: expert=1"
         )
 

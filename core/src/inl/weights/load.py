@@ -9,19 +9,25 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from inl.checkpoints.blocks.dtypes import (
+    BLOCKS,
+    convert,
+    decoder,
+    dequantize,
+    packed_bytes,
+)
+from inl.checkpoints.checkpoint import Checkpoint
+from inl.checkpoints.wrapped import CachedCheckpoint
 from inl.dtypes import SIZES, HostArray, wrap
 from inl.errors import CheckpointError, OutOfMemory
-from inl.spec.mesh import mesh_of
+from inl.placement.mesh import mesh_of
 from inl.spec.op import CATALOG, Spec, nbytes
 from inl.spec.tree import leaves, tree_map
 from inl.spec.weights import Param
-from inl.weights.checkpoint import Checkpoint
 from inl.weights.finite import check_finite
 from inl.weights.plan import WeightPlan
-from inl.weights.quant import BLOCKS, convert, decoder, dequantize, packed_bytes
 from inl.weights.sources import read_pieces, stored_tensors
 from inl.weights.unread import UnreadArray
-from inl.weights.wrapped import CachedCheckpoint
 
 if TYPE_CHECKING:
     from inl.backend.base import Backend

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from inl.checkpoints.blocks.dtypes import BLOCK_DTYPES
 from inl.dtypes import HostArray
-from inl.weights.quant import QUANTIZATIONS
 
 SPLIT: Final = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1")
 """Formats that can be split into codes and one scale per 32 of them."""
@@ -29,7 +29,7 @@ def split_blocks(array: HostArray) -> tuple[Any, Any, Any]:
     the low halves of 16 bytes, and 8 is subtracted if there are no offsets. Scales and
     offsets are float16 [N, K / 32]; offsets are ``None`` for symmetric formats.
     """
-    kind = QUANTIZATIONS[array.dtype]
+    kind = BLOCK_DTYPES[array.dtype]
     rows, columns = array.shape
     blocks = array.data.reshape(rows, columns // kind.block, kind.bytes)
     header_values = 1 if kind.symmetric else 2
@@ -54,7 +54,7 @@ def split_float8(array: HostArray) -> tuple[Any, Any]:
     every power of two of E8M0 exactly, uint16 [N, K / 32].
     """
     rows, columns = array.shape
-    kind = QUANTIZATIONS[array.dtype]
+    kind = BLOCK_DTYPES[array.dtype]
     blocks = array.data.reshape(rows, columns // kind.block, kind.bytes)
     exponents = blocks[:, :, 0].astype(np.uint16)
     scales = np.where(exponents == 0, np.uint16(0x40), exponents << 7)  # 0: subnormal
@@ -68,7 +68,7 @@ def split_float4(array: HostArray) -> tuple[Any, Any]:
     exponents are uint8 [N, K / 32]: ``e`` is the power of two of ``e - 127``.
     """
     rows, columns = array.shape
-    kind = QUANTIZATIONS[array.dtype]
+    kind = BLOCK_DTYPES[array.dtype]
     blocks = array.data.reshape(rows, columns // kind.block, kind.bytes)
     codes = np.ascontiguousarray(blocks[:, :, 1:]).reshape(rows, columns // 2)
     return codes, np.ascontiguousarray(blocks[:, :, 0])
@@ -80,7 +80,7 @@ def split_scaled_float8(array: HostArray) -> tuple[Any, Any]:
     Codes are the bits of E4M3, uint8 [N, K]; scales are float32 [N, K / 128].
     """
     rows, columns = array.shape
-    kind = QUANTIZATIONS[array.dtype]
+    kind = BLOCK_DTYPES[array.dtype]
     blocks = array.data.reshape(rows, columns // kind.block, kind.bytes)
     scales = np.ascontiguousarray(blocks[:, :, :4]).view(np.float32)[:, :, 0]
     return np.ascontiguousarray(blocks[:, :, 4:]).reshape(rows, columns), scales

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from inl.weights.quant_blocks import FOUR_BIT_VALUES, Bytes, Floats, floats
+from inl.checkpoints.blocks.decode_32 import FOUR_BIT_VALUES, Bytes, Floats, floats
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

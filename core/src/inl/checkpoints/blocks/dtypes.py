@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from inl.checkpoints.blocks import decode_32 as quant_blocks
+from inl.checkpoints.blocks import decode_256 as quant_k
+from inl.checkpoints.blocks.codebooks import FALLBACK_DTYPES, fallback_decoder
+from inl.checkpoints.blocks.decode_32 import Bytes, Floats
 from inl.dtypes import FLOAT8, SIZES, HostArray, cast, widen
 from inl.errors import CheckpointError
-from inl.weights import quant_blocks, quant_k
-from inl.weights.gguf_fallback import FALLBACK_DTYPES, fallback_decoder
-from inl.weights.quant_blocks import Bytes, Floats
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,8 +27,8 @@ PIECE: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Quantization:
-    """Description of a quantized dtype: ``value = scale * (code - zero) + offset``.
+class BlockDtype:
+    """A block-quantized dtype: ``value = scale * (code - zero) + offset``.
 
     ``group`` codes share a scale, and an offset unless ``symmetric``. A block is the
     unit of storage: groups, their scales, and the scale of the scales.
@@ -53,34 +54,34 @@ class Quantization:
 
 def _super(
     bits: int, group: int, size: int, scale: str, zero: int = 0, **options: bool
-) -> Quantization:
-    return Quantization(bits, group, size, zero, scale=scale, block=256, **options)
+) -> BlockDtype:
+    return BlockDtype(bits, group, size, zero, scale=scale, block=256, **options)
 
 
-QUANTIZATIONS: Final = {
-    "q8_0": Quantization(8, 32, 34),
-    "q4_0": Quantization(4, 32, 18, zero=8),
-    "q4_1": Quantization(4, 32, 20, symmetric=False),
-    "q5_0": Quantization(5, 32, 22, zero=16),
-    "q5_1": Quantization(5, 32, 24, symmetric=False),
+BLOCK_DTYPES: Final = {
+    "q8_0": BlockDtype(8, 32, 34),
+    "q4_0": BlockDtype(4, 32, 18, zero=8),
+    "q4_1": BlockDtype(4, 32, 20, symmetric=False),
+    "q5_0": BlockDtype(5, 32, 22, zero=16),
+    "q5_1": BlockDtype(5, 32, 24, symmetric=False),
     "q2_k": _super(2, 16, 84, "uint4", symmetric=False),
     "q3_k": _super(3, 16, 110, "int6", zero=4),
     "q4_k": _super(4, 32, 144, "uint6", symmetric=False),
     "q5_k": _super(5, 32, 176, "uint6", symmetric=False),
     "q6_k": _super(6, 16, 210, "int8", zero=32),
-    "iq4_nl": Quantization(4, 32, 18, table=True),
+    "iq4_nl": BlockDtype(4, 32, 18, table=True),
     "iq4_xs": _super(4, 32, 136, "int6", table=True),
     "tq1_0": _super(2, 256, 54, "float16", zero=1),
     "tq2_0": _super(2, 256, 66, "float16", zero=1),
-    "mxfp4": Quantization(4, 32, 17, scale="float8_e8m0", table=True),
-    "mxfp8": Quantization(8, 32, 33, scale="float8_e8m0", table=True),
-    "fp8_128": Quantization(8, 128, 132, scale="float32", block=128, table=True),
+    "mxfp4": BlockDtype(4, 32, 17, scale="float8_e8m0", table=True),
+    "mxfp8": BlockDtype(8, 32, 33, scale="float8_e8m0", table=True),
+    "fp8_128": BlockDtype(8, 128, 132, scale="float32", block=128, table=True),
 }
 """Quantized dtypes with a decoder in this package."""
 
 BLOCKS: Final = {
     **dict.fromkeys(FLOAT8, (1, 1)),
-    **{name: (one.block, one.bytes) for name, one in QUANTIZATIONS.items()},
+    **{name: (one.block, one.bytes) for name, one in BLOCK_DTYPES.items()},
     "q8_1": (32, 40),
     "q8_k": (256, 292),
     "iq1_s": (256, 50),

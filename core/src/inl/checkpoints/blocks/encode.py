@@ -1,9 +1,9 @@
 """Encoders of block formats: float32 to the nearest codes of the format's scales.
 
-The inverse of the decoders in :mod:`inl.weights.quant_blocks`: blocks of 32 elements
-along the last axis, uint8. Scales are rounded as they are stored before codes are
-chosen, so that a code is the nearest one to its element. A block with NaN or infinity
-has a scale that is not finite.
+The inverse of the decoders in :mod:`inl.checkpoints.blocks.decode_32`: blocks of 32
+elements along the last axis, uint8. Scales are rounded as they are stored before codes
+are chosen, so that a code is the nearest one to its element. A block with NaN or
+infinity has a scale that is not finite.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from inl.dtypes import HostArray
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from inl.weights.quant_blocks import Bytes, Floats
+    from inl.checkpoints.blocks.decode_32 import Bytes, Floats
 
 BLOCK: Final = 32
 """Elements of a block."""

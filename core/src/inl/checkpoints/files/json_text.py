@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from inl.checkpoints.files.tensor_file import OVERHEAD, read_bytes, show
 from inl.errors import CheckpointError
-from inl.weights.files import OVERHEAD, read_bytes, show
 
 MAX_JSON: Final = 64 << 20
 """Size limit of a JSON file in bytes; indexes of large models take 15 MB."""
@@ -58,7 +58,7 @@ def parse_json(text: bytes, where: str, file_size: int = 0) -> dict[str, Any]:
 def read_json(path: Path, folder: Path | None = None) -> dict[str, Any]:
     """Read a JSON object from a file; raises :class:`CheckpointError`.
 
-    folder: see :func:`inl.weights.files.resolve`.
+    folder: see :func:`inl.checkpoints.files.tensor_file.resolve`.
     """
     return parse_json(read_bytes(path, MAX_JSON, folder), str(path))
 

@@ -13,15 +13,15 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NoReturn
 
-from inl.errors import CheckpointError
-from inl.weights.files import OVERHEAD, show
-from inl.weights.pickle_values import (
+from inl.checkpoints.files.pickle_values import (
     CALLS,
     STORAGES,
     GlobalName,
     TorchStorage,
     is_size,
 )
+from inl.checkpoints.files.tensor_file import OVERHEAD, show
+from inl.errors import CheckpointError
 
 PUSHED: Final = frozenset(
     (

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from inl.errors import CheckpointError
-from inl.weights.files import (
+from inl.checkpoints.files.json_text import parse_json
+from inl.checkpoints.files.tensor_file import (
     MAX_TENSORS,
     Entry,
     TensorFile,
@@ -22,7 +22,7 @@ from inl.weights.files import (
     plain_bytes,
     show,
 )
-from inl.weights.json_text import parse_json
+from inl.errors import CheckpointError
 
 DTYPES: Final = {
     "F64": "float64",

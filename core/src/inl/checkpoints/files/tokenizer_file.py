@@ -9,12 +9,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from inl.cache_dir.location import cache_folder
+from inl.checkpoints.files.tensor_file import read_bytes
 from inl.errors import TokenizerNotFound
 from inl.text.tokenizer import Tokenizer, guarded, library
 from inl.text.tokenizer_bounds import check_rules
 from inl.text.tokenizer_check import try_tokenizer
-from inl.weights.cache_folder import cache_folder
-from inl.weights.files import read_bytes
 
 MAX_TOKENIZER: Final = 64 << 20
 """Size limit of the file in bytes; real ones are below 40 MiB."""
@@ -24,7 +24,8 @@ def read_tokenizer_file(path: Path, folder: Path | None = None) -> Tokenizer:
     """Read a tokenizer.json; its truncation and padding are switched off.
 
     A file is tried in another process first, see :mod:`inl.text.tokenizer_check`, and
-    remembered by its digest. folder: see :func:`inl.weights.files.resolve`. Raises
+    remembered by its digest. folder: see
+    :func:`inl.checkpoints.files.tensor_file.resolve`. Raises
     :class:`~inl.errors.CheckpointError`.
     """
     if not os.path.lexists(path):

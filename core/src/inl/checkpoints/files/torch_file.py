@@ -2,7 +2,7 @@
 
 A zip archive with one pickle, ``data.pkl``, and a member ``data/KEY`` per storage. The
 members are not compressed, so tensors can be read by their offsets. The pickle is
-evaluated by :mod:`inl.weights.pickle_reader`, which executes no code.
+evaluated by :mod:`inl.checkpoints.files.pickle_reader`, which executes no code.
 https://pytorch.org/docs/stable/notes/serialization.html
 """
 
@@ -14,17 +14,17 @@ import zipfile
 from collections.abc import Mapping
 from typing import Any, Final
 
-from inl.dtypes import SIZES
-from inl.errors import CheckpointError
-from inl.weights.files import (
+from inl.checkpoints.files.pickle_reader import read_pickle
+from inl.checkpoints.files.pickle_values import StoredTensor
+from inl.checkpoints.files.tensor_file import (
     MAX_TENSORS,
     Entry,
     TensorFile,
     fits,
     show,
 )
-from inl.weights.pickle_reader import read_pickle
-from inl.weights.pickle_values import StoredTensor
+from inl.dtypes import SIZES
+from inl.errors import CheckpointError
 
 SUFFIXES: Final = (".pt", ".pth", ".bin")
 

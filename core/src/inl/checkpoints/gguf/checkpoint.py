@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any, Final, final
 import numpy as np
 from numpy.typing import NDArray
 
-from inl.dtypes import SIZES, HostArray, widen, wrap
-from inl.errors import CheckpointError, TokenizerNotFound
-from inl.weights.checkpoint import Checkpoint
-from inl.weights.files import Entry, show
-from inl.weights.gguf import GgufFile
-from inl.weights.gguf_config import DRAFT_LAYERS, config
-from inl.weights.gguf_names import architecture, family, hf_name
-from inl.weights.gguf_rope import (
+from inl.checkpoints.checkpoint import Checkpoint
+from inl.checkpoints.files.tensor_file import Entry, show
+from inl.checkpoints.gguf.config import DRAFT_LAYERS, config
+from inl.checkpoints.gguf.file import GgufFile
+from inl.checkpoints.gguf.names import architecture, family, hf_name
+from inl.checkpoints.gguf.rope import (
     LONG_FACTORS,
     ROPE_FACTORS,
     long_rope_config,
     rope_config,
 )
+from inl.dtypes import SIZES, HostArray, widen, wrap
+from inl.errors import CheckpointError, TokenizerNotFound
 
 if TYPE_CHECKING:
     from inl.backend.weight_cache import FileIdentity
@@ -39,7 +39,7 @@ class GgufCheckpoint(Checkpoint):
 
     Only family-specific transformations are reverted: the row order of q and k, and
     an offset of norm weights. folder: the model's folder, if the file was found in it;
-    see :func:`inl.weights.files.resolve`.
+    see :func:`inl.checkpoints.files.tensor_file.resolve`.
     """
 
     def __init__(self, path: Path, folder: Path | None = None) -> None:

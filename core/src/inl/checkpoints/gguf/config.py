@@ -11,11 +11,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from inl.checkpoints.counts import MAX_LAYERS
+from inl.checkpoints.files.tensor_file import Entry, show
+from inl.checkpoints.gguf.names import MOE_FAMILIES, architecture, family
 from inl.errors import CheckpointError
 from inl.text.strings import is_strings
-from inl.weights.counts import MAX_LAYERS
-from inl.weights.files import Entry, show
-from inl.weights.gguf_names import MOE_FAMILIES, architecture, family
 
 GEMMA3_PATTERN: Final = 6
 """Every sixth layer has full attention, the others a sliding window."""

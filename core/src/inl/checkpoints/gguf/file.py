@@ -14,9 +14,8 @@ from typing import Any, Final, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from inl.errors import CheckpointError
-from inl.text.strings import Strings
-from inl.weights.files import (
+from inl.checkpoints.blocks.dtypes import packed_bytes
+from inl.checkpoints.files.tensor_file import (
     MAX_TENSORS,
     Entry,
     TensorFile,
@@ -24,9 +23,18 @@ from inl.weights.files import (
     fits,
     show,
 )
-from inl.weights.gguf_header import Header
-from inl.weights.gguf_types import ARRAY, BOOL, KINDS, SCALARS, STRING, UINT32, UINT64
-from inl.weights.quant import packed_bytes
+from inl.checkpoints.gguf.header import Header
+from inl.checkpoints.gguf.types import (
+    ARRAY,
+    BOOL,
+    KINDS,
+    SCALARS,
+    STRING,
+    UINT32,
+    UINT64,
+)
+from inl.errors import CheckpointError
+from inl.text.strings import Strings
 
 VERSIONS: Final = (2, 3)
 DEFAULT_ALIGNMENT: Final = 32

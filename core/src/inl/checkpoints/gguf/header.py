@@ -8,9 +8,9 @@ from typing import Final, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from inl.checkpoints.files.tensor_file import TensorFile
 from inl.errors import CheckpointError
 from inl.text.strings import LENGTH_BYTES, Strings, is_utf8, scan, walk
-from inl.weights.files import TensorFile
 
 MAX_HEADER: Final = 256 << 20
 """Size limit in bytes; real headers are below 32 MiB."""

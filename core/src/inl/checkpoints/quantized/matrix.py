@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from inl.checkpoints.blocks.encode import BLOCK as BLOCK
 from inl.dtypes import HostArray, wrap
-from inl.weights.quant_encode import BLOCK as BLOCK
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from inl.checkpoints.blocks.dtypes import dequantize
+from inl.checkpoints.checkpoint import Checkpoint
+from inl.checkpoints.files.tensor_file import show
+from inl.checkpoints.quantized.matrix import BLOCK, QuantMatrix, halves
 from inl.dtypes import HostArray
 from inl.errors import CheckpointError
-from inl.weights.checkpoint import Checkpoint
-from inl.weights.files import show
-from inl.weights.quant import dequantize
-from inl.weights.quant_matrix import BLOCK, QuantMatrix, halves
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

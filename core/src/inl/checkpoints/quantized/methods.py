@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from inl.weights.quant_bnb import bitsandbytes
-from inl.weights.quant_format import Format
-from inl.weights.quant_mxfp4 import Mxfp4
-from inl.weights.quant_scaled import CompressedTensors, Fp8, modelopt
-from inl.weights.quant_torchao import TorchAo
-from inl.weights.quant_words import Awq, Gptq
+from inl.checkpoints.quantized.bitsandbytes import bitsandbytes
+from inl.checkpoints.quantized.gptq_awq import Awq, Gptq
+from inl.checkpoints.quantized.matrix_format import Format
+from inl.checkpoints.quantized.mxfp4 import Mxfp4
+from inl.checkpoints.quantized.scaled import CompressedTensors, Fp8, modelopt
+from inl.checkpoints.quantized.torchao import TorchAo
 
 METHODS: Final[dict[str, Callable[[Mapping[str, Any]], Format]]] = {
     "fp8": Fp8,

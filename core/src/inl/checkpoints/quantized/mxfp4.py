@@ -7,9 +7,9 @@ from typing import Any, final
 
 import numpy as np
 
+from inl.checkpoints.quantized.matrix import BLOCK
+from inl.checkpoints.quantized.matrix_format import Format, Parts, Shape
 from inl.dtypes import HostArray
-from inl.weights.quant_format import Format, Parts, Shape
-from inl.weights.quant_matrix import BLOCK
 
 
 @final

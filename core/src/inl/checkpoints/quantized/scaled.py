@@ -7,13 +7,19 @@ from typing import Any, Final, final
 
 import numpy as np
 
+from inl.checkpoints.blocks.codes import FLOAT8_SCALED
+from inl.checkpoints.blocks.dtypes import BLOCK_DTYPES, dequantize
+from inl.checkpoints.files.tensor_file import show
+from inl.checkpoints.quantized.matrix import QuantMatrix, unpack_words
+from inl.checkpoints.quantized.matrix_format import (
+    MatrixFormat,
+    Parts,
+    Shape,
+    columns_of,
+    option,
+)
 from inl.dtypes import FLOAT8, HostArray
 from inl.errors import CheckpointError
-from inl.weights.files import show
-from inl.weights.quant import QUANTIZATIONS, dequantize
-from inl.weights.quant_codes import FLOAT8_SCALED
-from inl.weights.quant_format import MatrixFormat, Parts, Shape, columns_of, option
-from inl.weights.quant_matrix import QuantMatrix, unpack_words
 
 SCALES: Final = ("float32", "bfloat16", "float16")
 INTEGERS: Final = ("int8",)
@@ -53,14 +59,14 @@ def float8_dtype(parts: Parts, scale: str, shape: Shape) -> str:
     """
     is_e4m3 = parts.dtype("weight") == "float8_e4m3"
     rows = parts.shape(scale) in ((), (1,), (1, 1), shape[:1], (shape[0], 1))
-    whole = not shape[1] % QUANTIZATIONS[FLOAT8_SCALED].block
+    whole = not shape[1] % BLOCK_DTYPES[FLOAT8_SCALED].block
     plain = not parts.has("weight_zero_point")
     return FLOAT8_SCALED if is_e4m3 and rows and whole and plain else "float32"
 
 
 def float8_blocks(parts: Parts, scale: str) -> HostArray:
     """Read a matrix of :func:`float8_dtype` in blocks."""
-    array, size = parts.array("weight"), QUANTIZATIONS[FLOAT8_SCALED].block
+    array, size = parts.array("weight"), BLOCK_DTYPES[FLOAT8_SCALED].block
     count, columns = array.shape
     codes = array.data.view(np.uint8).reshape(count, -1, size)
     scales = parts.floats(scale).astype(np.float32).reshape(-1, 1, 1)

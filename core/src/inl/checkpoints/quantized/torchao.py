@@ -9,12 +9,12 @@ from typing import Any, Final, NamedTuple, final
 
 import numpy as np
 
+from inl.checkpoints.blocks.dtypes import dequantize
+from inl.checkpoints.files.tensor_file import show
+from inl.checkpoints.quantized.matrix import QuantMatrix
+from inl.checkpoints.quantized.matrix_format import MatrixFormat, Parts, Shape
 from inl.dtypes import FLOAT8
 from inl.errors import CheckpointError
-from inl.weights.files import show
-from inl.weights.quant import dequantize
-from inl.weights.quant_format import MatrixFormat, Parts, Shape
-from inl.weights.quant_matrix import QuantMatrix
 
 QDATA: Final = "_weight_qdata"
 SCALE: Final = "_weight_scale"

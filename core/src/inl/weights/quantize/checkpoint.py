@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Final, final
 
 import numpy as np
 
+from inl.checkpoints.blocks.dtypes import CHUNK, dequantize, packed_bytes
+from inl.checkpoints.blocks.encode import BLOCK, encode
+from inl.checkpoints.wrapped import WrappedCheckpoint
 from inl.dtypes import HostArray
-from inl.weights.quant import CHUNK, dequantize, packed_bytes
-from inl.weights.quant_encode import BLOCK, encode
-from inl.weights.quantization import KINDS, LayerError, Quantization
-from inl.weights.wrapped import WrappedCheckpoint
+from inl.weights.quantize.report import KINDS, LayerError, QuantizationReport
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from inl.weights.checkpoint import Checkpoint
+    from inl.checkpoints.checkpoint import Checkpoint
 
 THREADS: Final = 4
 """Most threads that quantize a matrix."""
@@ -87,13 +87,13 @@ class QuantizingCheckpoint(WrappedCheckpoint):
         array = self._inner.tensor(name)
         return self._quantized(name, array) if name in self._shapes else array
 
-    def quantization(self) -> Quantization:
+    def quantization(self) -> QuantizationReport:
         """Return the errors of all matrices; reads those that were not read yet."""
         for name in self._matrices:
             if name not in self._measured:
                 self.tensor(name)
         layers = tuple(self._measured[name] for name in self._matrices)
-        return Quantization(self.kind, layers)
+        return QuantizationReport(self.kind, layers)
 
     def _quantized(self, name: str, array: HostArray) -> HostArray:
         size = array.shape[-1]

@@ -5,9 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
-FIELD: Final = "quantization_config"
-"""Field of a model's config that describes matrices that are stored quantized."""
-
 KINDS: Final = {"fp8": "mxfp8", "int8": "q8_0", "int4": "q4_1"}
 """Kinds of quantization, and the dtype of their blocks of 32 weights: E4M3 with a power
 of two, int8 with a scale, 4 bits with a scale and an offset."""
@@ -25,7 +22,7 @@ class LayerError(NamedTuple):
     """Norm of its weights before."""
 
 
-class Quantization(NamedTuple):
+class QuantizationReport(NamedTuple):
     """The measured result of a quantization."""
 
     dtype: str
@@ -66,5 +63,5 @@ class Quantizable(Protocol):
         """Return the model with quantized matrices."""
 
     @property
-    def quantization(self) -> Quantization | None:
+    def quantization(self) -> QuantizationReport | None:
         """The measured errors; ``None`` if it is not quantized."""

@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from inl.checkpoints.quantized.kv_cache_scheme import FIELD
 from inl.dtypes import FLOATS, SIZES
 from inl.errors import RequestError
 from inl.spec.op import Spec
 from inl.spec.tree import is_named, leaves
 from inl.spec.weights import Group, Param
-from inl.weights.loader import stored_specs
+from inl.weights.load import stored_specs
 from inl.weights.plan import WeightPlan
-from inl.weights.quantization import FIELD, KINDS
-from inl.weights.quantizing import QuantizingCheckpoint
+from inl.weights.quantize.checkpoint import QuantizingCheckpoint
+from inl.weights.quantize.report import KINDS
 from inl.weights.sources import resolved, stored_tensors
 
 if TYPE_CHECKING:
+    from inl.checkpoints.checkpoint import Checkpoint
     from inl.spec.model import Model
-    from inl.weights.checkpoint import Checkpoint
 
 OPS: Final = ("linear", "qkv_linear", "gated_mlp", "experts", "expert_linear")
 """Ops whose matrices are quantized, in layers only: not the embedding and the head."""

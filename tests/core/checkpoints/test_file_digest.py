@@ -10,10 +10,10 @@ import pytest
 from safetensors.numpy import save_file
 
 from inl.backend.weight_cache import FileIdentity
-from inl.weights import file_digest
-from inl.weights.checkpoint import open_checkpoint
-from inl.weights.file_digest import ChangedFile, RememberedDigests, content_digest
-from inl.weights.private_folder import PrivateFolder, Untrusted
+from inl.cache_dir import file_digest
+from inl.cache_dir.file_digest import ChangedFile, RememberedDigests, content_digest
+from inl.cache_dir.private_folder import PrivateFolder, Untrusted
+from inl.checkpoints.checkpoint import open_checkpoint
 
 
 @pytest.fixture
