@@ -23,7 +23,7 @@ from inl.spec.kernel import Kernel
 from inl.spec.limits import Limits
 from inl.spec.selection import KernelSelection
 from inl.spec.tree import leaves, tree_map
-from inl.weights.loader import load_weights
+from inl.weights.load import load_weights
 from inl.weights.plan import plan_weights
 from inl_cuda.backend import CudaBackend
 

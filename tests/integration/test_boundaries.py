@@ -49,7 +49,10 @@ WRONG_IMPORTS = {
         "inl.spec.op",
         "inl.engine.inference_engine",
     ),
-    "the core imports no framework and no backend": ("inl.weights.quant", "triton"),
+    "the core imports no framework and no backend": (
+        "inl.checkpoints.blocks.dtypes",
+        "triton",
+    ),
     "inl-torch imports no plugin": ("inl_torch.tensors", "inl_cpu"),
     "inl-jax imports neither torch nor a plugin": ("inl_jax.functional", "torch"),
     "inl-onnx imports no other framework and no plugin": (
@@ -63,7 +66,7 @@ WRONG_IMPORTS = {
     ),
     "protocol imports no models, weights or devices": (
         "inl.protocol.frame_check",
-        "inl.weights.loader",
+        "inl.weights.load",
     ),
     "executor reads frames and imports no requests": (
         "inl.executor.local_runner",

@@ -29,7 +29,8 @@ SIZES = {
 """Bytes per element of every plain dtype."""
 
 FLOAT8 = ("float8_e4m3", "float8_e5m2")
-"""8-bit float dtypes, stored as bytes; :mod:`inl.weights.quant` decodes them."""
+"""8-bit float dtypes, stored as bytes, which :mod:`inl.checkpoints.blocks.dtypes`
+decodes."""
 
 E4M3 = FLOAT8[0]
 E4M3_LARGEST = 448.0
@@ -91,7 +92,8 @@ def _name(dtype: Any) -> str:
 def widen(array: HostArray) -> NDArray[Any]:
     """Return an array that NumPy computes with: bfloat16 becomes float32.
 
-    Raises ``TypeError`` for a quantized dtype; :mod:`inl.weights.quant` decodes those.
+    Raises ``TypeError`` for a quantized dtype, which
+    :mod:`inl.checkpoints.blocks.dtypes` decodes.
     """
     import numpy as np
 

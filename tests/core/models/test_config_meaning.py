@@ -122,7 +122,7 @@ def logits_of(language):
     """The head's weight, as it is loaded."""
     from inl.backend.reference import ReferenceBackend
     from inl.device import Device
-    from inl.weights.loader import load_weights, stored_specs
+    from inl.weights.load import load_weights, stored_specs
     from inl.weights.plan import plan_weights
 
     stored = stored_specs(language.checkpoint)

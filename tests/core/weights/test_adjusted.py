@@ -6,14 +6,14 @@ import gguf
 import numpy as np
 import pytest
 
+from inl.checkpoints.blocks.dtypes import dequantize
 from inl.dtypes import HostArray, wrap
 from inl.errors import WeightMismatch
 from inl.spec.op import Spec
 from inl.spec.weights import Group, Param, RowSlices
 from inl.testing.tiny import MemoryCheckpoint
-from inl.weights.loader import adjusted, read_shard
+from inl.weights.load import adjusted, read_shard
 from inl.weights.plan import WeightPlan, check_tensors, plan_weights
-from inl.weights.quant import dequantize
 
 STORED = np.arange(8 * 64, dtype=np.float32).reshape(8, 64)
 TURNED = Param("fused", (4, 64), axis=0, row_slices=RowSlices(((6, 8), (1, 3)), 8))

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
+from inl.checkpoints.files.tensor_file import show
 from inl.errors import CheckpointError
 from inl.models.config import (
     context_length,
@@ -22,7 +23,6 @@ from inl.models.config import (
 )
 from inl.models.fields import Fields
 from inl.ops.rope import RopeScaling
-from inl.weights.files import show
 
 THETA: Final = 10000.0
 """Default base frequency of most families."""
