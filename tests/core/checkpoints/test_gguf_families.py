@@ -210,3 +210,19 @@ def test_unknown_frequency_divisors_are_refused(divisors, parts, tmp_path):
         open_checkpoint(path)
     for part in ["l.gguf", "'rope_freqs.weight'", *parts]:
         assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "full"),
+    [(None, [5]), (6, [5]), (2, [1, 3, 5]), ([True, False] * 3, [1, 3, 5])],
+)
+def test_the_layers_of_gemma3_with_full_attention(tmp_path, pattern, full):
+    def fill(writer):
+        writer.kv_data[0]["gemma3.block_count"].value = 6
+        writer.add_sliding_window(16)
+        if pattern:
+            writer.add_sliding_window_pattern(pattern)
+
+    path = written(tmp_path / "m.gguf", "gemma3", {}, fill)
+    kinds = open_checkpoint(path).config["layer_types"]
+    assert [at for at, kind in enumerate(kinds) if kind == "full_attention"] == full

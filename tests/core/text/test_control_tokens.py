@@ -74,7 +74,9 @@ def encoded(tokenizer, source, messages, **options):
     tokens = tokenizer.bos_token, tokenizer.eos_token
     template = TEMPLATES.get((source, tokens))
     if template is None:
-        template = ChatTemplate(source, bos_token=tokens[0], eos_token=tokens[1])
+        template = ChatTemplate(
+            source, special_tokens={"bos_token": tokens[0], "eos_token": tokens[1]}
+        )
         TEMPLATES[source, tokens] = template
     return chat_ids(Model, template, tokenizer, messages, context=4096, **options)
 

@@ -140,7 +140,9 @@ def _open(path: Path) -> Checkpoint:
 
 
 def _only_gguf(folder: Path) -> Path:
-    ggufs = sorted(folder.glob("*.gguf"))
+    from inl.checkpoints.gguf.names import is_projector
+
+    ggufs = [path for path in folder.glob("*.gguf") if not is_projector(path.name)]
     if len(ggufs) != 1:
         raise CheckpointError(f"{folder}: found {listing(folder)}; {ACCEPTED}")
     return ggufs[0]

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
 from inl.checkpoints.checkpoint import Checkpoint
 from inl.checkpoints.files.json_text import read_json
 from inl.checkpoints.files.safetensors import Header, read_header
-from inl.checkpoints.files.tensor_file import (
-    Entry,
-    TensorFile,
-    listing,
-    read_bytes,
-    show,
+from inl.checkpoints.files.tensor_file import Entry, TensorFile, listing, show
+from inl.checkpoints.files.tokenizer_settings import (
+    CONFIG,
+    TokenizerSettings,
+    optional_json,
 )
 from inl.checkpoints.files.torch_file import SUFFIXES, read_archive
 from inl.dtypes import HostArray
@@ -32,8 +30,9 @@ if TYPE_CHECKING:
     from inl.text.tokenizer import Tokenizer
 
 
-MAX_TEMPLATE: Final = 1 << 20
-"""Size limit of chat_template.jinja in bytes; real ones are below 32 KiB."""
+GENERATION: Final = "generation_config.json"
+INDEX: Final = "model.safetensors.index.json"
+WHOLE: Final = "model.safetensors"
 
 
 @final
@@ -43,10 +42,12 @@ class FolderCheckpoint(Checkpoint):
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config = _config(path / "config.json")
+        self._settings = TokenizerSettings(path)
         self.eos_token_ids = _eos_ids(
             {
                 "config.json": self.config,
-                "generation_config.json": _optional(path / "generation_config.json"),
+                GENERATION: optional_json(path / GENERATION),
+                CONFIG: {"eos_token_id": self._settings.end_token_id()},
             },
             path,
         )
@@ -105,24 +106,7 @@ class FolderCheckpoint(Checkpoint):
 
     @property
     def chat_template(self) -> ChatTemplate | None:
-        from inl.text.template import ChatTemplate
-
-        settings = _optional(self.path / "tokenizer_config.json")
-        make = partial(
-            ChatTemplate,
-            bos_token=_token(settings, "bos_token", self.path),
-            eos_token=_token(settings, "eos_token", self.path),
-        )
-        where, source = _template(self.path, settings)
-        if source is None:
-            return None
-        with_tools = _named(settings.get("chat_template"), "tool_use")
-        tool_use = (
-            make(with_tools, where=f"{where}: tool_use")
-            if with_tools is not None and where.endswith(": chat_template")
-            else None
-        )
-        return make(source, where=where, tool_use=tool_use)
+        return self._settings.chat_template()
 
     def close(self) -> None:
         for file in {id(file): file for file, _ in self._tensors.values()}.values():
@@ -139,18 +123,13 @@ def _config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _optional(path: Path) -> dict[str, Any]:
-    """Read a JSON object from a file of the folder, ``{}`` if it does not exist."""
-    return read_json(path, path.parent) if os.path.lexists(path) else {}
-
-
 def _shards(path: Path) -> dict[str, set[str] | None]:
     """Return the weight files and, if there is an index, the tensors in each."""
-    index = path / "model.safetensors.index.json"
-    if os.path.lexists(index):
-        return dict(_indexed(index))
-    if os.path.lexists(path / "model.safetensors"):
-        return {"model.safetensors": None}
+    # An index beside a whole file is of shards that were merged.
+    if os.path.lexists(path / WHOLE):
+        return {WHOLE: None}
+    if os.path.lexists(path / INDEX):
+        return dict(_indexed(path / INDEX))
     files = sorted(file.name for file in path.glob("*.safetensors"))
     files = files or sorted(
         file.name
@@ -204,52 +183,3 @@ def _eos_ids(configs: Mapping[str, Mapping[str, Any]], path: Path) -> tuple[int,
             )
         merged.update(ids)
     return tuple(sorted(merged))
-
-
-def _template(path: Path, settings: Mapping[str, Any]) -> tuple[str, str | None]:
-    """Return location and source of the chat template.
-
-    Read from chat_template.jinja, else from a field of tokenizer_config.json.
-    """
-    file = path / "chat_template.jinja"
-    if os.path.lexists(file):
-        try:
-            return str(file), read_bytes(file, MAX_TEMPLATE, path).decode()
-        except UnicodeDecodeError as error:
-            raise CheckpointError(
-                f"{file}: cannot be read: {error}; accepted: a file in UTF-8"
-            ) from error
-    where = f"{path / 'tokenizer_config.json'}: chat_template"
-    source = settings.get("chat_template")
-    if isinstance(source, list):
-        source = _named(source, "default")
-    if source is None or isinstance(source, str):
-        return where, source
-    raise CheckpointError(
-        f"{where}: found {show(source)}; accepted: a string, or a list with a default"
-    )
-
-
-def _named(templates: Any, name: str) -> Any:
-    """Return the template of a list with a name, or ``None``."""
-    if not isinstance(templates, list):
-        return None
-    named = (
-        item.get("template")
-        for item in templates
-        if isinstance(item, dict) and item.get("name") == name
-    )
-    return next(named, None)
-
-
-def _token(settings: Mapping[str, Any], name: str, path: Path) -> str:
-    """Return the text of a special token: a string, or an object with ``content``."""
-    token = settings.get(name)
-    if isinstance(token, dict):
-        token = token.get("content")
-    if token is None or isinstance(token, str):
-        return token or ""
-    raise CheckpointError(
-        f"{path / 'tokenizer_config.json'}: {name}: found {show(token)}; "
-        "accepted: a string, or an object with content"
-    )

@@ -20,6 +20,7 @@ from inl.checkpoints.gguf.rope import (
     long_rope_config,
     rope_config,
 )
+from inl.checkpoints.gguf.special_tokens import special_tokens
 from inl.dtypes import SIZES, HostArray, widen, wrap
 from inl.errors import CheckpointError, TokenizerNotFound
 
@@ -155,26 +156,24 @@ class GgufCheckpoint(Checkpoint):
     def chat_template(self) -> ChatTemplate | None:
         from inl.text.template import ChatTemplate
 
-        source = self._gguf.metadata.get("tokenizer.chat_template")
-        if source is None:
-            return None
-        where = f"{self.path}: tokenizer.chat_template"
-        if not isinstance(source, str):
-            raise CheckpointError(f"{where}: found {show(source)}; accepted: a string")
-        return ChatTemplate(
-            source,
-            where=where,
-            bos_token=self._token("bos"),
-            eos_token=self._token("eos"),
-        )
+        def template(key: str, tool_use: ChatTemplate | None) -> ChatTemplate | None:
+            source, where = self._gguf.metadata.get(key), f"{self.path}: {key}"
+            if source is None:
+                return None
+            if not isinstance(source, str):
+                raise CheckpointError(
+                    f"{where}: found {show(source)}; accepted: a string"
+                )
+            return ChatTemplate(
+                source, where=where, special_tokens=tokens, tool_use=tool_use
+            )
+
+        tokens = special_tokens(self._gguf.metadata, self.path)
+        key = "tokenizer.chat_template"
+        return template(key, template(f"{key}.tool_use", None))
 
     def close(self) -> None:
         self._gguf.file.close()
-
-    def _token(self, name: str) -> str:
-        metadata = self._gguf.metadata
-        index = metadata.get(f"tokenizer.ggml.{name}_token_id")
-        return "" if index is None else metadata["tokenizer.ggml.tokens"][index]
 
     def _where(self, name: str) -> str:
         return f"{self.path}: tensor {self._stored[name]!r}"

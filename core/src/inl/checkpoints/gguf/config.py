@@ -5,7 +5,7 @@ GGUF files omit fields that all sizes of a family share; their values are here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,11 +14,11 @@ import numpy as np
 from inl.checkpoints.counts import MAX_LAYERS
 from inl.checkpoints.files.tensor_file import Entry, show
 from inl.checkpoints.gguf.names import MOE_FAMILIES, architecture, family
+from inl.checkpoints.gguf.special_tokens import special_ids, vocabulary
 from inl.errors import CheckpointError
-from inl.text.strings import is_strings
 
 GEMMA3_PATTERN: Final = 6
-"""Every sixth layer has full attention, the others a sliding window."""
+"""Default period of layers with full attention; the others have a sliding window."""
 
 GEMMA_27B_LAYERS: Final = {"gemma2": 46, "gemma3": 62}
 """Layers of the 27B models, whose attention scale is not that of ``head_dim``."""
@@ -156,12 +156,31 @@ def _gemma3(field: _Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **_gemma(field, fields),
         "layer_types": [
-            sliding if (index + 1) % GEMMA3_PATTERN else full for index in layers
+            sliding if is_windowed else full
+            for is_windowed in _windowed(field, GEMMA3_PATTERN, len(layers))
         ],
         "rope_local_base_freq": field.number("rope.freq_base_swa", 10000.0),
         "attn_logit_softcapping": None,
         final: field.number(final) if field.has(final) else None,
     }
+
+
+def _windowed(field: _Fields, default: int, layers: int) -> list[bool]:
+    """Return whether each layer has a sliding window: by a period, or one bool each."""
+    key = "attention.sliding_window_pattern"
+    found = field.metadata.get(f"{field.name}.{key}")
+    if found is None or type(found) is int:
+        period = field.integer(key, default)
+        return [(index + 1) % period != 0 for index in range(layers)]
+    return _flags(field, key, layers)
+
+
+def _flags(field: _Fields, key: str, layers: int) -> list[bool]:
+    """Return the first ``layers`` bools of an array with one a layer, or more."""
+    flags = np.asarray(field.metadata[f"{field.name}.{key}"])
+    if flags.dtype != np.bool_ or flags.ndim != 1 or len(flags) < layers:
+        field.refuse(key, flags.tolist(), "one bool a layer")
+    return [bool(flag) for flag in flags[:layers]]
 
 
 def _gemma(field: _Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -225,14 +244,11 @@ def _delta(field: _Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def _layer_types(field: _Fields, layers: int) -> list[str]:
     kinds = "full_attention", "linear_attention"
-    key = f"{field.name}.attention.recurrent_layers"
-    if key not in field.metadata:
+    key = "attention.recurrent_layers"
+    if not field.has(key):
         period = field.integer("full_attention_interval", 4)
         return [kinds[(index + 1) % period != 0] for index in range(layers)]
-    flags = np.asarray(field.metadata[key])
-    if flags.dtype != np.bool_ or flags.ndim != 1 or len(flags) < layers:
-        field.refuse("attention.recurrent_layers", flags.tolist(), "one bool a layer")
-    return [kinds[int(flag)] for flag in flags[:layers]]
+    return [kinds[flag] for flag in _flags(field, key, layers)]
 
 
 EXTRAS: Final[Mapping[str, Callable[[_Fields, Mapping[str, Any]], dict[str, Any]]]] = {
@@ -260,32 +276,3 @@ def _rope_scaling(field: _Fields) -> dict[str, Any] | None:
         if field.has(key):
             scaling[name] = field.number(key)
     return scaling
-
-
-def vocabulary(metadata: Mapping[str, Any], where: Path) -> Sequence[str]:
-    """Return ``tokenizer.ggml.tokens``; empty if the file has none."""
-    tokens: Sequence[str] = metadata.get("tokenizer.ggml.tokens", [])
-    if not is_strings(tokens):
-        raise CheckpointError(
-            f"{where}: tokenizer.ggml.tokens: found {show(tokens)}; accepted: strings"
-        )
-    return tokens
-
-
-def special_ids(metadata: Mapping[str, Any], where: Path) -> dict[str, Any]:
-    """Return ``bos_token_id``, and ``eos_token_id`` with the end-of-turn ids."""
-    size = len(vocabulary(metadata, where))
-    ids: dict[str, int] = {}
-    for name in ("bos", "eos", "eot", "eom"):
-        key = f"tokenizer.ggml.{name}_token_id"
-        if key not in metadata:
-            continue
-        value = metadata[key]
-        if type(value) is not int or not 0 <= value < size:
-            raise CheckpointError(
-                f"{where}: {key}: found {show(value)}; "
-                f"accepted: an id below {size}, the number of tokens"
-            )
-        ids[name] = value
-    ends = {ids[name] for name in ("eos", "eot", "eom") if name in ids}
-    return {"bos_token_id": ids.get("bos"), "eos_token_id": sorted(ends)}

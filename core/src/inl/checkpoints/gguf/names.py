@@ -164,6 +164,11 @@ def hf_name(name: str, layer_names: Mapping[str, str] = LAYER_NAMES) -> str:
     return name
 
 
+def is_projector(name: str) -> bool:
+    """Return whether a GGUF file is called as the image encoder beside a model."""
+    return name.rpartition("/")[2].lower().startswith("mmproj")
+
+
 def architecture(metadata: Mapping[str, Any], where: Path) -> str:
     """Return ``general.architecture``.
 

@@ -15,6 +15,8 @@ from typing import Any, Final, NamedTuple
 
 from inl.checkpoints.files.json_text import read_json
 from inl.checkpoints.files.tensor_file import show
+from inl.checkpoints.files.tokenizer_settings import TEMPLATE_FILES
+from inl.checkpoints.gguf.names import is_projector
 from inl.checkpoints.hub.disk_space import is_full, no_space
 from inl.errors import CheckpointError, MissingPackage
 
@@ -30,10 +32,12 @@ COMPANIONS: Final = (
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
-    "chat_template.jinja",
+    "special_tokens_map.json",
+    *TEMPLATE_FILES.values(),
 )
 """Files that are downloaded with the weights, if present."""
-SPLIT_PART: Final = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
+SPLIT_PART: Final = re.compile(r"-\d{5}-of-(?!00001\.gguf)\d{5}\.gguf$")
+"""A file of several; part 1 of 1 is whole."""
 TIMEOUT_SECONDS: Final = 10.0
 """Time limit for listing the files of a repository."""
 
@@ -91,7 +95,9 @@ def select_files(name: HubName, files: Sequence[str]) -> list[str]:
     Returns one GGUF file if ``name`` specifies one or there are no safetensors; else
     config, tokenizer and safetensors (for shards their index, which lists them).
     """
-    ggufs = sorted(file for file in files if file.endswith(".gguf"))
+    ggufs = sorted(
+        file for file in files if file.endswith(".gguf") and not is_projector(file)
+    )
     tensors = [
         file for file in files if "/" not in file and file.endswith(".safetensors")
     ]
