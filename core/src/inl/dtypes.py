@@ -32,6 +32,9 @@ FLOAT8 = ("float8_e4m3", "float8_e5m2")
 """8-bit float dtypes, stored as bytes, which :mod:`inl.checkpoints.blocks.dtypes`
 decodes."""
 
+E8M0 = "float8_e8m0"
+"""8 bits of an exponent: powers of two, in which newer checkpoints store scales."""
+
 E4M3 = FLOAT8[0]
 E4M3_LARGEST = 448.0
 """Largest number of float8_e4m3, which has no infinity."""

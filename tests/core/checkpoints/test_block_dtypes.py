@@ -206,3 +206,10 @@ def test_the_default_model_decodes_bitwise_like_ggml(default_checkpoint):
     }.items():
         expected = gguf.dequantize(raw[stored].data, raw[stored].tensor_type)
         assert same_bits(decoded[name], expected)
+
+
+def test_exponents_are_powers_of_two():
+    codes = np.arange(256, dtype=np.uint8)
+    found = dequantize(HostArray(codes, "float8_e8m0", (256,)))
+    assert found[:255].tolist() == [2.0 ** (code - 127) for code in range(255)]
+    assert np.isnan(found[255])

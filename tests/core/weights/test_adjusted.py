@@ -94,3 +94,11 @@ def test_check_tensors_compares_stored_shapes():
         check_tensors(tree, {"fused": Spec((4, 64), "float32")}, "here")
     with pytest.raises(WeightMismatch, match=r"missing fused \[8, 64\]"):
         check_tensors(tree, {}, "here")
+
+
+def test_layers_that_draft_are_left_out():
+    tree = {"out": WeightPlan(Group("linear", weight=Param("out", (4, 8))), None)}
+    stored = {"out": Spec((4, 8), "float32")}
+    check_tensors(tree, stored | {"mtp.norm.weight": Spec((8,), "float32")}, "m")
+    with pytest.raises(WeightMismatch, match=r"unused x\.mtp\.norm\.weight"):
+        check_tensors(tree, stored | {"x.mtp.norm.weight": Spec((8,), "float32")}, "m")

@@ -17,8 +17,11 @@ from inl.spec.tree import leaves, tree_map
 from inl.spec.weights import Group, Param
 from inl.weights.sources import resolved, stored_spec, stored_tensors
 
-IGNORED = ("rotary_emb.inv_freq",)
+COMPUTED = ("rotary_emb.inv_freq",)
 """Name suffixes of tensors that are computed from the config instead."""
+
+DRAFTING = ("mtp.",)
+"""Name prefixes of layers that predict further tokens, beside those of a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +149,11 @@ def check_tensors(tree: Any, stored: Mapping[str, Spec], where: str) -> None:
                 problems.append(
                     f"{source} has shape {list(spec.shape)}, expected {list(shape)}"
                 )
-    unused = sorted(set(stored) - needed)
-    problems += [f"unused {name}" for name in unused if not name.endswith(IGNORED)]
+    problems += [
+        f"unused {name}"
+        for name in sorted(set(stored) - needed)
+        if not name.endswith(COMPUTED) and not name.startswith(DRAFTING)
+    ]
     if problems:
         shown = problems[:20]
         more = [f"and {len(problems) - 20} more"] if len(problems) > 20 else []

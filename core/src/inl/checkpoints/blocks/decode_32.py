@@ -93,6 +93,14 @@ def iq4_nl(blocks: Bytes, out: Floats) -> None:
     out *= floats(blocks, 0)
 
 
+def float8_e8m0(blocks: Bytes, out: Floats) -> None:
+    """Decode exponents (OCP Microscaling, v1.0): 2 to the power of code - 127; 255 is
+    NaN.
+    """
+    out[:] = np.ldexp(np.float32(1), blocks.astype(np.int32) - 127)
+    out[blocks == 255] = np.nan
+
+
 def mxfp4(blocks: Bytes, out: Floats) -> None:
     """Decode blocks of an exponent and 32 E2M1 floats (OCP Microscaling, v1.0)."""
     _look_up(E2M1_DOUBLED, blocks[:, 1:], out)

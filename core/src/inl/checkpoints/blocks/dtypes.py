@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from inl.checkpoints.blocks import decode_32 as quant_blocks
-from inl.checkpoints.blocks import decode_256 as quant_k
+from inl.checkpoints.blocks import decode_32, decode_256
 from inl.checkpoints.blocks.codebooks import FALLBACK_DTYPES, fallback_decoder
 from inl.checkpoints.blocks.decode_32 import Bytes, Floats
-from inl.dtypes import FLOAT8, SIZES, HostArray, cast, widen
+from inl.dtypes import E8M0, FLOAT8, SIZES, HostArray, cast, widen
 from inl.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ BLOCK_DTYPES: Final = {
 """Quantized dtypes with a decoder in this package."""
 
 BLOCKS: Final = {
-    **dict.fromkeys(FLOAT8, (1, 1)),
+    **dict.fromkeys((*FLOAT8, E8M0), (1, 1)),
     **{name: (one.block, one.bytes) for name, one in BLOCK_DTYPES.items()},
     "q8_1": (32, 40),
     "q8_k": (256, 292),
@@ -95,25 +94,26 @@ BLOCKS: Final = {
 """Elements and bytes of a block, for every quantized dtype in files."""
 
 _DECODERS: Final[dict[str, Callable[[Bytes, Floats], None]]] = {
-    "float8_e4m3": quant_blocks.float8_e4m3,
-    "float8_e5m2": quant_blocks.float8_e5m2,
-    "q8_0": quant_blocks.q8_0,
-    "q4_0": quant_blocks.q4_0,
-    "q4_1": quant_blocks.q4_1,
-    "q5_0": quant_blocks.q5_0,
-    "q5_1": quant_blocks.q5_1,
-    "iq4_nl": quant_blocks.iq4_nl,
-    "mxfp4": quant_blocks.mxfp4,
-    "mxfp8": quant_blocks.mxfp8,
-    "fp8_128": quant_blocks.fp8_128,
-    "q2_k": quant_k.q2_k,
-    "q3_k": quant_k.q3_k,
-    "q4_k": quant_k.q4_k,
-    "q5_k": quant_k.q5_k,
-    "q6_k": quant_k.q6_k,
-    "iq4_xs": quant_k.iq4_xs,
-    "tq1_0": quant_k.tq1_0,
-    "tq2_0": quant_k.tq2_0,
+    "float8_e4m3": decode_32.float8_e4m3,
+    "float8_e5m2": decode_32.float8_e5m2,
+    E8M0: decode_32.float8_e8m0,
+    "q8_0": decode_32.q8_0,
+    "q4_0": decode_32.q4_0,
+    "q4_1": decode_32.q4_1,
+    "q5_0": decode_32.q5_0,
+    "q5_1": decode_32.q5_1,
+    "iq4_nl": decode_32.iq4_nl,
+    "mxfp4": decode_32.mxfp4,
+    "mxfp8": decode_32.mxfp8,
+    "fp8_128": decode_32.fp8_128,
+    "q2_k": decode_256.q2_k,
+    "q3_k": decode_256.q3_k,
+    "q4_k": decode_256.q4_k,
+    "q5_k": decode_256.q5_k,
+    "q6_k": decode_256.q6_k,
+    "iq4_xs": decode_256.iq4_xs,
+    "tq1_0": decode_256.tq1_0,
+    "tq2_0": decode_256.tq2_0,
 }
 
 

@@ -22,6 +22,7 @@ from inl.checkpoints.files.tensor_file import (
     plain_bytes,
     show,
 )
+from inl.dtypes import E8M0
 from inl.errors import CheckpointError
 
 DTYPES: Final = {
@@ -37,6 +38,7 @@ DTYPES: Final = {
     "BOOL": "bool",
     "F8_E4M3": "float8_e4m3",
     "F8_E5M2": "float8_e5m2",
+    "F8_E8M0": E8M0,
 }
 """Dtype names by the format's names."""
 

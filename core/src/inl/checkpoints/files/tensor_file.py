@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from inl.backend.weight_cache import FileIdentity
-from inl.dtypes import FLOAT8, SIZES, HostArray
+from inl.dtypes import E8M0, FLOAT8, SIZES, HostArray
 from inl.errors import CheckpointError
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+BYTES: Final = (*FLOAT8, E8M0)
+"""Dtypes of one byte that NumPy lacks."""
 MAX_ELEMENTS: Final = 1 << 48
 """Size limit of a tensor in elements."""
 MAX_TENSORS: Final = 1 << 17
@@ -108,7 +110,7 @@ class TensorFile:
         """Read a tensor of a plain dtype; the array is read-only."""
         import numpy as np
 
-        bits = {"bfloat16": "uint16", **dict.fromkeys(FLOAT8, "uint8")}
+        bits = {"bfloat16": "uint16", **dict.fromkeys(BYTES, "uint8")}
         stored = np.dtype(bits.get(entry.dtype, entry.dtype))
         data = self._bytes(entry).view(stored).reshape(entry.shape)
         return HostArray(data, entry.dtype, entry.shape, origin=(self, entry.start))
@@ -186,7 +188,7 @@ def resolve(path: Path, folder: Path) -> Path:
 
 def plain_bytes(shape: tuple[int, ...], dtype: str) -> int:
     """Return the bytes of a tensor of a plain (not quantized) dtype."""
-    return math.prod(shape) * (1 if dtype in FLOAT8 else SIZES[dtype])
+    return math.prod(shape) * (1 if dtype in BYTES else SIZES[dtype])
 
 
 def fits(shape: tuple[int, ...]) -> bool:

@@ -18,10 +18,10 @@ from inl.checkpoints.quantized.matrix_format import (
     columns_of,
     option,
 )
-from inl.dtypes import FLOAT8, HostArray
+from inl.dtypes import E8M0, FLOAT8, HostArray
 from inl.errors import CheckpointError
 
-SCALES: Final = ("float32", "bfloat16", "float16")
+SCALES: Final = ("float32", "bfloat16", "float16", E8M0)
 INTEGERS: Final = ("int8",)
 IGNORED: Final = (
     ".input_scale", ".input_zero_point", ".activation_scale", ".k_scale", ".v_scale",
@@ -190,6 +190,8 @@ class CompressedTensors(MatrixFormat):
         if parts.has("weight_g_idx"):
             return "float32", (rows, size)
         symmetric = not parts.has("weight_zero_point")
+        if bits == 8 and not symmetric:
+            return "float32", (rows, size)  # blocks of 8 bits have no offsets
         dtype = "q8_0" if bits == 8 else "q4_0" if symmetric else "q4_1"
         exact = dtype if symmetric else "q8_0"
         dtype = parts.blocks(dtype, "weight_scale", width, size, exact=exact)
