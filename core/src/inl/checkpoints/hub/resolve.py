@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from inl.cache_dir.location import cache_folder as cache_folder
+from inl.cache_dir.private_folder import OTHERS_WRITE, is_private
 from inl.checkpoints.files.json_text import read_json
 from inl.checkpoints.hub.disk_space import is_full, no_space
 from inl.checkpoints.hub.wheel import (
@@ -121,13 +122,17 @@ def _stamp(path: Path) -> Path:
 
 
 def _is_stamped(path: Path, source: Source) -> bool:
-    """Return whether the file is unchanged since its digest was checked."""
+    """Return whether the file is unchanged since this user checked its digest.
+
+    A stamp or file that another user may have written counts for nothing.
+    """
     try:
-        status = path.stat()
+        status, stamped = path.stat(), _stamp(path).stat()
         stamp = read_json(_stamp(path))
     except (OSError, InlError):
         return False
-    return stamp == _facts(status, source)
+    trusted = is_private(status) and is_private(stamped)
+    return trusted and stamp == _facts(status, source)
 
 
 def _facts(status: os.stat_result, source: Source) -> dict[str, object]:
@@ -152,11 +157,27 @@ def _adopt(path: Path, source: Source) -> bool:
     # In a read-only cache the stamp is not written and each start hashes the file.
     with suppress(OSError):
         _write_stamp(path, source)
+    if not is_private(path.stat()):
+        print_status(
+            f"{path}: other users may write to it, so that each start checks its "
+            "sha256; accepted without: a file that only this user may write, in a "
+            "folder of INL_CACHE"
+        )
     return True
 
 
 def _write_stamp(path: Path, source: Source) -> None:
-    _stamp(path).write_text(json.dumps(_facts(path.stat(), source)), "utf-8")
+    """Remember that the digest was checked, in a file that only this user can write."""
+    _make_private(path)
+    stamp = _stamp(path)
+    stamp.unlink(missing_ok=True)  # it may be another user's
+    stamp.write_text(json.dumps(_facts(path.stat(), source)), "utf-8")
+    _make_private(stamp)
+
+
+def _make_private(path: Path) -> None:
+    """Remove the permission of other users to write a file; raises OSError."""
+    path.chmod(path.stat().st_mode & ~OTHERS_WRITE)
 
 
 def _remove_leftovers(folder: Path) -> None:
