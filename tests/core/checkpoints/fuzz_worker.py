@@ -267,10 +267,11 @@ class Template(Case):
         return len(self.source)
 
     def read(self):
-        from inl.text.sandbox import Session, limit_memory
+        from inl.bounded_child import limit_address_space
+        from inl.text.sandbox import MAX_MEMORY, Session
 
         session = Session()
-        limit_memory()
+        limit_address_space(MAX_MEMORY)
         variables = {
             "messages": MESSAGES,
             "add_generation_prompt": True,

@@ -18,13 +18,14 @@ sys.path.append(str(Path(__file__).parents[2] / "support"))
 
 from fuzz_worker import MESSAGES, forget_peak, memory, use_tokenizer
 
+from inl.bounded_child import limit_address_space
 from inl.checkpoints.blocks.dtypes import dequantize
 from inl.checkpoints.files.tensor_file import TensorFile
 from inl.checkpoints.files.tokenizer_file import build_tokenizer
 from inl.checkpoints.files.torch_file import read_archive
 from inl.errors import InlError
 from inl.executor.model_loader import open_model
-from inl.text.sandbox import Session, limit_memory
+from inl.text.sandbox import MAX_MEMORY, Session
 from structure_cases import gguf_file, pickle_program, tokenizer_json
 from structure_texts import config_json, template
 
@@ -78,7 +79,7 @@ def template_case(rng, path):
 
     def read():
         session = Session()
-        limit_memory()
+        limit_address_space(MAX_MEMORY)
         given = {"messages": MESSAGES, "add_generation_prompt": True, "bos_token": ""}
         for work, request in ((session.compile, source), (session.render, given)):
             reply = json.loads(session.answer(work, request))

@@ -165,15 +165,13 @@ def test_bombs_take_little_memory_and_time(name, written):
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")
 def test_the_trial_has_a_limit_of_time(written, monkeypatch):
     program = """
-import json, sys
-sys.path[:] = json.loads(sys.stdin.buffer.readline())
 import inl.text.tokenizer_check as check
 check.CPU_SECONDS = 1
 check._encode = lambda rules, text: any(iter(int, 1))
 check.main()
 """
     monkeypatch.setattr(tokenizer_check, "PROGRAM", program)
-    with pytest.raises(CheckpointError, match=r"trial failed: took over .* seconds of"):
+    with pytest.raises(CheckpointError, match=r"trial failed: took too much processor"):
         read(written())
 
 

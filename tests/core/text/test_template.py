@@ -249,13 +249,13 @@ def test_a_refusal_leaves_the_template_usable():
 
 
 def test_one_process_serves_all_calls(monkeypatch):
-    started, start = [], module._Process
+    started, start = [], module.BoundedChild
 
-    def counted():
-        started.append(start())
+    def counted(program):
+        started.append(start(program))
         return started[-1]
 
-    monkeypatch.setattr(module, "_Process", counted)
+    monkeypatch.setattr(module, "BoundedChild", counted)
     template = ChatTemplate("{{ messages[0].content }}")
     for turn in range(100):
         assert template.apply([{"content": f"n{turn}"}]) == f"n{turn}"
@@ -316,7 +316,7 @@ def test_an_interrupted_rendering_is_not_the_reply_to_the_next(monkeypatch):
         prepare()
         with monkeypatch.context() as patch:
             # The request is sent, and its reply not yet read.
-            patch.setattr(module._Process, "receive", interrupted)
+            patch.setattr(module.BoundedChild, "receive", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 render("second")
         assert render("third") == "third"

@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from inl.bounded_child import limit_address_space
 from inl.text.template_rules import (
     MAX_TEXT,
     RefusedError,
@@ -125,17 +126,6 @@ def _deadline_on_clock() -> Iterator[None]:
         faulthandler.cancel_dump_traceback_later()
 
 
-def limit_memory() -> None:
-    """Limit the address space to MAX_MEMORY if the system supports it."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return
-    with contextlib.suppress(ValueError, OSError):
-        _, most = resource.getrlimit(resource.RLIMIT_AS)
-        resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, most))
-
-
 class Session:
     """A template, compiled once and rendered many times."""
 
@@ -167,7 +157,7 @@ def main() -> None:
     if sys.platform != "win32":
         signal.signal(signal.SIGXCPU, signal.SIG_DFL)
     session = Session()
-    limit_memory()
+    limit_address_space(MAX_MEMORY)
     work: Callable[[Any], dict[str, Any]] = session.compile
     while line := sys.stdin.readline():
         sys.stdout.write(session.answer(work, json.loads(line)))

@@ -2,42 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import selectors
-import subprocess
 import sys
 import threading
-import time
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
-from pathlib import Path
-from typing import IO, Any, final
+from typing import Any, final
 
+from inl.bounded_child import START_SECONDS, BoundedChild
 from inl.errors import MissingPackage, RequestError, TemplateError
-from inl.forks import disconnect, on_fork
+from inl.forks import on_fork
 
-PROGRAM = (
-    "import json, sys; sys.path[:] = json.loads(sys.stdin.readline()); "
-    "from inl.text.sandbox import main; main()"
-)
-"""Runs in an isolated interpreter, which gets this process's module search path."""
+PROGRAM = "from inl.text.sandbox import main; main()"
 
 ENDED = (
     "its process ended: one operation exceeded the limit of time or memory; "
     f"accepted: less of both (or {sys.executable} cannot import inl and jinja2)"
 )
-
-START_SECONDS = 120.0
-"""Time limit for the start of the process; a cold disk takes seconds."""
-
-CHUNK = 1 << 16
-"""Bytes to read at once."""
-
-SECONDS = 120.0
-"""Time limit of a rendering, for a process that does not end by itself: it limits its
-own processor time to seconds, which may take long on a busy machine."""
 
 
 @final
@@ -63,7 +44,7 @@ class ChatTemplate:
         self.where = where
         self._tokens = {"bos_token": "", "eos_token": "", **(special_tokens or {})}
         self._lock = threading.Lock()
-        self._process: _Process | None = None
+        self._process: BoundedChild | None = None
         on_fork(self)
 
     def after_fork_in_child(self) -> None:
@@ -139,21 +120,26 @@ class ChatTemplate:
         if process.is_starting:
             self._text_of(process.receive(START_SECONDS))
             process.is_starting = False
-        process.send(request)
-        reply = process.receive(SECONDS)
+        process.send(request.encode() + b"\n")
+        reply = process.receive()
         if reply is not None:
             self._process = process
         return self._text_of(reply)
 
-    def _open(self) -> _Process:
+    def _open(self) -> BoundedChild:
         """Return a new process that compiles the template, whose reply is to come."""
+        if find_spec("jinja2") is None:
+            raise MissingPackage(
+                "jinja2, which chat templates need, is not installed. "
+                "Try: pip install 'inl-core[text]'"
+            )
         try:
-            process = _Process()
+            process = BoundedChild(PROGRAM)
         except OSError as error:
             raise TemplateError(
                 f"{self.where}: {sys.executable} cannot start: {error.strerror}"
             ) from error
-        process.send(json.dumps(self.source))
+        process.send(json.dumps(self.source).encode() + b"\n")
         return process
 
     def _text_of(self, reply: Mapping[str, Any] | None) -> str:
@@ -164,98 +150,3 @@ class ChatTemplate:
         line = reply.get("line")
         where = f"{self.where}, line {line}" if line else self.where
         raise TemplateError(f"{where}: {reply['error']}")
-
-
-class _Process:
-    """The sandbox process, with a pipe to its stdin and one from its stdout."""
-
-    def __init__(self) -> None:
-        if find_spec("jinja2") is None:
-            raise MissingPackage(
-                "jinja2, which chat templates need, is not installed. "
-                "Try: pip install 'inl-core[text]'"
-            )
-        self._child = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", PROGRAM],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,  # nothing is buffered that a forked child could send twice
-            start_new_session=True,  # not interrupted by Ctrl-C in the terminal
-        )
-        self.stop = weakref.finalize(self, _kill, self._child)
-        self.is_starting = True
-        """Whether the reply to the template's source has not been received."""
-
-        folders = [folder for folder in sys.path if isinstance(folder, str)]
-        self.send(json.dumps([*folders, str(Path(__file__).parents[2])]))
-
-    def disconnect(self) -> None:
-        """Leave the process and its pipes to the parent, in a forked child."""
-        self.stop.detach()
-        for pipe in (self._child.stdin, self._child.stdout):
-            disconnect(_pipe(pipe).fileno())
-
-    def send(self, line: str) -> None:
-        """Send a line. If the process has ended, :meth:`receive` returns ``None``."""
-        rest = memoryview(line.encode() + b"\n")
-        with contextlib.suppress(BrokenPipeError):
-            while rest:
-                rest = rest[_pipe(self._child.stdin).write(rest) :]
-
-    def receive(self, seconds: float) -> Mapping[str, Any] | None:
-        """Return a reply; ``None`` if the process has ended.
-
-        The process is killed after ``seconds``.
-        """
-        deadline = time.monotonic() + seconds
-        parts, output = [b""], _pipe(self._child.stdout)
-        with _killed_at(deadline, self._child) as wait:
-            while not parts[-1].endswith(b"\n"):
-                wait()
-                parts.append(output.read(CHUNK))
-                if not parts[-1]:
-                    break
-        reply = b"".join(parts)
-        return json.loads(reply) if reply.endswith(b"\n") else None
-
-
-def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
-    assert pipe is not None  # Popen was called with PIPE
-    return pipe
-
-
-@contextlib.contextmanager
-def _killed_at(
-    deadline: float, child: subprocess.Popen[bytes]
-) -> Iterator[Callable[[], None]]:
-    """Kill a process at ``deadline``; yields a call to make before its output is read.
-
-    Windows cannot wait for a pipe: there a thread kills the process.
-    """
-    if sys.platform == "win32":
-        timer = threading.Timer(max(deadline - time.monotonic(), 0), child.kill)
-        timer.daemon = True
-        timer.start()
-        try:
-            yield lambda: None
-        finally:
-            timer.cancel()
-        return
-
-    def wait() -> None:
-        # Not limited to 1024 open files.
-        with selectors.DefaultSelector() as selector:
-            selector.register(_pipe(child.stdout), selectors.EVENT_READ)
-            if not selector.select(max(deadline - time.monotonic(), 0)):
-                child.kill()
-
-    yield wait
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    for pipe in (process.stdin, process.stdout):
-        with contextlib.suppress(OSError):
-            _pipe(pipe).close()
-    process.wait()
