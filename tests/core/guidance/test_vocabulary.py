@@ -109,7 +109,7 @@ def test_an_end_token_is_allowed_only_where_the_output_is_complete(tokenizer):
 
 
 def test_parts_of_a_text_are_encoded_with_exactly_their_bytes(tokenizer):
-    vocabulary = Vocabulary(tokenizer, tokenizer.vocab_size, 2)
+    vocabulary = Vocabulary(tokenizer, tokenizer.vocab_size, [2])
     for text in ("the", " the", "a b", ' "', "}, ", "größe", "日本", "\n", "  x"):
         ids = vocabulary(text)
         assert b"".join(vocabulary.tokens[each] for each in ids) == text.encode()

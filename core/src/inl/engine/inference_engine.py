@@ -473,8 +473,7 @@ class InferenceEngine:
         Open requests end with a :class:`~inl.errors.RunnerError`.
         """
         self._dispatcher.lock.run(self._close_runner)
-        if self.chat_template is not None:
-            self.chat_template.close()
+        self._encoder.close()
         self.model.checkpoint.close()
         self.recorder.close()
         if self.speculation is not None:

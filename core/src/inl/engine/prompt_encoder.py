@@ -152,6 +152,13 @@ class PromptEncoder:
             phrases=sorted(phrases - {()}),
         )
 
+    def close(self) -> None:
+        """End the processes of the chat template and of grammars."""
+        if self.chat_template is not None:
+            self.chat_template.close()
+        if self._grammars is not None:
+            self._grammars.close()
+
     def encode(self, prompt: Prompt, context: int) -> list[int]:
         """Return the token ids of a text, or a list as it is.
 

@@ -3,35 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from inl.errors import MissingPackage, RequestError
 from inl.forks import on_fork
+from inl.guidance.compiler import compile_matcher
+from inl.guidance.deep_stack import call_on_stack
+from inl.guidance.json_schemas import checked_schema
 from inl.guidance.matcher_guide import MatcherGuide
+from inl.guidance.structural_tags import tag_grammar
 from inl.guidance.structured import GrammarText, read_structured
+from inl.guidance.trial_process import STACK
+from inl.guidance.trials import GrammarTrials
 from inl.guidance.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from inl.text.tokenizer import Tokenizer
 
-MAX_CACHED = 64
+MAX_CACHED: Final = 64
 """Compiled grammars kept for requests with the same one."""
 
-LIMITS = {
-    "initial_lexer_fuel": 200_000,
-    "step_lexer_fuel": 100_000,
-    "max_grammar_size": 200_000,
-    "max_lexer_states": 50_000,
-    "verbose_errors": False,
-}
-"""Bounds of the work for a grammar and for each of its masks: about a second."""
+MAX_CACHED_SECONDS: Final = 2.0
+"""Processor time of their compilation, all together: memory is taken in this time."""
 
-SEPARATORS = {
-    "whitespace_flexible": False,
-    "item_separator": ", ",
-    "key_separator": ": ",
-}
-"""JSON is written as ``json.dumps`` does; a schema's "x-guidance" may differ."""
+MAX_PASSED: Final = 4_096
+"""Grammars whose trial is not repeated."""
+
+
+class _Compiled(NamedTuple):
+    guide: MatcherGuide
+    seconds: float
+    """Processor time of its trial."""
 
 
 class Grammars:
@@ -53,75 +57,104 @@ class Grammars:
         self._vocab = vocab
         self._end_ids = [each for each in end_ids if each < vocab]
         self._max_bytes = max_bytes
+        self._library: _Library | None = None
         self.after_fork_in_child()
         on_fork(self)
 
     def after_fork_in_child(self) -> None:
         """Drop what is compiled: a thread of the parent may hold a lock of it."""
-        self._guides: dict[GrammarText, MatcherGuide] = {}
-        self._vocabulary: Any = None
+        if self._library is not None:
+            self._library.trials.after_fork_in_child()
+        self._compiled: dict[bytes, _Compiled] = {}
+        self._passed: dict[bytes, float] = {}
+        """Processor time of trials."""
+        self._library = None
 
     def guide(self, structured: Any) -> MatcherGuide:
         """Return a guide for a ``structured`` option.
 
-        Raises :class:`~inl.errors.RequestError` for a grammar that cannot be compiled
-        and :class:`~inl.errors.MissingPackage`.
+        A grammar is compiled in a child process first, see
+        :mod:`inl.guidance.trials`. Raises :class:`~inl.errors.RequestError` for one
+        that cannot be compiled, and :class:`~inl.errors.MissingPackage`.
         """
         grammar = read_structured(structured, self._max_bytes)
+        key = sha256("\n".join(grammar).encode()).digest()
         # No lock, which an exception may leave locked: threads may compile twice.
-        guides = self._guides
-        guide = guides.get(grammar)
-        if guide is None:
-            for oldest in list(guides)[: len(guides) + 1 - MAX_CACHED]:
-                guides.pop(oldest, None)
-            guide = guides[grammar] = self._compile(grammar)
-        return guide.copy()
+        found = self._compiled.get(key)
+        if found is None:
+            found = self._compile(grammar, key)
+            self._evict(found.seconds)
+            self._compiled[key] = found
+        return found.guide.copy()
 
-    def _compile(self, grammar: GrammarText) -> MatcherGuide:
-        lib = library()
-        if self._vocabulary is None:
-            self._vocabulary = _vocabulary(
-                lib, self._tokenizer(), self._vocab, self._end_ids
-            )
-        matcher = lib.LLMatcher(
-            self._vocabulary,
-            _source(lib, grammar),
-            log_level=0,
-            limits=lib.LLParserLimits(**LIMITS),
-        )
+    def close(self) -> None:
+        """End the child process; a later grammar starts another."""
+        if self._library is not None:
+            self._library.trials.close()
+
+    def _evict(self, seconds: float) -> None:
+        """Drop the oldest grammars until there is room for one more."""
+        compiled = list(self._compiled.items())
+        total = seconds + sum(each.seconds for _, each in compiled)
+        for at, (key, each) in enumerate(compiled):
+            if len(compiled) - at < MAX_CACHED and total <= MAX_CACHED_SECONDS:
+                return
+            self._compiled.pop(key, None)
+            total -= each.seconds
+
+    def _compile(self, grammar: GrammarText, key: bytes) -> _Compiled:
         where = f"structured.{grammar.kind}"
-        if matcher.is_error():
-            raise RequestError(f"{where}: {matcher.get_error():.300}")
+        language, text = _program(grammar, where)
+        if self._library is None:
+            self._library = _Library(self._tokenizer(), self._vocab, self._end_ids)
+        lib = self._library
+        if (seconds := self._passed.get(key)) is None:
+            seconds = lib.trials.run(language, text, where).seconds
+            if len(self._passed) >= MAX_PASSED:
+                self._passed.clear()
+            self._passed[key] = seconds
+        make = partial(self._make, lib.vocabulary, language, text, where)
+        # What did not overflow the stack of the child cannot overflow a larger one.
+        return _Compiled(call_on_stack(2 * STACK, make), seconds)
+
+    def _make(
+        self, vocabulary: Any, language: str, text: str, where: str
+    ) -> MatcherGuide:
+        try:
+            matcher = compile_matcher(library(), vocabulary, language, text)
+        except ValueError as error:
+            raise RequestError(f"{where}: {error!s:.300}") from error
         guide = MatcherGuide(matcher, where, self._vocab, self._end_ids)
         if not guide.masks().any():
             raise RequestError(f"{where}: allows no output of this vocabulary")
         return guide
 
 
-def _source(lib: Any, grammar: GrammarText) -> str:
-    """Return a grammar in the library's own form."""
-    make = lib.LLMatcher
-    try:
-        if grammar.kind == "json_schema":
-            return str(make.grammar_from_json_schema(grammar.text, defaults=SEPARATORS))
-        if grammar.kind == "regex":
-            return str(make.grammar_from_regex(grammar.text))
-        return str(make.grammar_from_lark(grammar.text))
-    except ValueError as error:
-        raise RequestError(f"structured.{grammar.kind}: {error!s:.300}") from error
-
-
-def _vocabulary(
-    lib: Any, tokenizer: Tokenizer, vocab: int, end_ids: Sequence[int]
-) -> Any:
-    """Return the vocabulary in the library's own form.
+class _Library:
+    """The vocabulary in the form of ``llguidance``, and trials with it.
 
     Without end tokens, one behind the vocabulary stands for the end.
     """
-    ends = list(end_ids) or [vocab]
-    size = vocab if end_ids else vocab + 1
-    wrapped = lib.TokenizerWrapper(Vocabulary(tokenizer, size, ends[0]))
-    return lib.LLTokenizer(wrapped, n_vocab=size, eos_token=ends)
+
+    def __init__(
+        self, tokenizer: Tokenizer, vocab: int, end_ids: Sequence[int]
+    ) -> None:
+        package = library()
+        ends = list(end_ids) or [vocab]
+        size = vocab if end_ids else vocab + 1
+        names = Vocabulary(tokenizer, size, ends)
+        self.trials = GrammarTrials(names.tokens, names.special_token_ids, ends)
+        self.vocabulary = names.compile(package)
+
+
+def _program(grammar: GrammarText, where: str) -> tuple[str, str]:
+    """Return the language and the text that the library compiles."""
+    kind, text = grammar
+    if kind == "json_schema":
+        return kind, checked_schema(text, where)
+    if kind == "structural_tag":
+        return "lark", tag_grammar(text, where)
+    return ("regex" if kind == "regex" else "lark"), text
 
 
 def library() -> Any:

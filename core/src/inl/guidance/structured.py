@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypedDict
 
 from inl.errors import RequestError
+from inl.guidance.json_schemas import MAX_CHOICES
+from inl.guidance.lark_text import literal
+from inl.guidance.structural_tags import read_tag
 
 
 class StructuredOutput(TypedDict, total=False):
@@ -21,6 +24,10 @@ class StructuredOutput(TypedDict, total=False):
     """Text that this grammar in Lark's syntax derives from ``start``."""
     choice: Sequence[str]
     """One of these strings."""
+    structural_tag: Mapping[str, Any]
+    """Free text with parts that match JSON schemas: ``structures``, a list of dicts
+    with ``begin``, ``schema`` and ``end``, and ``triggers``, a list of strings. Each
+    ``begin`` begins with a trigger; text that contains a trigger goes on as a part."""
 
 
 class GrammarText(NamedTuple):
@@ -64,11 +71,15 @@ def _schema(value: Any) -> str:
         return value
     if not isinstance(value, Mapping | bool):
         raise _refused("json_schema", value, "a schema as a dict, a bool or JSON text")
+    return _json(value, "structured.json_schema")
+
+
+def _json(value: Any, where: str) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise RequestError(
-            f"structured.json_schema: {error}; accepts a schema that JSON can express"
+            f"{where}: {error}; accepts a schema that JSON can express"
         ) from error
 
 
@@ -82,8 +93,16 @@ def _choice(value: Any) -> str:
     strings = [] if isinstance(value, str | bytes | Mapping) else _items(value)
     if not strings or not all(isinstance(each, str) and each for each in strings):
         raise _refused("choice", value, "a list of non-empty strings")
-    quoted = (json.dumps(each, ensure_ascii=False) for each in dict.fromkeys(strings))
-    return f"start: {' | '.join(quoted)}"
+    if len(strings) > MAX_CHOICES:
+        raise RequestError(
+            f"structured.choice: found {len(strings)} strings, accepts {MAX_CHOICES}"
+        )
+    return f"start: {' | '.join(map(literal, dict.fromkeys(strings)))}"
+
+
+def _tag(value: Any) -> str:
+    where = "structured.structural_tag"
+    return _json(read_tag(value, where), where)
 
 
 def _items(value: Any) -> list[Any]:
@@ -99,4 +118,5 @@ _READERS = {
     "regex": lambda value: _text("regex", value),
     "lark": lambda value: _text("lark", value),
     "choice": _choice,
+    "structural_tag": _tag,
 }

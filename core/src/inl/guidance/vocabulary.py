@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from inl.errors import RequestError
+from inl.guidance.token_bytes import TokenBytes
 from inl.text.spelling import bytes_of
 from inl.text.tokenizer import BYTE_TOKEN, SPACE
 
@@ -32,21 +33,16 @@ def vocabulary_bytes(tokenizer: Tokenizer, vocab: int) -> list[bytes]:
     return [b"" if token is None else spell(token) for token in tokens]
 
 
-class Vocabulary:
+class Vocabulary(TokenBytes):
     """A tokenizer as ``llguidance`` reads it: the bytes of tokens, and an encoder.
 
-    end: the token that ends an output.
+    ends: the tokens that end an output, at least one.
     """
 
-    bos_token_id = None
-
-    def __init__(self, tokenizer: Tokenizer, vocab: int, end: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, vocab: int, ends: Sequence[int]) -> None:
+        special = [each for each in tokenizer.special_ids if each < vocab]
+        super().__init__(vocabulary_bytes(tokenizer, vocab), special, ends)
         self._tokenizer = tokenizer
-        self.eos_token_id = end
-        self.tokens = vocabulary_bytes(tokenizer, vocab)
-        self.special_token_ids = [
-            each for each in tokenizer.special_ids if each < vocab
-        ]
         self._longest = max(map(len, self.tokens))
 
     @cached_property
@@ -70,14 +66,15 @@ class Vocabulary:
     def _by_length(self, data: bytes) -> list[int]:
         """Encode bytes that the tokenizer changes, by the longest tokens."""
         ids: list[int] = []
-        while data:
-            lengths = range(min(self._longest, len(data)), 0, -1)
-            parts = (data[:length] for length in lengths)
+        start = 0
+        while start < len(data):
+            ends = range(min(start + self._longest, len(data)), start, -1)
+            parts = (data[start:end] for end in ends)
             part = next((each for each in parts if each in self._ids), None)
             if part is None:
                 break  # what remains is left to the library
             ids.append(self._ids[part])
-            data = data[len(part) :]
+            start += len(part)
         return ids
 
 

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from inl.engine.options import GenerationOptions
 from inl.serve.api_error import as_api_error
 from inl.serve.generations import Generation, Generations
-from inl.serve.job import Job, Prompt
-from inl.serve.model_text import ModelText
+from inl.serve.job import Conversation, Job, Prompt
+from inl.serve.model_text import ModelText, is_forced
 from inl.serve.wakeups import Reader, Steps, Wakeups
 
 if TYPE_CHECKING:
     from inl.engine.inference_engine import InferenceEngine
     from inl.serve.admission import Admission, Ticket
     from inl.serve.metrics import ModelMetrics
+
+
+COMPILING = 32
+"""Threads that wait for a grammar; no other work does."""
 
 
 class ServedModel(ModelText):
@@ -32,6 +37,7 @@ class ServedModel(ModelText):
         self._metrics = metrics
         self._wakeups: Wakeups | None = None
         self._steps: Steps | None = None
+        self._compiling = ThreadPoolExecutor(COMPILING, "inl-grammars")
 
     async def start(
         self, job: Job, client: str, ticket: Ticket, reader: Reader | None = None
@@ -54,7 +60,7 @@ class ServedModel(ModelText):
             event = asyncio.Event()
             listener = self._listener(event, reader)
             submit = partial(self._submit_all, job, client, prompts, listener, started)
-            await self._call(submit, in_thread=self._has_structure(job))
+            await self._call(submit, in_thread=_has_structure(job))
         except BaseException as error:
             self._cancel(started)
             if isinstance(error, Exception):
@@ -90,16 +96,14 @@ class ServedModel(ModelText):
         if not in_thread:
             submit()
             return
+        loop = asyncio.get_running_loop()
         # The thread goes on if this task is cancelled, and its requests must end.
-        work = asyncio.ensure_future(asyncio.to_thread(submit))
+        work = loop.run_in_executor(self._compiling, submit)
         try:
             await asyncio.shield(work)
         except asyncio.CancelledError:
             await asyncio.wait([work])
             raise
-
-    def _has_structure(self, job: Job) -> bool:
-        return any(self.structure_of(job, prompt) for prompt in job.prompts)
 
     def _submit_all(
         self,
@@ -147,3 +151,10 @@ class ServedModel(ModelText):
         for item in items:
             if not item.handle.completed:
                 self.engine.cancel(item.handle)
+
+
+def _has_structure(job: Job) -> bool:
+    """Whether a grammar is compiled for a job."""
+    return job.structure is not None or any(
+        isinstance(prompt, Conversation) and is_forced(prompt) for prompt in job.prompts
+    )

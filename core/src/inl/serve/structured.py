@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from msgspec import Meta
 
-from inl.guidance.grammars import library
+from inl.errors import RequestError
+from inl.guidance.json_schemas import as_resource
+from inl.guidance.structural_tags import read_tag
 from inl.serve.api_error import unsupported
 from inl.serve.job import Tool
 from inl.serve.markup import CallMarkup
@@ -69,41 +70,14 @@ def _outputs(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {FIELDS[name]: value}
 
 
-class TaggedStructure(msgspec.Struct):
-    """Text between two marks that matches a JSON schema."""
-
-    begin: Annotated[str, Meta(min_length=1)]
-    schema: dict[str, Any]
-    end: str
-
-
-class StructuralTag(msgspec.Struct):
-    """Free text with tagged parts, each of which begins with one of the triggers."""
-
-    structures: Annotated[list[TaggedStructure], Meta(min_length=1)]
-    triggers: Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1)]
-
-
 def structural_tag(value: Any, field: str) -> dict[str, Any]:
     """Return the structure of free text with tagged parts; raises :class:`ApiError`."""
     try:
         if isinstance(value, str):
             value = msgspec.json.decode(value)
-        tag = msgspec.convert(value, StructuralTag)
-    except (msgspec.ValidationError, msgspec.DecodeError) as error:
-        raise unsupported(
-            field, f"{error}; accepts structures of begin, schema and end, and triggers"
-        ) from error
-    make = library().StructTag
-    tags = []
-    for part in tag.structures:
-        starts = [each for each in tag.triggers if part.begin.startswith(each)]
-        if not starts:
-            raise unsupported(field, f"begin {part.begin!r:.40} has no trigger")
-        tags.append(
-            make(trigger=starts[0], begin=part.begin, grammar=part.schema, end=part.end)
-        )
-    return {"lark": make.to_grammar(tags, assume_special=False)}
+        return {"structural_tag": read_tag(value, "structural_tag")}
+    except (msgspec.DecodeError, RequestError) as error:
+        raise unsupported(field, str(error)) from error
 
 
 def forced_call(
@@ -117,12 +91,14 @@ def forced_call(
             "type": "object",
             "properties": {
                 markup.name_key: {"const": tool.name},
-                markup.arguments_key: dict(tool.parameters) or ANY_OBJECT,
+                markup.arguments_key: as_resource(
+                    tool.parameters or ANY_OBJECT, f"tool/{at}"
+                ),
             },
             "required": [markup.name_key, markup.arguments_key],
             "additionalProperties": False,
         }
-        for tool in chosen
+        for at, tool in enumerate(chosen)
     ]
     schema = calls[0] if len(calls) == 1 else {"anyOf": calls}
     return {"json_schema": schema}
