@@ -149,4 +149,6 @@ def test_the_missing_package_is_named(engine, monkeypatch):
 
 
 def test_the_text_of_a_grammar_is_read_without_the_package():
-    assert read_structured({"choice": ["a", "b", "a"]}, 99).text == 'start: "a" | "b"'
+    assert read_structured({"choice": ["a", "b", "a"]}, 99).text == (
+        'start: TEXT\nTEXT: "a" | "b"'
+    )

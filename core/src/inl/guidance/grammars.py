@@ -25,8 +25,12 @@ if TYPE_CHECKING:
 MAX_CACHED: Final = 64
 """Compiled grammars kept for requests with the same one."""
 
-MAX_CACHED_SECONDS: Final = 2.0
+MAX_CACHED_SECONDS: Final = 1.0
 """Processor time of their compilation, all together: memory is taken in this time."""
+
+NO_FORCING: Final = '\n%llguidance {"no_forcing": true}\n'
+"""Behind a client's grammar, where it overrides its own options: ``/a+/ "a"`` forces an
+endless text in a terminal, which no limit of the library ends."""
 
 MAX_PASSED: Final = 4_096
 """Grammars whose trial is not repeated."""
@@ -104,24 +108,22 @@ class Grammars:
 
     def _compile(self, grammar: GrammarText, key: bytes) -> _Compiled:
         where = f"structured.{grammar.kind}"
-        language, text = _program(grammar, where)
+        kind, text = grammar.kind, _program(grammar, where)
         if self._library is None:
             self._library = _Library(self._tokenizer(), self._vocab, self._end_ids)
         lib = self._library
         if (seconds := self._passed.get(key)) is None:
-            seconds = lib.trials.run(language, text, where).seconds
+            seconds = lib.trials.run(kind, text, where).seconds
             if len(self._passed) >= MAX_PASSED:
                 self._passed.clear()
             self._passed[key] = seconds
-        make = partial(self._make, lib.vocabulary, language, text, where)
+        make = partial(self._make, lib.vocabulary, kind, text, where)
         # What did not overflow the stack of the child cannot overflow a larger one.
         return _Compiled(call_on_stack(2 * STACK, make), seconds)
 
-    def _make(
-        self, vocabulary: Any, language: str, text: str, where: str
-    ) -> MatcherGuide:
+    def _make(self, vocabulary: Any, kind: str, text: str, where: str) -> MatcherGuide:
         try:
-            matcher = compile_matcher(library(), vocabulary, language, text)
+            matcher = compile_matcher(library(), vocabulary, kind, text)
         except ValueError as error:
             raise RequestError(f"{where}: {error!s:.300}") from error
         guide = MatcherGuide(matcher, where, self._vocab, self._end_ids)
@@ -147,14 +149,13 @@ class _Library:
         self.vocabulary = names.compile(package)
 
 
-def _program(grammar: GrammarText, where: str) -> tuple[str, str]:
-    """Return the language and the text that the library compiles."""
-    kind, text = grammar
-    if kind == "json_schema":
-        return kind, checked_schema(text, where)
-    if kind == "structural_tag":
-        return "lark", tag_grammar(text, where)
-    return ("regex" if kind == "regex" else "lark"), text
+def _program(grammar: GrammarText, where: str) -> str:
+    """Return the text that the library compiles."""
+    if grammar.kind == "json_schema":
+        return checked_schema(grammar.text, where)
+    if grammar.kind == "structural_tag":
+        return tag_grammar(grammar.text, where)
+    return grammar.text + (NO_FORCING if grammar.kind == "lark" else "")
 
 
 def library() -> Any:

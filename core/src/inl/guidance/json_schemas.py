@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -30,6 +31,10 @@ MAPS: Final = frozenset(
 
 VALUES: Final = frozenset({"const", "enum", "default", "example", "examples"})
 """Keywords with values, which are no schemas."""
+
+
+SPACES: Final = re.compile(r"[ \t\r\n]*[,:][ \t\r\n]*")
+"""Separators of "x-guidance" that a schema may choose."""
 
 
 class _Subschema(NamedTuple):
@@ -70,6 +75,7 @@ def check_schema(schema: Any, where: str) -> bool:
         for name in ("properties", "patternProperties"):
             properties += _size(fields.get(name))
         choices += _size(fields.get("enum"))
+        _check_spaces(fields.get("x-guidance"), where)
         if isinstance(kind := fields.get("format"), str) and kind not in FORMATS:
             del fields["format"]
             changed = True
@@ -82,6 +88,19 @@ def check_schema(schema: Any, where: str) -> bool:
         if found > most:
             raise RequestError(f"{where}: found {found} {name}, accepts {most}")
     return changed
+
+
+def _check_spaces(options: Any, where: str) -> None:
+    """Check the texts among options of the library, which are regular expressions.
+
+    One that matches what may follow it as well forces a text without an end.
+    """
+    for name, value in options.items() if isinstance(options, dict) else ():
+        if isinstance(value, str) and not SPACES.fullmatch(value):
+            raise RequestError(
+                f"{where}: found x-guidance.{name} {value!r:.40}, accepts a comma or a "
+                "colon, and spaces around it"
+            )
 
 
 def _size(value: Any) -> int:

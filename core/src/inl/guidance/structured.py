@@ -97,7 +97,8 @@ def _choice(value: Any) -> str:
         raise RequestError(
             f"structured.choice: found {len(strings)} strings, accepts {MAX_CHOICES}"
         )
-    return f"start: {' | '.join(map(literal, dict.fromkeys(strings)))}"
+    # One terminal: alternatives of a rule are states of a parser, which are bounded.
+    return f"start: TEXT\nTEXT: {' | '.join(map(literal, dict.fromkeys(strings)))}"
 
 
 def _tag(value: Any) -> str:

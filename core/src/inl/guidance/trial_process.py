@@ -1,6 +1,6 @@
 """The child process in which grammars are compiled first.
 
-Protocol: one JSON value per line, first the vocabulary, then ``[language, text]`` of
+Protocol: one JSON value per line, first the vocabulary, then ``[kind, text]`` of
 each grammar. A reply is ``{"seconds", "bytes"}`` of a grammar that compiles, or
 ``{"error"}``; the first one is ``{}``.
 """
@@ -46,18 +46,18 @@ class Session:
         self._vocabulary = names.compile(llguidance)
         self._mask = (ctypes.c_int32 * ((len(tokens) + 31) // 32))()
 
-    def try_grammar(self, language: str, text: str) -> dict[str, Any]:
+    def try_grammar(self, kind: str, text: str) -> dict[str, Any]:
         """Compile a grammar as the parent will, and compute its first mask."""
         began = time.process_time()
         try:
             with killed_after(CPU_SECONDS):
-                self._run(language, text)
+                self._run(kind, text)
         except BaseException as error:  # a panic of the library is no Exception
             return {"error": str(error) or type(error).__name__}
         return {"seconds": time.process_time() - began, "bytes": used_address_space()}
 
-    def _run(self, language: str, text: str) -> None:
-        initial = compile_matcher(self._lib, self._vocabulary, language, text)
+    def _run(self, kind: str, text: str) -> None:
+        initial = compile_matcher(self._lib, self._vocabulary, kind, text)
         matcher = initial.deep_copy()
         if matcher.is_stopped() or not matcher.compute_ff_tokens():
             address, size = ctypes.addressof(self._mask), ctypes.sizeof(self._mask)

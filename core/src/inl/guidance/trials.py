@@ -63,13 +63,13 @@ class GrammarTrials:
             self._process.disconnect()
             self._process = None
 
-    def run(self, language: str, text: str, where: str) -> Trial:
+    def run(self, kind: str, text: str, where: str) -> Trial:
         """Try a grammar.
 
         where: prefix of error messages. Raises :class:`~inl.errors.RequestError` for a
         grammar that is malformed or exceeds a limit.
         """
-        request = json.dumps([language, text]).encode() + b"\n"
+        request = json.dumps([kind, text]).encode() + b"\n"
         with self._lock:
             reply = self._exchange(request, where)
         if "error" in reply:
