@@ -43,6 +43,8 @@ def walk(guide, random):
         began = time.thread_time()
         mask = guide.masks()[0]
         allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+        if not allowed.size:  # only an end token, which this vocabulary lacks
+            break
         guide.advance(int(random.choice(allowed)))
         longest = max(longest, time.thread_time() - began)
     return longest

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from inl.errors import RequestError
 from inl.guidance.json_schemas import check_schema
@@ -30,7 +31,7 @@ def read_tag(value: Any, where: str) -> dict[str, Any]:
     tag = value if isinstance(value, Mapping) else {}
     structures, triggers = tag.get("structures"), tag.get("triggers")
     if not _is_list(structures) or not _is_list(triggers):
-        raise RequestError(f"{where}: found {value!r:.60}, {FORM}")
+        raise RequestError(f"{where}: found {reprlib.repr(value):.60}, {FORM}")
     for name, items in (("structures", structures), ("triggers", triggers)):
         if not 1 <= len(items) <= MAX_COUNT:
             raise RequestError(
@@ -40,7 +41,7 @@ def read_tag(value: Any, where: str) -> dict[str, Any]:
         _check_text(each, where, least=1)
     for part in structures:
         if not isinstance(part, Mapping) or not isinstance(part.get("schema"), Mapping):
-            raise RequestError(f"{where}: found {part!r:.60}, {FORM}")
+            raise RequestError(f"{where}: found {reprlib.repr(part):.60}, {FORM}")
         _check_text(part.get("begin"), where, least=1)
         _check_text(part.get("end"), where, least=0)
     _find_triggers([part["begin"] for part in structures], triggers, where)
@@ -92,10 +93,10 @@ def _find_triggers(
 def _check_text(value: Any, where: str, *, least: int) -> None:
     if not isinstance(value, str) or not least <= len(value) <= MAX_LENGTH:
         raise RequestError(
-            f"{where}: found {value!r:.60} as begin, end or trigger, accepts a string "
-            f"of {least} to {MAX_LENGTH} characters"
+            f"{where}: found {reprlib.repr(value):.60} as begin, end or trigger, "
+            f"accepts a string of {least} to {MAX_LENGTH} characters"
         )
 
 
-def _is_list(value: Any) -> bool:
+def _is_list(value: Any) -> TypeGuard[Sequence[Any]]:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)

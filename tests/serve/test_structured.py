@@ -1,0 +1,124 @@
+"""Structured outputs of strangers: nothing that one client can do to another."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from http_servers import HashServer
+
+pytest.importorskip("llguidance")
+from inl.guidance.trials import GrammarTrials
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+SIZE = {"enum": ["small", "large"]}
+PARAMETERS = {
+    "type": "object",
+    "properties": {"size": {"$ref": "#/$defs/Size"}},
+    "required": ["size"],
+    "additionalProperties": False,
+    "$defs": {"Size": SIZE},
+}
+OTHER = {**PARAMETERS, "$defs": {"Size": {"const": 7}}}
+
+
+def function(name, parameters):
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+TOOLS = [function("scale", PARAMETERS), function("count", OTHER)]
+
+
+@pytest.fixture(scope="module")
+def server():
+    # More requests at once than asyncio has threads.
+    with HashServer(max_batch=2, max_queue=64) as server:
+        yield server
+
+
+def complete(server, structured=None, /, **options):
+    body = {"prompt": "Some text.", "max_tokens": 8, **options}
+    if structured is not None:
+        body["structured_outputs"] = structured
+    status, _, answer = server.send("POST", COMPLETIONS, body)
+    return status, answer
+
+
+@pytest.mark.parametrize("choice", ["required", "scale", "count"])
+def test_parameters_of_a_forced_call_may_refer_to_their_definitions(server, choice):
+    named = {"type": "function", "function": {"name": choice}}
+    body = {
+        "messages": [{"role": "user", "content": "Scale it."}],
+        "tools": TOOLS,
+        "tool_choice": choice if choice == "required" else named,
+        "max_tokens": 100,
+    }
+    status, _, answer = server.send("POST", CHAT, body)
+    assert status == 200, answer
+    (call,) = answer["choices"][0]["message"]["tool_calls"]
+    name = call["function"]["name"]
+    assert choice in ("required", name)
+    size = json.loads(call["function"]["arguments"])["size"]
+    assert size in (["small", "large"] if name == "scale" else [7])
+
+
+def test_a_grammar_that_ends_its_process_is_refused(server):
+    rules = [f"r{at}: r{at + 1}" for at in range(5_000)]
+    lark = "\n".join(["start: r0", *rules, 'r5000: "a"'])
+    status, answer = complete(server, {"grammar": lark})
+    assert status == 400
+    assert "its compilation failed" in answer["error"]["message"]
+    status, answer = complete(server, {"choice": ["yes\x7f"]})
+    assert (status, answer["choices"][0]["text"]) == (200, "yes\x7f")
+
+
+def test_waiting_grammars_do_not_delay_other_requests(server, monkeypatch):
+    """Nor those with a grammar that is compiled already."""
+    common = {"regex": "a{3}"}
+    assert complete(server, common)[0] == 200
+    waiting, may_go = threading.Semaphore(0), threading.Event()
+    run = GrammarTrials.run
+
+    def held(*arguments):
+        waiting.release()
+        assert may_go.wait(60)
+        return run(*arguments)
+
+    monkeypatch.setattr(GrammarTrials, "run", held)
+    # As many as there are threads of asyncio, which tokenizing uses.
+    count = min(28, (os.cpu_count() or 1) + 4)
+    with ThreadPoolExecutor(count) as clients:
+        answers = [
+            clients.submit(complete, server, {"regex": f"b{at}"}) for at in range(count)
+        ]
+        try:
+            for _ in range(count):
+                assert waiting.acquire(timeout=60)
+            assert complete(server)[0] == 200
+            assert complete(server, common)[0] == 200
+            assert server.send("GET", "/health")[0] == 200
+        finally:
+            may_go.set()
+        assert {answer.result()[0] for answer in answers} == {200}
+    server.wait_idle()
+
+
+@pytest.mark.parametrize("field", ["response_format", "structured_outputs"])
+def test_large_structural_tags_are_refused_by_their_field(server, field):
+    tag = {
+        "structures": [
+            {"begin": f"<t{at}>", "schema": {}, "end": "</t>"} for at in range(3_000)
+        ],
+        "triggers": [*(f"<u{at}>" for at in range(3_000)), "<t"],
+    }
+    value = {"type": "structural_tag", **tag}
+    if field == "structured_outputs":
+        value = {"structural_tag": tag}
+    status, answer = complete(server, **{field: value})
+    assert status == 400
+    assert answer["error"]["param"].startswith(field)
+    assert "found 3000 structures, accepts 1 to 500" in answer["error"]["message"]
