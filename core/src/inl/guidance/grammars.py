@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from hashlib import sha256
@@ -73,6 +74,7 @@ class Grammars:
         self._passed: dict[bytes, float] = {}
         """Processor time of trials."""
         self._library = None
+        self._lock = threading.Lock()
 
     def guide(self, structured: Any) -> MatcherGuide:
         """Return a guide for a ``structured`` option.
@@ -109,9 +111,10 @@ class Grammars:
     def _compile(self, grammar: GrammarText, key: bytes) -> _Compiled:
         where = f"structured.{grammar.kind}"
         kind, text = grammar.kind, _program(grammar, where)
-        if self._library is None:
-            self._library = _Library(self._tokenizer(), self._vocab, self._end_ids)
-        lib = self._library
+        with self._lock:
+            if self._library is None:
+                self._library = _Library(self._tokenizer(), self._vocab, self._end_ids)
+            lib = self._library
         if (seconds := self._passed.get(key)) is None:
             seconds = lib.trials.run(kind, text, where).seconds
             if len(self._passed) >= MAX_PASSED:
