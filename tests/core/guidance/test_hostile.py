@@ -282,7 +282,7 @@ def test_compiled_grammars_are_dropped_by_the_time_that_they_took(monkeypatch):
     for turn in range(9):
         made.guide({"regex": f"a{turn}"})
     assert len(made._compiled) == 4
-    trial = trials.Trial(seconds=0.4, bytes=0)
+    trial = trials.Trial(seconds=0.2, bytes=0)
     monkeypatch.setattr(made._library.trials, "run", lambda *_: trial)
     for turn in range(9):
         made.guide({"regex": f"b{turn}"})

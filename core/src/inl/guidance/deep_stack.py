@@ -1,55 +1,44 @@
-"""Calls on a stack of a chosen size, whatever the thread of the caller has."""
+"""Calls on a thread with a stack of a chosen size, whatever the caller's thread has."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from inl.forks import on_fork
 
 T = TypeVar("T")
 
 
-class _Starter:
-    """Starts threads; the size of their stacks is a setting of the whole process."""
+class DeepStack:
+    """A thread with ``size`` bytes of stack, which starts with the first call.
 
-    def __init__(self) -> None:
+    One thread for all calls: the C library keeps freed memory for each thread.
+    Thread-safe.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
         self.after_fork_in_child()
         on_fork(self)
 
     def after_fork_in_child(self) -> None:
+        """Forget the parent's thread."""
         self._lock = threading.Lock()
+        self._thread = ThreadPoolExecutor(1, "inl-grammar")
 
-    def start(self, thread: threading.Thread, size: int) -> None:
+    def call(self, work: Callable[[], T]) -> T:
+        """Return what ``work`` returns, or raise what it raises.
+
+        If the caller is interrupted, the call goes on.
+        """
         with self._lock:
-            before = threading.stack_size(size)
+            # A setting of the whole process, read when a thread starts.
+            before = threading.stack_size(self._size)
             try:
-                thread.start()
+                future = self._thread.submit(work)
             finally:
                 threading.stack_size(before)
-
-
-_starter = _Starter()
-
-
-def call_on_stack(size: int, work: Callable[[], T]) -> T:
-    """Return what ``work`` returns, called on a thread with ``size`` bytes of stack.
-
-    Raises what ``work`` raises. If the caller is interrupted, the call goes on.
-    """
-    outcome: dict[str, Any] = {}
-
-    def run() -> None:
-        try:
-            outcome["value"] = work()
-        except BaseException as error:  # raised in the caller
-            outcome["error"] = error
-
-    thread = threading.Thread(target=run, name="inl-grammar", daemon=True)
-    _starter.start(thread, size)
-    thread.join()
-    if "error" in outcome:
-        raise outcome["error"]
-    value: T = outcome["value"]
-    return value
+        return future.result()

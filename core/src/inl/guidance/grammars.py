@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from inl.errors import MissingPackage, RequestError
 from inl.forks import on_fork
 from inl.guidance.compiler import compile_matcher
-from inl.guidance.deep_stack import call_on_stack
+from inl.guidance.deep_stack import DeepStack
 from inl.guidance.json_schemas import checked_schema
 from inl.guidance.matcher_guide import MatcherGuide
 from inl.guidance.structural_tags import tag_grammar
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MAX_CACHED: Final = 64
 """Compiled grammars kept for requests with the same one."""
 
-MAX_CACHED_SECONDS: Final = 1.0
+MAX_CACHED_SECONDS: Final = 0.5
 """Processor time of their compilation, all together: memory is taken in this time."""
 
 NO_FORCING: Final = '\n%llguidance {"no_forcing": true}\n'
@@ -35,6 +35,10 @@ endless text in a terminal, which no limit of the library ends."""
 
 MAX_PASSED: Final = 4_096
 """Grammars whose trial is not repeated."""
+
+
+_stack = DeepStack(2 * STACK)
+"""What did not overflow the stack of the child cannot overflow this one."""
 
 
 class _Compiled(NamedTuple):
@@ -121,8 +125,7 @@ class Grammars:
                 self._passed.clear()
             self._passed[key] = seconds
         make = partial(self._make, lib.vocabulary, kind, text, where)
-        # What did not overflow the stack of the child cannot overflow a larger one.
-        return _Compiled(call_on_stack(2 * STACK, make), seconds)
+        return _Compiled(_stack.call(make), seconds)
 
     def _make(self, vocabulary: Any, kind: str, text: str, where: str) -> MatcherGuide:
         try:
