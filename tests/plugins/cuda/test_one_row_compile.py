@@ -228,7 +228,7 @@ def test_products_take_one_row_in_half_precision() -> None:
     assert not PRODUCTS.takes(row.float(), float8(64, 512))
     assert not PRODUCTS.takes(row.expand(2, -1), float8(64, 512))
     assert not PRODUCTS.takes(row, int4(64, 512, 32))
-    assert not PRODUCTS.takes(row, Plain(torch.empty(64, 512), "float8_rows"))
+    assert not PRODUCTS.takes(row, Plain(torch.empty(64, 512)))
 
 
 @pytest.mark.parametrize("make", [float8, int4])

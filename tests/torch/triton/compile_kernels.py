@@ -57,10 +57,9 @@ from inl_torch.triton.int4.products import decoded
 from inl_torch.triton.int4.weights import Int4
 from inl_torch.triton.matmul.invariant import product as fixed_product
 from inl_torch.triton.matmul.products import library_is_faster
-from inl_torch.triton.matmul.stored import StreamedMlp
 from inl_torch.triton.matmul.streamed import stream_product
 from inl_torch.triton.moe import experts as moe
-from inl_torch.triton.moe.packed import ExpertStack, PackedExperts
+from inl_torch.triton.moe.packed import ExpertStack
 from inl_torch.triton.quantized import products as packed_products
 from inl_torch.triton.quantized.packed import FLOAT8, PackedLinear, PackedMlp, packed
 from inl_torch.triton.sparse import products as sparse_products
@@ -362,7 +361,7 @@ def call_streamed(dtype, tuning):
 
             x = torch.ones(tokens, 512, dtype=dtype)
             few, many = matrix(64, 512), matrix(64 * 132, 512)
-            mlp = StreamedMlp(matrix(1024, 512), matrix(512, 512))
+            mlp = StackedMlp(matrix(1024, 512), matrix(512, 512))
             products.norm_product(x, x, Norm(x[0]), 1e-5, few, None)
             products.product(x, many, x.repeat(1, 17)[0, : 64 * 132])
             products.mlp(x, mlp, "silu")
@@ -391,7 +390,7 @@ def call_packed_experts(dtype):
             x, ids = torch.ones(tokens, HIDDEN, dtype=dtype), torch.zeros(tokens, 2)
             wide = packed_stack(kind, count, INNER, HIDDEN)
             narrow = packed_stack(kind, count, HIDDEN, INNER)
-            w, shares = PackedExperts(wide, wide, narrow), torch.ones(tokens, 2)
+            w, shares = Experts(wide, wide, narrow), torch.ones(tokens, 2)
             kernels["experts"](x, ids.int(), shares, w, activation="silu")
 
 
@@ -463,7 +462,7 @@ def call_all(dtype, dim, tuning, *, packed=True):
             if tokens == 1:
                 more["norm_mlp"](y, y, norm, feed_forward, activation="silu", **sums)
                 more["norm_logits"](y, y, step.samples, norm, linear, **sums)
-            packed_products.dequantized(linear.matrix, dtype)
+            packed_products.dequantized(linear.weight, dtype)
         head = Linear(x(HIDDEN, HIDDEN), x(HIDDEN))
         logits = kernels["norm_logits"](y, y, step.samples, norm, head, **sums)
         bucket = Bucket(tokens, rows)

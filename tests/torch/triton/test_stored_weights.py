@@ -122,9 +122,9 @@ def test_linear(dtype, kind, seed, on_torch, on_host):
         bias = rng.integers(-8, 8, rows) / 2 if tokens % 2 else None
         held = None if bias is None else wrap(bias.astype(np.float32))
         w = packed("linear", kind, {"weight": blocks, "bias": held}, dtype)
-        assert kind == "mxfp8" or w.matrix.width == (128 if "wide" in kind else 32)
+        assert kind == "mxfp8" or w.weight.width == (128 if "wide" in kind else 32)
         if dtype == "float32":  # exact, but for codes that were shifted
-            values = exact(w.matrix)
+            values = exact(w.weight)
         args = inputs(rng, tokens, columns), Linear(values, bias)
         case = Case(f"{tokens}x{rows}", args)
         check("linear", case, w, dtype, on_torch, on_host, seed)
@@ -242,9 +242,9 @@ def test_shifted_codes_keep_their_values(seed):
     rng = np.random.default_rng(seed)
     blocks, values = stored(rng, 48, 96)
     w = packed("linear", "mxfp8", {"weight": blocks}, "bfloat16")
-    scales = w.matrix.scales.double().cpu().numpy()[:, None]
+    scales = w.weight.scales.double().cpu().numpy()[:, None]
     assert (np.abs(values).max(1, keepdims=True) >= 224 * scales).all()
-    error = np.abs(exact(w.matrix) - values)
+    error = np.abs(exact(w.weight) - values)
     assert (error[np.abs(values) >= 2**-6 * scales] == 0).all()
     assert (error <= 2**-10 * scales).all()
 
@@ -275,8 +275,8 @@ def test_scales_of_a_file_stay(seed):
     given = HostArray(np.concatenate(blocks, 1), "fp8_128", (32, 256))
     w = packed("linear", "mxfp8", {"weight": given}, "bfloat16")
     assert w.layout == FLOAT8_ROWS
-    np.testing.assert_array_equal(w.matrix.scales.cpu().numpy(), scales[:, 0])
-    np.testing.assert_array_equal(exact(w.matrix), dequantize(given, "a matrix"))
+    np.testing.assert_array_equal(w.weight.scales.cpu().numpy(), scales[:, 0])
+    np.testing.assert_array_equal(exact(w.weight), dequantize(given, "a matrix"))
 
 
 @pytest.mark.parametrize("kind", ["mxfp8", "q4_1"])
@@ -326,6 +326,6 @@ def test_layouts_without_an_invariant_kernel_are_not_chosen():
 
 def test_a_matrix_needs_no_copy_of_another_dtype():
     blocks = HostArray(np.zeros((16, 33), np.uint8), "mxfp8", (16, 32))
-    w = packed("linear", "mxfp8", {"weight": blocks}, "bfloat16").matrix
+    w = packed("linear", "mxfp8", {"weight": blocks}, "bfloat16").weight
     assert isinstance(w, Float8)
     assert [one.dtype for one in w] == [torch.float8_e4m3fn, torch.float32]

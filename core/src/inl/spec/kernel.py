@@ -12,6 +12,10 @@ PLAIN = "plain"
 """Layout of unpacked weights: the op's own tuple of tensors."""
 
 
+HostGroup = Mapping[str, HostArray | None]
+"""Logical tensors of a group by name, as stored; ``None`` for an absent one."""
+
+
 def accepts(*_specs: Any, **_attrs: Any) -> str | None:
     """Accept every call: the default of :attr:`Kernel.refuse`."""
     return None
@@ -31,7 +35,8 @@ class Kernel:
     layout: str = PLAIN
     """Layout of the weights that the kernel takes."""
     pack: Callable[[Mapping[str, HostArray | None], Any, str], Any] | None = None
-    """(logical tensors by name, backend, dtype) -> a tuple of tensors in ``layout``."""
+    """(logical tensors by name, backend, dtype) -> a tuple of tensors in ``layout``;
+    :func:`~inl.spec.weights.in_layout` makes its type."""
     can_pack: Callable[..., str | None] = accepts
     """(stored specs of the group, by name) -> ``None`` if ``pack`` supports them, else
     the reason."""

@@ -64,10 +64,10 @@ def site_key(spec: OpSpec, args: tuple[Any, ...], attrs: dict[str, Any]) -> Key:
             parts.append(layout)
             if layout == PLAIN:
                 parts += [tuple(leaf.shape) for leaf in leaves(value)]
-        elif name not in spec.consumes and not isinstance(value, tuple):
-            parts.append(tuple(value.shape[1:]))
-        elif hasattr(value, "layout"):
+        elif isinstance(value, tuple):
             parts.append(layout_of(value))
+        elif name not in spec.consumes:
+            parts.append(tuple(value.shape[1:]))
     return tuple(parts)
 
 
@@ -76,9 +76,13 @@ def _name(item: tuple[str, Any]) -> str:
 
 
 def layout_of(w: Any) -> str:
-    """Return the layout of a group: an attribute of traced leaves or of its tuple."""
+    """Return the layout of a group: an attribute of traced leaves or of its tuple.
+
+    A tuple without the attribute is in the layout ``PLAIN``.
+    """
     first = next(leaves(w), w)  # a group may have no tensors
-    return str(first.layout if isinstance(first, StrictArray) else w.layout)
+    owner = first if isinstance(first, StrictArray) else w
+    return str(getattr(owner, "layout", PLAIN))
 
 
 def select_kernel(

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from inl.ops.norm import Norm
-from inl_torch.triton.matmul.stored import Matrix, StreamedMlp
+from inl_torch.eager.mlp import StackedMlp
+from inl_torch.triton.matmul.stored import Matrix
 from inl_torch.triton.matmul.stored_kernels import StoredProducts
 from inl_torch.triton.one_row import OneRowProducts
 
@@ -39,7 +40,7 @@ class OneRowFirst:
             )
         return self.products.norm_product(residual, delta, norm, eps, w, bias)
 
-    def mlp(self, x: torch.Tensor, w: StreamedMlp, activation: str) -> torch.Tensor:
+    def mlp(self, x: torch.Tensor, w: StackedMlp, activation: str) -> torch.Tensor:
         """Return the feed-forward layer of ``x`` [T, K]."""
         if self.one_row.takes(x, w.gate_up):
             inner = self.one_row.multiply(
@@ -50,7 +51,7 @@ class OneRowFirst:
 
     def norm_mlp(
         self, residual: torch.Tensor, delta: torch.Tensor, norm: Norm, eps: float,
-        w: StreamedMlp, activation: str,
+        w: StackedMlp, activation: str,
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         """Return ``residual + delta`` [T, K], and the layer of its norm."""
         if self.one_row.takes(residual, w.gate_up):

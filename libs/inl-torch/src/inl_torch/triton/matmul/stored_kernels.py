@@ -8,10 +8,13 @@ from typing import Any, Protocol
 
 import torch
 
+from inl.ops.linear import Linear
 from inl.ops.norm import Norm
 from inl.spec.cache import Cache
 from inl.spec.kernel import Kernel
 from inl.spec.step import Step
+from inl_torch.eager.linear import StackedQkv
+from inl_torch.eager.mlp import StackedMlp
 from inl_torch.triton.attention.rope_attend import decode_attention, plan
 from inl_torch.triton.common import PREFERENCE, refuse_dtype
 from inl_torch.triton.matmul.activation import refuse_activation
@@ -19,9 +22,6 @@ from inl_torch.triton.matmul.fused import refuse_attend
 from inl_torch.triton.matmul.stored import (
     Refuse,
     Stack,
-    StreamedLinear,
-    StreamedMlp,
-    StreamedQkv,
     packers,
 )
 from inl_torch.triton.tuning import Tuning
@@ -43,12 +43,12 @@ class StoredProducts(Protocol):
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         """Return ``residual + delta`` [T, K], and the product of its norm: [T, N]."""
 
-    def mlp(self, x: torch.Tensor, w: StreamedMlp, activation: str) -> torch.Tensor:
+    def mlp(self, x: torch.Tensor, w: StackedMlp, activation: str) -> torch.Tensor:
         """Return the feed-forward layer of ``x`` [T, K]."""
 
     def norm_mlp(
         self, residual: torch.Tensor, delta: torch.Tensor, norm: Norm, eps: float,
-        w: StreamedMlp, activation: str,
+        w: StackedMlp, activation: str,
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         """Return ``residual + delta`` [T, K], and the layer of its norm."""
 
@@ -56,39 +56,37 @@ class StoredProducts(Protocol):
         """Refuse rows whose norm and product are better computed apart."""
 
 
-def linear(
-    x: torch.Tensor, w: StreamedLinear, *, products: StoredProducts
-) -> torch.Tensor:
-    return products.product(x, w.matrix, w.bias)
+def linear(x: torch.Tensor, w: Linear, *, products: StoredProducts) -> torch.Tensor:
+    return products.product(x, w.weight, w.bias)
 
 
 def qkv_linear(
-    x: torch.Tensor, w: StreamedQkv, *, products: StoredProducts
+    x: torch.Tensor, w: StackedQkv, *, products: StoredProducts
 ) -> tuple[torch.Tensor, ...]:
-    return _split(products.product(x, w.matrix, w.bias), w)
+    return _split(products.product(x, w.weight, w.bias), w)
 
 
-def _split(y: torch.Tensor, w: StreamedQkv) -> tuple[torch.Tensor, ...]:
+def _split(y: torch.Tensor, w: StackedQkv) -> tuple[torch.Tensor, ...]:
     keys = w.keys.shape[0]
     return y.split_with_sizes((y.shape[1] - 2 * keys, keys, keys), 1)
 
 
 def gated_mlp(
-    x: torch.Tensor, w: StreamedMlp, *, activation: str, products: StoredProducts
+    x: torch.Tensor, w: StackedMlp, *, activation: str, products: StoredProducts
 ) -> torch.Tensor:
     return products.mlp(x, w, activation)
 
 
 def norm_qkv(
-    residual: torch.Tensor, delta: torch.Tensor, norm: Norm, w: StreamedQkv, *,
+    residual: torch.Tensor, delta: torch.Tensor, norm: Norm, w: StackedQkv, *,
     eps: float, products: StoredProducts,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    summed, y = products.norm_product(residual, delta, norm, eps, w.matrix, w.bias)
+    summed, y = products.norm_product(residual, delta, norm, eps, w.weight, w.bias)
     return summed, *_split(y, w)
 
 
 def norm_mlp(
-    residual: torch.Tensor, delta: torch.Tensor, norm: Norm, w: StreamedMlp, *,
+    residual: torch.Tensor, delta: torch.Tensor, norm: Norm, w: StackedMlp, *,
     eps: float, activation: str, products: StoredProducts,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     return products.norm_mlp(residual, delta, norm, eps, w, activation)
@@ -96,7 +94,7 @@ def norm_mlp(
 
 def attend_project(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cos: torch.Tensor,
-    sin: torch.Tensor, cache: Cache, step: Step, w: StreamedLinear, *, scale: float,
+    sin: torch.Tensor, cache: Cache, step: Step, w: Linear, *, scale: float,
     window: int | None = None, cap: float | None = None, group: int = 0,
     products: StoredProducts, name: str,
 ) -> tuple[torch.Tensor, Cache]:  # fmt: skip
@@ -104,7 +102,7 @@ def attend_project(
         q, k, v, cos, sin, cache, step, scale=scale, window=window, cap=cap,
         group=group, tuning=products.tuning, label=f"attend_project/{name}",
     )  # fmt: skip
-    return products.product(out.view(q.shape[0], -1), w.matrix, w.bias), cache
+    return products.product(out.view(q.shape[0], -1), w.weight, w.bias), cache
 
 
 def refuse(x: Any, *_: Any, **__: Any) -> str | None:

@@ -8,11 +8,14 @@ from typing import Any, NamedTuple
 
 import torch
 
+from inl.ops.linear import Linear
 from inl.ops.norm import Norm
 from inl.spec.cache import Cache
 from inl.spec.kernel import Kernel
 from inl.spec.step import Step
+from inl_torch.eager.linear import StackedQkv
 from inl_torch.eager.linear import product as library_product
+from inl_torch.eager.mlp import StackedMlp
 from inl_torch.triton.attention.rope_attend import decode_attention, plan
 from inl_torch.triton.common import PREFERENCE, dense, power, refuse_dtype
 from inl_torch.triton.matmul.activation import gated_activation, refuse_activation
@@ -24,9 +27,6 @@ from inl_torch.triton.quantized.packed import (
     PACKED,
     UNIT_BYTES,
     Packed,
-    PackedLinear,
-    PackedMlp,
-    PackedQkv,
 )
 from inl_torch.triton.quantized.tiles import packed_rows
 from inl_torch.triton.tuning import Tuning
@@ -180,23 +180,23 @@ def row_product(
     return summed, y
 
 
-def linear(x: torch.Tensor, w: PackedLinear, *, tuning: Tuning) -> torch.Tensor:
-    return multiply(x, w.matrix, w.bias, tuning)
+def linear(x: torch.Tensor, w: Linear, *, tuning: Tuning) -> torch.Tensor:
+    return multiply(x, w.weight, w.bias, tuning)
 
 
 def qkv_linear(
-    x: torch.Tensor, w: PackedQkv, *, tuning: Tuning
+    x: torch.Tensor, w: StackedQkv, *, tuning: Tuning
 ) -> tuple[torch.Tensor, ...]:
-    return _split(multiply(x, w.matrix, w.bias, tuning), w)
+    return _split(multiply(x, w.weight, w.bias, tuning), w)
 
 
-def _split(y: torch.Tensor, w: PackedQkv) -> tuple[torch.Tensor, ...]:
+def _split(y: torch.Tensor, w: StackedQkv) -> tuple[torch.Tensor, ...]:
     keys = w.keys.shape[0]
     return y.split_with_sizes((y.shape[1] - 2 * keys, keys, keys), 1)
 
 
 def gated_mlp(
-    x: torch.Tensor, w: PackedMlp, *, activation: str, tuning: Tuning
+    x: torch.Tensor, w: StackedMlp, *, activation: str, tuning: Tuning
 ) -> torch.Tensor:
     if x.shape[0] == 1 and w.gate_up.scales is not None:
         inner = row_product(x, w.gate_up, None, tuning, gated=activation)[1]
@@ -207,17 +207,17 @@ def gated_mlp(
 
 
 def norm_qkv(
-    residual: torch.Tensor, delta: torch.Tensor, norm: Norm, w: PackedQkv, *,
+    residual: torch.Tensor, delta: torch.Tensor, norm: Norm, w: StackedQkv, *,
     eps: float, tuning: Tuning,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     summed, y = row_product(
-        residual, w.matrix, w.bias, tuning, delta=delta, norm=norm, eps=eps
+        residual, w.weight, w.bias, tuning, delta=delta, norm=norm, eps=eps
     )
     return summed, *_split(y, w)
 
 
 def norm_mlp(
-    residual: torch.Tensor, delta: torch.Tensor, norm: Norm, w: PackedMlp, *,
+    residual: torch.Tensor, delta: torch.Tensor, norm: Norm, w: StackedMlp, *,
     eps: float, activation: str, tuning: Tuning,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     summed, y = row_product(
@@ -229,17 +229,17 @@ def norm_mlp(
 
 def norm_logits(
     residual: torch.Tensor, delta: torch.Tensor, samples: torch.Tensor, norm: Norm,
-    w: PackedLinear, *, eps: float, tuning: Tuning,
+    w: Linear, *, eps: float, tuning: Tuning,
 ) -> torch.Tensor:  # fmt: skip
     return row_product(
-        residual, w.matrix, w.bias, tuning, delta=delta, samples=samples, norm=norm,
+        residual, w.weight, w.bias, tuning, delta=delta, samples=samples, norm=norm,
         eps=eps,
     )[1]  # fmt: skip
 
 
 def attend_project(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cos: torch.Tensor,
-    sin: torch.Tensor, cache: Cache, step: Step, w: PackedLinear, *, scale: float,
+    sin: torch.Tensor, cache: Cache, step: Step, w: Linear, *, scale: float,
     window: int | None = None, cap: float | None = None, group: int = 0,
     tuning: Tuning,
 ) -> tuple[torch.Tensor, Cache]:  # fmt: skip
@@ -247,7 +247,7 @@ def attend_project(
         q, k, v, cos, sin, cache, step, scale=scale, window=window, cap=cap,
         group=group, tuning=tuning, label=f"attend_project/{NAME}",
     )  # fmt: skip
-    return multiply(out.view(q.shape[0], -1), w.matrix, w.bias, tuning), cache
+    return multiply(out.view(q.shape[0], -1), w.weight, w.bias, tuning), cache
 
 
 def refuse(x: Any, *_: Any, tuning: Tuning, **attrs: Any) -> str | None:  # noqa: ARG001
@@ -298,7 +298,7 @@ def kernels(tuning: Tuning) -> Iterable[Kernel]:
 
 
 GROUPS = {
-    "linear": (packed.pack_linear, packed.refuse_dtypes),
+    "linear": (packed.pack_linear, packed.can_pack),
     "qkv_linear": (packed.pack_qkv, packed.refuse_qkv),
     "gated_mlp": (packed.pack_mlp, packed.refuse_mlp),
 }
