@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
 Weights = TypeVar("Weights", bound=tuple[Any, ...])
 """A named tuple of the tensors of one group."""
@@ -84,11 +84,11 @@ def in_layout(layout: str) -> Callable[[type[Weights]], type[Weights]]:
     tuple with fields of the kernel's own. Returns a subclass with the attribute
     ``layout``, the same one for equal arguments.
     """
-    return lambda weights: cast("type[Weights]", _in_layout(weights, layout))
+    return lambda weights: _in_layout(weights, layout)
 
 
 @cache
-def _in_layout(weights: type[Any], layout: str) -> type[Any]:
+def _in_layout(weights: type[Any], layout: str) -> Any:
     namespace = {
         "__slots__": (), "__doc__": weights.__doc__, "__module__": weights.__module__,
         "layout": layout,

@@ -83,6 +83,9 @@ class NativeBackend(Backend):
             np.copyto(out, values, casting="same_kind")
         return out
 
+    def message(self, data: HostArray) -> Any:
+        return data.data  # a recorded program copies it before it starts
+
     def numpy(self, x: Any) -> HostArray:
         if isinstance(x, NativeCache):
             return wrap(np.stack([x.k, x.v]))
