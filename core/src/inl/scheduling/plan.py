@@ -144,11 +144,6 @@ class Plan:
         return self.bucket is not None and self.bucket.verifies
 
     @property
-    def has_several(self) -> bool:
-        """Whether a row of the step may add several tokens to its sequence."""
-        return self.has_drafts or self.is_repeated
-
-    @property
     def is_repeated(self) -> bool:
         """Whether the step computes several decoding steps."""
         return self.bucket is not None and self.bucket.repeat > 1
