@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 from inl.spec.kernel import Kernel
-from inl_onnx.kernels import (
-    attention,
-    inl,
-    layers,
-    moe,
-    nbits,
-    recurrent,
-    sample,
-    step,
-    verify,
-)
+from inl_onnx import functions
+from inl_onnx.kernels import attention, inl, kernel, layers, nbits, recurrent
+from inl_onnx.kernels.shared import bound
 
 KERNELS: tuple[Kernel, ...] = (
-    *step.KERNELS,
+    *(kernel.kernel(run) for run in bound(functions)),
     *layers.KERNELS,
     *nbits.KERNELS,
     *attention.KERNELS,
-    *moe.KERNELS,
     *inl.KERNELS,
     *recurrent.KERNELS,
-    *sample.KERNELS,
-    *verify.KERNELS,
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from inl.ops.chunks import check_chunk
 from inl.spec.message import (
     ADMISSION_WORD,
@@ -18,14 +20,11 @@ from inl.spec.message import (
     row_words,
     uniform_words,
 )
-from inl.spec.step import Bucket, Step, Tables
-from inl_onnx import functions as fn
-from inl_onnx.graph import Value
-from inl_onnx.kernels.kernel import kernel
+from inl.spec.step import Array, Bucket, Step, Tables
 
 
 def make_step(
-    message: Value, tables: Tables, *, bucket: Bucket, block_size: int
+    xp: Any, message: Array, tables: Tables, *, bucket: Bucket, block_size: int
 ) -> tuple[Step, Tables]:
     place = layout(bucket, groups=tables.blocks.shape[0], block_size=block_size)
     rows = message[place.rows : place.updates].reshape(bucket.rows, row_words(bucket))
@@ -34,28 +33,28 @@ def make_step(
     slots, counts = rows[:, ROW_WORD.slot], rows[:, ROW_WORD.token_count]
     at = UPDATE_WORD
     entries = updates[:, at.group], updates[:, at.slot], updates[:, at.entry]
-    blocks = fn.put(tables.blocks, entries, updates[:, at.block])
-    before = fn.take(tables.lengths, slots)
-    after = fn.where(counts > 0, before + counts, 0)
-    ends = fn.cumsum(counts)
-    starts = fn.concatenate([fn.full(ends, (1,), 0, "int32"), ends], 0)
-    index = fn.arange(message, bucket.tokens)
+    blocks = xp.put(tables.blocks, entries, updates[:, at.block])
+    before = xp.take(tables.lengths, slots)
+    after = xp.where(counts > 0, before + counts, 0)
+    ends = xp.cumsum(counts)
+    starts = xp.concatenate([xp.full(ends, (1,), 0, "int32"), ends], 0)
+    index = xp.arange(message, bucket.tokens)
     used = index < ends[-1]
-    owner = fn.sum_of((index[:, None] >= ends).astype("int32"))
-    row = fn.where(used, owner, 0)
-    positions = fn.where(used, fn.take(before - starts[:-1], row) + index, 0)
-    row_blocks = fn.take(blocks, slots, 1)
-    token_blocks = fn.pick(row_blocks, row, positions // block_size)
+    owner = xp.sum_of((index[:, None] >= ends).astype("int32"))
+    row = xp.where(used, owner, 0)
+    positions = xp.where(used, xp.take(before - starts[:-1], row) + index, 0)
+    row_blocks = xp.take(blocks, slots, 1)
+    token_blocks = xp.pick(row_blocks, row, positions // block_size)
     writes = token_blocks * block_size + positions % block_size
-    samples = index if bucket.verifies else last_tokens(starts, bucket)
-    tokens = fn.where(given < 0, fn.take(fn.take(tables.last, slots), row), given)
+    samples = index if bucket.verifies else last_tokens(xp, starts, bucket)
+    tokens = xp.where(given < 0, xp.take(xp.take(tables.last, slots), row), given)
     uniforms = rows[:, uniform_words(bucket)]
     if bucket.tokens_per_row > 1:
         drafts = rows[:, draft_words(bucket)]
-        drafted = fn.pick(drafts, row, positions % drafts.shape[1])
-        tokens = fn.where(given.equal(DRAFT), drafted, tokens)
-        places = (fn.take(positions, samples) + 1) % uniforms.shape[1]
-        uniforms = fn.pick(uniforms, fn.take(row, samples), places)
+        drafted = xp.pick(drafts, row, positions % drafts.shape[1])
+        tokens = xp.where(xp.equal(given, DRAFT), drafted, tokens)
+        places = (xp.take(positions, samples) + 1) % uniforms.shape[1]
+        uniforms = xp.pick(uniforms, xp.take(row, samples), places)
     step = Step(
         tokens=tokens,
         positions=positions,
@@ -64,106 +63,91 @@ def make_step(
         lengths=after,
         slots=slots,
         blocks=row_blocks,
-        writes=fn.where(used, writes, 0),
+        writes=xp.where(used, writes, 0),
         samples=samples,
-        adapters=fn.take(tables.adapters, slots),
+        adapters=xp.take(tables.adapters, slots),
         used_counts=message[USED_COUNTS],
         uniforms=uniforms.reshape(-1),
     )
-    lengths = fn.put(tables.lengths, [slots], after)
+    lengths = xp.put(tables.lengths, [slots], after)
     return step, tables._replace(blocks=blocks, lengths=lengths)
 
 
-def last_tokens(starts: Value, bucket: Bucket) -> Value:
+def last_tokens(xp: Any, starts: Array, bucket: Bucket) -> Array:
     """Return the last ``tokens_per_row`` tokens of each row: [S]."""
-    offsets = fn.arange(starts, 0, -bucket.tokens_per_row)
-    samples = fn.maximum(starts[1:, None] + offsets, starts[:-1, None])
-    return fn.clip(samples, 0, bucket.tokens - 1).reshape(-1)
+    offsets = xp.arange(starts, 0, -bucket.tokens_per_row)
+    samples = xp.maximum(starts[1:, None] + offsets, starts[:-1, None])
+    return xp.clip(samples, 0, bucket.tokens - 1).reshape(-1)
 
 
-def prune_last_layer(step: Step) -> Step:
+def prune_last_layer(xp: Any, step: Step) -> Step:
     at, rows, used = step.samples, step.lengths.shape[0], step.used_counts[1]
     return step._replace(
-        tokens=fn.take(step.tokens, at),
-        positions=fn.take(step.positions, at),
-        rows=fn.take(step.rows, at),
-        starts=fn.minimum(fn.arange(used, rows + 1), used),
-        writes=fn.take(step.writes, at, 1),
-        samples=fn.arange(used, rows),
-        used_counts=fn.broadcast_to(used, (3,)),
+        tokens=xp.take(step.tokens, at),
+        positions=xp.take(step.positions, at),
+        rows=xp.take(step.rows, at),
+        starts=xp.minimum(xp.arange(used, rows + 1), used),
+        writes=xp.take(step.writes, at, 1),
+        samples=xp.arange(used, rows),
+        used_counts=xp.broadcast_to(used, (3,)),
         plan=(),
     )
 
 
-def chunk_rows(step: Step, *, chunk: int, block_size: int) -> Step:
+def chunk_rows(xp: Any, step: Step, *, chunk: int, block_size: int) -> Step:
     check_chunk(chunk, block_size)
     groups, _, width = step.blocks.shape
     count, columns = step.tokens.shape[0], min(width, chunk // block_size)
-    index, used = fn.arange(step.used_counts, count + 1), step.used_counts[2]
+    index, used = xp.arange(step.used_counts, count + 1), step.used_counts[2]
     first = step.positions // chunk * (chunk // block_size)
-    steps = fn.arange(step.used_counts, columns)
-    entries = fn.minimum(first[:, None] + steps, width - 1)
-    rows = fn.broadcast_to(step.rows[:, None], (count, columns))
-    blocks = fn.pick(step.blocks, rows.reshape(-1), entries.reshape(-1))
+    steps = xp.arange(step.used_counts, columns)
+    entries = xp.minimum(first[:, None] + steps, width - 1)
+    rows = xp.broadcast_to(step.rows[:, None], (count, columns))
+    blocks = xp.pick(step.blocks, rows.reshape(-1), entries.reshape(-1))
     places = step.positions % chunk
     return step._replace(
         positions=places,
         rows=index[:-1],
-        starts=fn.minimum(index, used),
-        lengths=fn.where(index[:-1] < used, places + 1, 0),
-        slots=fn.take(step.slots, step.rows),
+        starts=xp.minimum(index, used),
+        lengths=xp.where(index[:-1] < used, places + 1, 0),
+        slots=xp.take(step.slots, step.rows),
         blocks=blocks.reshape(groups, count, columns),
-        adapters=fn.take(step.adapters, step.rows),
-        used_counts=fn.broadcast_to(used, (3,)),
+        adapters=xp.take(step.adapters, step.rows),
+        used_counts=xp.broadcast_to(used, (3,)),
         plan=(),
     )
 
 
-def admit(messages: Value, tables: Tables) -> Tables:
+def admit(xp: Any, messages: Array, tables: Tables) -> Tables:
     at = ADMISSION_WORD
     slot = messages[:, at.slot]
     groups, _, width = tables.blocks.shape
     blocks = messages[:, at.blocks :].reshape(-1, groups, width)
-    group = fn.arange(slot, groups)[:, None]
     return tables._replace(
-        blocks=fn.put(tables.blocks, [group, slot], fn.transpose(blocks, 1, 0, 2)),
-        lengths=fn.put(tables.lengths, [slot], messages[:, at.length]),
-        last=fn.put(tables.last, [slot], messages[:, at.last]),
-        adapters=fn.put(tables.adapters, [slot], messages[:, at.adapter]),
-        params=fn.put(
-            tables.params, [slot], fn.floats(messages[:, at.params : at.blocks])
+        blocks=xp.put_columns(tables.blocks, slot, xp.transpose(blocks, 1, 0, 2)),
+        lengths=xp.put(tables.lengths, [slot], messages[:, at.length]),
+        last=xp.put(tables.last, [slot], messages[:, at.last]),
+        adapters=xp.put(tables.adapters, [slot], messages[:, at.adapter]),
+        params=xp.put(
+            tables.params, [slot], xp.floats(messages[:, at.params : at.blocks])
         ),
-        token_counts=cleared(tables.token_counts, slot),
-        bias=cleared(tables.bias, slot),
+        token_counts=cleared(xp, tables.token_counts, slot),
+        bias=cleared(xp, tables.bias, slot),
     )
 
 
-def cleared(table: Value, slot: Value) -> Value:
+def cleared(xp: Any, table: Array, slot: Array) -> Array:
     """Set rows of a table to zero."""
-    return fn.put(table, [slot], fn.full(slot, (1, 1), 0, table.dtype))
+    return xp.put(table, [slot], xp.full(slot, (1, 1), 0, table.dtype))
 
 
-def set_token_bias(message: Value, tables: Tables) -> Tables:
+def set_token_bias(xp: Any, message: Array, tables: Tables) -> Tables:
     at = TOKEN_BIAS_WORD.slot
     slot = message[at : at + 1]
-    entries = message[TOKEN_BIAS_WORD.entries :].reshape(-1, BIAS_WORDS)
-    tokens, vocab = entries[:, BIAS_WORD.token], tables.bias.shape[1]
-    counts = entries[:, BIAS_WORD.token_count].astype("float32")
-    amounts = [counts, fn.floats(entries[:, BIAS_WORD.bias])]
-    counted, biased = (fn.totals(tokens, x, vocab)[None] for x in amounts)
-    counted = counted.astype("int32")
+    entries = message[TOKEN_BIAS_WORD.entries :].reshape(1, -1, BIAS_WORDS)
+    ids, counts = entries[..., BIAS_WORD.token], entries[..., BIAS_WORD.token_count]
+    biases = xp.floats(entries[..., BIAS_WORD.bias])
     return tables._replace(
-        token_counts=fn.put(
-            tables.token_counts, [slot], fn.take(tables.token_counts, slot) + counted
-        ),
-        bias=fn.put(tables.bias, [slot], fn.take(tables.bias, slot) + biased),
+        token_counts=xp.counted(tables.token_counts, slot, ids, counts),
+        bias=xp.counted(tables.bias, slot, ids, biases),
     )
-
-
-KERNELS = (
-    kernel(make_step),
-    kernel(prune_last_layer),
-    kernel(chunk_rows),
-    kernel(admit),
-    kernel(set_token_bias),
-)
