@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from inl.backend.traced import bound
 from inl.spec.kernel import Kernel
 from inl_onnx import functions
 from inl_onnx.kernels import attention, inl, kernel, layers, nbits, recurrent
-from inl_onnx.kernels.shared import bound
 
 KERNELS: tuple[Kernel, ...] = (
     *(kernel.kernel(run) for run in bound(functions)),

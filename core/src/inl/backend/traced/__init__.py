@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from inl_onnx.kernels import moe, sample, step, verify
+from inl.backend.traced import moe, sample, step, verify
 
 FUNCTIONS: tuple[Callable[..., Any], ...] = (
     step.make_step, step.prune_last_layer, step.chunk_rows, step.admit,
