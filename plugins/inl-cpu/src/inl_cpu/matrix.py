@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
 from inl.dtypes import SIZES, HostArray
-from inl.errors import DeviceError, OutOfMemory
+from inl.errors import OutOfMemory
+from inl.plugin.environment import environment_choice
 from inl.weights.gguf_fallback import codebook
 from inl.weights.quant import BLOCKS, convert
 from inl_cpu.abi import KINDS, LANES, Flag, Format, MatrixStruct
@@ -39,13 +39,7 @@ QUANTIZED: Final = {"int8": Flag.X_INT8, "int16": Flag.X_INT16}
 
 def requested_inputs() -> str:
     """Value of INL_CPU_INPUTS; raises :class:`DeviceError` if it is not accepted."""
-    value = os.environ.get(VARIABLE, "") or "int8"
-    if value not in QUANTIZED:
-        raise DeviceError(
-            f"environment variable {VARIABLE}: found {value!r:.80}, "
-            f"accepted: {', '.join(QUANTIZED)}"
-        )
-    return value
+    return environment_choice(VARIABLE, tuple(QUANTIZED))
 
 
 class Packing(NamedTuple):
