@@ -12,7 +12,7 @@ from inl.backend.reference import ReferenceBackend
 from inl.config import EngineConfig
 from inl.device import Device
 from inl.errors import CheckpointError, RequestError
-from inl.executor.model_loader import kernel_selection
+from inl.executor.load_plan import kernel_selection
 from inl.spec.step import Step
 from inl.spec.strict_array import StrictArray
 from inl.spec.tree import leaves
@@ -20,7 +20,7 @@ from inl.spec.workload import workload
 from inl.testing.op_call import OpCall
 from inl.testing.tiny import tiny_llama
 from inl.tune.inputs import Inputs
-from inl.tune.models import calls, filter_calls
+from inl.tune.models import calls, filter_calls, plan_decoding
 
 OPS = (
     "norm_qkv", "attend_project", "attend", "attention", "norm_mlp", "gated_mlp",
@@ -45,7 +45,7 @@ def path(tmp_path_factory):
 
 
 def model_calls(context, model, rows=3):
-    return calls(context.backend, context.selection, model, "float32", rows)
+    return calls(plan_decoding(context.backend, model, "float32", rows))
 
 
 @pytest.mark.parametrize("op", OPS)

@@ -8,45 +8,38 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from inl.backend.base import WholeModels
+from inl.backend.base import Ranks
 from inl.cli import arguments
 from inl.config import EngineConfig
-from inl.errors import RequestError
-from inl.executor.cache_dtype import cache_dtype, caching_in
-from inl.executor.cache_sizing import plan_limits
-from inl.executor.model_loader import (
-    compute_dtype,
-    in_dtype,
-    kernel_selection,
-    open_model,
-    stored_for,
-)
-from inl.executor.tracing import trace
-from inl.executor.weight_quantization import decoded_note
+from inl.errors import BackendUnavailable, RequestError
+from inl.executor.load_plan import LoadPlan, configure
+from inl.executor.model_executor import bound_tracer
+from inl.executor.model_loader import LanguageModel, open_model
 from inl.plugin import make_backend
+from inl.scheduling.buckets import Buckets
 from inl.spec.dispatch import Tracer
 from inl.spec.step import SAMPLERS, Bucket
 from inl.weights.hub import resolve_model
-from inl.weights.loader import stored_specs
-from inl.weights.plan import plan_weights
+from inl.weights.peft import highest_rank
+from inl.workers.startup import over_mesh
 
 if TYPE_CHECKING:
     from inl.backend.base import Backend
+    from inl.spec.limits import Limits
 
 
-class TracedStep(NamedTuple):
-    """A traced step and what its costs depend on."""
+class ExplainedStep(NamedTuple):
+    """A step of an engine, traced with the kernels that its program binds."""
 
+    plan: LoadPlan
     tracer: Tracer
-    backend: Backend
-    context: int
-    """Tokens of the longest sequence."""
-    notes: tuple[str, ...] = ()
-    """How quantized weights are loaded."""
-    cache: str = ""
-    """The dtype of the KV cache and who asks for it; empty for the compute dtype."""
-    layers: str = ""
-    """How the backend computes all layers at once, or why it does not."""
+    draft_head: Tracer | None = None
+    """Both steps of the draft head."""
+
+    @property
+    def context(self) -> int:
+        """Tokens of the longest sequence."""
+        return self.plan.limits.max_blocks_per_seq * self.plan.limits.block_size
 
 
 def run(
@@ -55,6 +48,15 @@ def run(
     dtype: arguments.Dtype = "auto",
     kv_dtype: arguments.KvDtype = "auto",
     quantize: arguments.Quantize = None,
+    tensor_parallel: arguments.TensorParallel = 1,
+    mesh: arguments.Mesh = None,
+    adapter: arguments.Adapter = None,
+    speculation: arguments.Speculation = None,
+    draft_model: arguments.DraftModel = None,
+    allow_hosted: arguments.AllowHosted = False,
+    invariant: Annotated[
+        bool, typer.Option("--invariant", help="Only batch-invariant kernels.")
+    ] = False,
     tokens: Annotated[int, typer.Option(help="Tokens in the step.", min=1)] = 1,
     rows: Annotated[int, typer.Option(help="Sequences in the step.", min=1)] = 1,
     sampler: Annotated[
@@ -80,7 +82,7 @@ def run(
     ] = None,
     as_json: arguments.Json = False,
 ) -> None:
-    """Show the kernels that a step of a model would use. Loads no weights."""
+    """Show the kernels of a step of an engine. Loads no weights."""
     if sampler not in SAMPLERS:
         raise RequestError(
             f"sampler: found {sampler!r:.80}, accepted: {', '.join(SAMPLERS)}"
@@ -88,20 +90,28 @@ def run(
     for name, value in (("bandwidth", bandwidth), ("peak", peak)):
         if value is not None and not 0 < value < float("inf"):
             raise RequestError(f"{name}: found {value}, accepted: a number above 0")
-    bucket = Bucket(tokens, min(rows, tokens), sampler=sampler)
+    adapters = arguments.adapters(adapter)
     config = EngineConfig(
         backend=device, dtype=dtype, kv_dtype=kv_dtype, quantize=quantize,
-        max_batch=bucket.rows, context=context,
+        tensor_parallel=tensor_parallel, mesh=mesh, adapters=adapters,
+        max_adapter_rank=max(map(highest_rank, adapters.values()), default=1),
+        speculation=speculation, draft_model=draft_model, allow_hosted=allow_hosted,
+        invariant=invariant, context=context,
     )  # fmt: skip
-    step = _trace(model, config, bucket)
+    backend = open_backend(config)  # raises before a model is downloaded
+    size = Bucket(tokens, min(rows, tokens), sampler=sampler)
+    step = explain_step(open_model(resolve_model(model)), backend, config, size)
+    plan, bucket = step.plan, step.tracer.bucket
     report: dict[str, Any] = {
-        "device": str(step.backend.device),
+        "device": str(plan.backend.device),
         "bucket": bucket._asdict(),
         "ops": explain(step.tracer),
-        "weights": list(step.notes),
-        "cache": step.cache,
-        "layers": step.layers,
+        "weights": list(plan.notes),
+        "cache": plan.cache.note,
+        "layers": plan.describe_layers(bucket),
     }
+    if step.draft_head is not None:
+        report["draft_head"] = explain(step.draft_head)
     if cost:
         from inl.cli.explain_cost import cost_report
 
@@ -110,21 +120,24 @@ def run(
         print(json.dumps(report))
         return
     print(
-        f"{report['device']}, a step of {tokens} token{'s'[: tokens > 1]} in "
-        f"{bucket.rows} row{'s'[: bucket.rows > 1]} ({sampler})"
+        f"{report['device']}, a step of {bucket.tokens} "
+        f"token{'s'[: bucket.tokens > 1]} in {bucket.rows} "
+        f"row{'s'[: bucket.rows > 1]} ({bucket.sampler})"
     )
-    for note in step.notes:
+    for note in report["weights"]:
         print(f"weights: {note}")
-    if step.cache:
-        print(f"KV cache: {step.cache}")
-    if step.layers:
-        print(f"layers: {step.layers}")
+    for name, key in (("KV cache", "cache"), ("layers", "layers")):
+        if report[key]:
+            print(f"{name}: {report[key]}")
     if cost:
         from inl.cli.explain_cost import show_costs
 
         show_costs(report["cost"])
     else:
         _show(report["ops"])
+        if step.draft_head is not None:
+            print("draft head:")
+            _show(report["draft_head"])
 
 
 def _show(table: list[dict[str, Any]]) -> None:
@@ -138,30 +151,64 @@ def _show(table: list[dict[str, Any]]) -> None:
             print(f"{'':<{width}}          not {label}: {reason}")
 
 
-def _trace(model: str | None, config: EngineConfig, bucket: Bucket) -> TracedStep:
-    backend = make_backend(config.backend)  # raises before a model is downloaded
-    language = open_model(resolve_model(model))
-    dtype = compute_dtype(backend, config.dtype)
-    if config.quantize is not None:
-        language = language.quantized(config.quantize)
-    language = stored_for(language, backend, dtype)
-    backend = in_dtype(backend, dtype)
-    shaped = replace(language.config, dtype=dtype)
-    selection = kernel_selection(backend, config)
-    stored = stored_specs(language.checkpoint)
-    groups = plan_weights(language.model.weights(shaped), selection.kernels, stored)
-    cache = cache_dtype(backend, config.kv_dtype, language.checkpoint)
-    cached = caching_in(language.model, cache, language.checkpoint)
-    limits = plan_limits(cached, shaped, backend, config)
-    tracer = trace(cached, shaped, groups, bucket, limits, selection)
-    context = limits.max_blocks_per_seq * limits.block_size
-    notes = language.checkpoint.notes
-    if language.quantize and (note := decoded_note(groups, language.quantize)):
-        notes = (*notes, note)
-    whole, layers = backend.offers(WholeModels), ""
-    if whole is not None and whole.describe is not None:
-        layers = whole.describe(cached, shaped, groups, bucket, limits)
-    return TracedStep(tracer, backend, context, notes, cache.note, layers)
+def open_backend(config: EngineConfig) -> Backend:
+    """Open the device, or the mesh, of an engine's config.
+
+    Raises :class:`~inl.errors.BackendUnavailable` for a device without ranks or meshes.
+    """
+    backend = over_mesh(make_backend(config.backend), config.mesh)
+    if config.tensor_parallel > 1 and backend.offers(Ranks) is None:
+        raise BackendUnavailable(
+            f"{backend.device}: {type(backend).__name__} does not support "
+            f"{config.tensor_parallel} ranks; accepted: tensor_parallel=1"
+        )
+    return backend
+
+
+def explain_step(
+    language: LanguageModel, backend: Backend, config: EngineConfig, size: Bucket
+) -> ExplainedStep:
+    """Trace the step of an engine that has the tokens and rows of ``size``.
+
+    Its batch and budget are at least those of ``size``. Of a tensor-parallel group it
+    is the step of a rank. Raises :class:`~inl.errors.RequestError` where programs have
+    room for fewer tokens or rows, and as
+    :meth:`~inl.executor.load_plan.LoadPlan.of` does.
+    """
+    traits = backend.traits
+    config = replace(
+        config, max_batch=max(size.rows, traits.max_batch),
+        token_budget=max(size.tokens, traits.token_budget),
+    )  # fmt: skip
+    if config.speculation != "eagle" or config.draft_model is None:
+        plan = LoadPlan.of(language, backend, config)
+        return ExplainedStep(plan, plan.tracer(_program(plan.limits, size)))
+    from inl.engine.drafting import check_speculation, head_place
+    from inl.executor.draft_head import head_limits, open_head, plan_head
+
+    language = configure(language, config)
+    check_speculation(language, config)
+    head = open_head(resolve_model(config.draft_model), language)
+    plan = LoadPlan.of(replace(language, taps=head.config.taps), backend, config)
+    place = head_place(language.name, config, plan.limits)
+    limits = head_limits(head, plan.backend, plan.limits, **place)
+    own = _program(limits, size._replace(sampler="greedy"))
+    return ExplainedStep(
+        plan, plan.tracer(_program(plan.limits, size)),
+        bound_tracer(plan_head(head, plan.unloaded), own, limits),
+    )  # fmt: skip
+
+
+def _program(limits: Limits, size: Bucket) -> Bucket:
+    """Return the bucket of the program that an engine uses for a step."""
+    rows = limits.slots - 1
+    sizes = Buckets(limits, token_budget=limits.token_budget, max_rows=rows)
+    if size.tokens > sizes.tokens or size.rows > sizes.rows:
+        raise RequestError(
+            f"step: found {size.tokens} tokens in {size.rows} rows, accepted: up to "
+            f"{sizes.tokens} tokens and {sizes.rows} rows on this device"
+        )
+    return sizes.choose(size.tokens, size.rows, size.sampler)
 
 
 def explain(tracer: Tracer) -> list[dict[str, Any]]:
@@ -182,6 +229,6 @@ def explain(tracer: Tracer) -> list[dict[str, Any]]:
                     "refusals": dict(choice.refusals),
                 },
             )
-            row["sites"] += tracer.counts[op, key]
-        rows += merged.values()
+            row["sites"] += tracer.counts.get((op, key), 0)
+        rows += (row for row in merged.values() if row["sites"])
     return rows

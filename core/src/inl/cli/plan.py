@@ -12,8 +12,10 @@ import typer
 
 from inl.cli import arguments
 from inl.cli.table import print_table
+from inl.config import EngineConfig
 from inl.dtypes import SIZES
 from inl.errors import RequestError
+from inl.executor.load_plan import configure
 from inl.executor.model_loader import longest_context, open_model
 from inl.optimizers.planner import (
     GB,
@@ -124,14 +126,13 @@ def _facts(
         raise RequestError(
             f"dtype: found {dtype!r} with --quantize {quantize}, accepted: auto"
         )
-    language = open_model(resolve_model(model))
-    if quantize is not None:
-        language = language.quantized(quantize)
+    config = EngineConfig(quantize=quantize)
+    language = configure(open_model(resolve_model(model)), config)
     specs = stored_specs(language.checkpoint).values()
     params = sum(math.prod(spec.shape) for spec in specs)
     stored = sum(packed_bytes(spec.shape, spec.dtype) for spec in specs)
-    config = replace(language.config, dtype="float32")
-    groups = [item for item in language.model.state(config) if isinstance(item, Paged)]
+    shaped = replace(language.config, dtype="float32")
+    groups = [item for item in language.model.state(shaped) if isinstance(item, Paged)]
     widest = max(groups, key=lambda group: len(group.layers))
     facts = {
         "model_size_params": params,
@@ -143,8 +144,8 @@ def _facts(
         "kv_heads": widest.kv_heads,
         "head_dim": widest.head_dim,
         "inner": _inner(language.checkpoint.config),
-        "vocab": config.vocab_size,
-        "tied": bool(getattr(config, "tied", False)),
+        "vocab": shaped.vocab_size,
+        "tied": bool(getattr(shaped, "tied", False)),
     }
     limit = longest_context(language)
     language.checkpoint.close()

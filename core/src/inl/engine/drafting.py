@@ -26,7 +26,7 @@ from inl.workers.startup import start
 
 if TYPE_CHECKING:
     from inl.config import EngineConfig
-    from inl.protocol.runner import Runner
+    from inl.protocol.runner import Limits, Runner
     from inl.text.tokenizer import Tokenizer
 
 
@@ -146,20 +146,25 @@ def _eagle_drafter(
             "hidden states would have to leave the process that computes them; "
             "accepted: a device of this process, or None, ngram or model"
         )
-    limits = runner.limits
+    place = head_place(language.name, config, runner.limits)
+    head = open_head(resolve_model(config.draft_model), language)
+    return EagleDrafter(DraftExecutor(head, runner, **place), head.tokens, **place)
+
+
+def head_place(name: str, config: EngineConfig, limits: Limits) -> dict[str, int]:
+    """Return the cache group and the blocks of a slot of a draft head.
+
+    name: of the target. Raises :class:`~inl.errors.RequestError` if all its layers have
+    attention windows.
+    """
     windows = limits.windows or (None,) * limits.groups
     if None not in windows:
         raise RequestError(
             f"EngineConfig.speculation: found 'eagle', but all layers of "
-            f"{language.name} have attention windows {windows}; accepted: None, ngram "
-            "or model"
+            f"{name} have attention windows {windows}; accepted: None, ngram or model"
         )
-    head = open_head(resolve_model(config.draft_model), language)
-    place = {
-        "group": windows.index(None),
-        "scratch": -(-config.draft_limit // limits.block_size) + 1,
-    }
-    return EagleDrafter(DraftExecutor(head, runner, **place), head.tokens, **place)
+    scratch = -(-config.draft_limit // limits.block_size) + 1
+    return {"group": windows.index(None), "scratch": scratch}
 
 
 def check_tokenizers(target: LanguageModel, draft: LanguageModel) -> None:

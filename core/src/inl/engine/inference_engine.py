@@ -33,9 +33,9 @@ from inl.engine.request_handle import Completion as Completion
 from inl.engine.request_handle import RequestHandle
 from inl.engine.step_loop import Waiter, text_chunks, until_completed
 from inl.errors import RunnerError
+from inl.executor.load_plan import configure
 from inl.executor.model_loader import (
     LanguageModel,
-    configure,
     is_recurrent,
     is_replayed,
     open_model,

@@ -16,7 +16,7 @@ from inl.executor.model_executor import ModelExecutor
 from inl.executor.tracing import strict_state
 from inl.models import eagle3
 from inl.models.fields import Fields
-from inl.spec.dispatch import Tracer
+from inl.spec.dispatch import Choices, Tracer
 from inl.spec.message import admit_size, layout
 from inl.spec.model import Model
 from inl.spec.step import Bucket
@@ -31,9 +31,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from inl.backend.base import Backend
     from inl.executor.local_runner import LocalRunner
     from inl.executor.model_loader import LanguageModel
     from inl.ops.protocol import Ops
+    from inl.spec.limits import Limits
 
 MAPPINGS = ("d2t", "t2d")
 """Tensors that map the draft vocabulary to the target's, and back."""
@@ -141,16 +143,9 @@ class DraftExecutor(ModelExecutor):
     def __init__(
         self, head: DraftHead, target: LocalRunner, *, group: int, scratch: int
     ) -> None:
-        backend, limits = target.executor.backend, target.limits
-        limits = replace(
-            limits,
-            blocks=(limits.blocks[group] + scratch * limits.slots,),
-            windows=(), vocab=head.config.draft_vocab, sampler="greedy", buckets=(),
-            max_blocks_per_seq=limits.max_blocks_per_seq + scratch,
-            max_drafts=0, adapters=0, adapter_rank=0, embedding=0, decode_steps=1,
-        )  # fmt: skip
-        limits = replace(limits, buckets=tuple(backend.buckets(limits)))
-        super().__init__(backend, _load(head, target), limits)
+        backend = target.executor.backend
+        limits = head_limits(head, backend, target.limits, group=group, scratch=scratch)
+        super().__init__(backend, _load(head, target.loaded, backend), limits)
         self._drafts: dict[tuple[Bucket, bool], Any] = {}
 
     def draft(
@@ -179,14 +174,37 @@ class DraftExecutor(ModelExecutor):
             self._drafts[bucket, is_tapped] = program
         return program
 
-    def tracer(self, bucket: Bucket, width: int | None = None) -> Tracer:
-        """Trace both steps of a head, after the target and after itself."""
-        assert width is None, "a draft head reads whole tables"
-        loaded, limits = self.loaded, self.limits
-        config = loaded.config
-        tracer = Tracer(loaded.selection, bucket, limits.block_size)
+
+def head_limits(
+    head: DraftHead, backend: Backend, limits: Limits, *, group: int, scratch: int
+) -> Limits:
+    """Return the limits of a head's programs beside those of its target."""
+    limits = replace(
+        limits,
+        blocks=(limits.blocks[group] + scratch * limits.slots,),
+        windows=(), vocab=head.config.draft_vocab, sampler="greedy", buckets=(),
+        max_blocks_per_seq=limits.max_blocks_per_seq + scratch,
+        max_drafts=0, adapters=0, adapter_rank=0, embedding=0, decode_steps=1,
+    )  # fmt: skip
+    return replace(limits, buckets=tuple(backend.buckets(limits)))
+
+
+class LoadedHead(Loaded):
+    """A draft head, whose steps come after those of its target and after its own."""
+
+    def tracer(
+        self,
+        bucket: Bucket,
+        limits: Limits,
+        *,
+        table_width: int | None = None,
+        choices: Choices | None = None,
+    ) -> Tracer:
+        assert table_width is None, "a draft head reads whole tables"
+        config = self.config
+        tracer = Tracer(self.selection, bucket, limits.block_size, choices or {})
         ops = cast("Ops", tracer)
-        weights = tree_map(lambda plan: plan.specs(config.dtype), loaded.groups)
+        weights = tree_map(lambda plan: plan.specs(config.dtype), self.groups)
         words = layout(bucket, groups=1, block_size=limits.block_size).size
         message = StrictArray((words,), "int32")
         state = strict_state(eagle3.state(config), limits)
@@ -204,25 +222,33 @@ class DraftExecutor(ModelExecutor):
         return tracer
 
 
-def _load(head: DraftHead, target: LocalRunner) -> Loaded:
+def plan_head(head: DraftHead, target: Loaded) -> LoadedHead:
+    """Return a head without weights; those that it shares have the target's plans."""
+    config = replace(head.config, dtype=target.config.dtype)
+    selection, stored = target.selection, stored_specs(head.checkpoint)
+    groups = plan_weights(
+        eagle3.weights(config), selection.kernels, stored, invariant=selection.invariant
+    )
+    shared = {name: getattr(target.groups, name) for name in _shared(config)}
+    groups = groups._replace(**shared)
+    return LoadedHead(_MODEL, config, groups, None, selection)
+
+
+def _load(head: DraftHead, target: Loaded, backend: Backend) -> LoadedHead:
     """Load the weights of a head; those that it shares are the target's."""
-    whole, backend = target.loaded, target.executor.backend
-    config = replace(head.config, dtype=whole.config.dtype)
-    checkpoint = head.checkpoint
-    stored = stored_specs(checkpoint)
-    groups = plan_weights(eagle3.weights(config), whole.selection.kernels, stored)
-    weights = load_weights(groups, checkpoint, backend, config.dtype)
-    theirs = getattr(whole.weights, "model", whole.weights)  # of adapted weights
-    for name, is_own in (("embed", config.own_table), ("head", config.own_head)):
-        if not is_own:
-            groups = groups._replace(**{name: _group(whole.groups, name)})
-            weights = weights._replace(**{name: getattr(theirs, name)})
-    return Loaded(_MODEL, config, groups, weights, whole.selection)
+    planned = plan_head(head, target)
+    shared = _shared(planned.config)
+    own = planned.groups._replace(**dict.fromkeys(shared))
+    weights = load_weights(own, head.checkpoint, backend, planned.config.dtype)
+    theirs = getattr(target.weights, "model", target.weights)  # of adapted weights
+    weights = weights._replace(**{name: getattr(theirs, name) for name in shared})
+    return replace(planned, weights=weights)
 
 
-def _group(groups: Any, name: str) -> Any:
-    """Return a weight group of the target, adapted or not."""
-    return getattr(getattr(groups, "model", groups), name)
+def _shared(config: eagle3.EagleConfig) -> list[str]:
+    """Return the weight groups that a head shares with its target."""
+    own = {"embed": config.own_table, "head": config.own_head}
+    return [name for name, is_own in own.items() if not is_own]
 
 
 def _not_called(*_: Any, **__: Any) -> Any:

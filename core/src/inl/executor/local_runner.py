@@ -50,6 +50,12 @@ class OneByOne(NamedTuple):
     """Of each step: the rows of the message, and their tokens on the device."""
 
 
+def with_programs(backend: Backend, limits: Limits) -> Limits:
+    """Return the limits with the buckets that a runner of ``backend`` compiles."""
+    buckets = with_repeats(backend.buckets(limits), limits.decode_steps)
+    return replace(limits, buckets=buckets)
+
+
 class LocalRunner(PipelinedRunner):
     """Runs steps on a backend of this process; programs are compiled on first use.
 
@@ -59,8 +65,7 @@ class LocalRunner(PipelinedRunner):
 
     def __init__(self, backend: Backend, loaded: Loaded, limits: Limits) -> None:
         super().__init__()
-        buckets = with_repeats(backend.buckets(limits), limits.decode_steps)
-        self.limits = replace(limits, buckets=buckets)
+        self.limits = with_programs(backend, limits)
         self.executor = ModelExecutor(backend, loaded, self.limits)
         self._backend = backend
         self.survives_fork = backend.offers(ForkSafety) is not None

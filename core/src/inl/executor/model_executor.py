@@ -19,7 +19,6 @@ from inl.executor.loaded import Loaded as Loaded
 from inl.executor.model_step import BODIES, sample
 from inl.executor.repeated_step import advance_repeated
 from inl.executor.taps import with_taps
-from inl.executor.tracing import trace
 from inl.protocol.runner import Limits
 from inl.spec.cache import State
 from inl.spec.dispatch import ResolvedOps, Tracer
@@ -241,15 +240,11 @@ class ModelExecutor:
 
     def tracer(self, bucket: Bucket, width: int | None = None) -> Tracer:
         """Trace the model at a bucket: its op calls and the kernels selected."""
-        loaded = self.loaded
-        return trace(
-            loaded.model, loaded.config, loaded.groups, bucket, self.limits,
-            loaded.selection, ranks=loaded.ranks, table_width=width, taps=loaded.taps,
-        )  # fmt: skip
+        return self.loaded.tracer(bucket, self.limits, table_width=width)
 
     def ops(self, bucket: Bucket, width: int | None = None) -> Ops:
         """Return the resolved ops of a bucket; exact sizes share those of a class."""
-        family = bucket if self.limits.buckets else size_class(bucket)
+        family = bound_bucket(bucket, self.limits)
         if (family, width) not in self._ops:
             self._ops[family, width] = ResolvedOps(self.tracer(family, width))
         return cast("Ops", self._ops[family, width].at(bucket))
@@ -287,11 +282,28 @@ class ModelExecutor:
 
 def computed_model(backend: Backend, loaded: Loaded) -> Model:
     """Return the model that a backend computes in place of the loaded one."""
+    whole = used_whole_models(backend, loaded)
+    return loaded.model if whole is None else whole.replace(loaded.model)
+
+
+def used_whole_models(backend: Backend, loaded: Loaded) -> WholeModels | None:
+    """Return the capability if programs use it: not for what only ops compute."""
     whole = backend.offers(WholeModels)
     by_ops = loaded.taps or loaded.selection.invariant
-    if whole is None or (whole.optional and by_ops):
-        return loaded.model
-    return whole.replace(loaded.model)
+    return None if whole is None or (whole.optional and by_ops) else whole
+
+
+def bound_bucket(bucket: Bucket, limits: Limits) -> Bucket:
+    """Return the bucket whose kernels a program binds: a size class of exact sizes."""
+    return bucket if limits.buckets else size_class(bucket)
+
+
+def bound_tracer(loaded: Loaded, bucket: Bucket, limits: Limits) -> Tracer:
+    """Trace a step of ``bucket`` with the kernels that its program binds."""
+    bound = loaded.tracer(bound_bucket(bucket, limits), limits)
+    if bound.bucket == bucket:
+        return bound
+    return loaded.tracer(bucket, limits, choices=bound.choices)
 
 
 def _program_name(bucket: Bucket) -> str:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from inl.config import EngineConfig
 from inl.engine.prompt_encoder import PromptEncoder
 from inl.errors import RequestError
-from inl.executor.model_loader import configure, open_model
+from inl.executor.load_plan import configure
+from inl.executor.model_loader import open_model
 from inl.serve.frontends.messages import Leave, Stop, Submit, plain
 from inl.serve.frontends.outputs import RemoteHandle, RemoteRequest
 from inl.serve.generations import Generation, Generations
