@@ -10,6 +10,7 @@ from inl.scheduling.block_pool import BlockPool
 from inl.scheduling.kv_cache_manager import KVCacheManager
 from inl.scheduling.prefix_cache import PrefixCache
 from inl.scheduling.scheduler import Scheduler
+from inl.scheduling.speculation import Speculation
 from inl.scheduling.uniforms import mix
 from inl.testing.hash_runner import HashRunner
 from soak import Parts, WrongText, soak
@@ -46,6 +47,30 @@ def test_outputs_match_the_oracle_while_adapters_come_and_go(report, depth):
     for name in ("preemptions", "prefix hit tokens", "adapters"):
         assert counts[name] > 5, name
     assert counts["requests of adapters"] > 50
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"speculation": Speculation}, {"repeats": True}], ids=lambda m: [*m]
+)
+def test_pooled_requests_match_the_oracle_among_others(more, report, depth):
+    steps = depth(1_500, 4_000, 25_000)
+    counts = soak(2, steps, Parts(adapters=True, pooled=True, **more), world_steps=200)
+    report(", ".join(f"{counts[name]} {name}" for name in sorted(counts)))
+    for name in ("cancelled", "length", "hidden states", "cached hidden states"):
+        assert counts[name] > 5, name
+    assert counts["preemptions"] > 0
+
+
+class OtherRow(Scheduler):
+    """Gives each pooled request the hidden state of another row."""
+
+    def process_outputs(self, tokens, logprobs=(), hidden=()):
+        return super().process_outputs(tokens, logprobs, hidden[::-1])
+
+
+def test_hidden_states_of_other_rows_are_found():
+    with pytest.raises(WrongText):
+        soak(2, 2_000, Parts(scheduler=OtherRow, pooled=True), world_steps=200)
 
 
 class EarlyFree(KVCacheManager):

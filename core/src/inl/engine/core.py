@@ -14,6 +14,7 @@ from inl.engine.records import StepRecord as StepRecord
 from inl.engine.reply_check import (
     read_accepted,
     read_accepted_logprobs,
+    read_hidden,
     read_logprobs,
     read_repeated,
     read_tokens,
@@ -27,7 +28,7 @@ from inl.scheduling.plan import Plan, SchedulerConfig
 from inl.scheduling.request import Event, FinishReason, Request
 from inl.scheduling.scheduler import Scheduler
 from inl.spec.message import STEP, header
-from inl.spec.step import Bucket
+from inl.spec.step import NO_TOKEN, Bucket
 
 if TYPE_CHECKING:
     from inl.recording.recorder import Recorder
@@ -359,6 +360,9 @@ class EngineCore:
     def _processing(self, reply: Reply, plan: Plan) -> Callable[[], list[Event]]:
         """Check a reply and return the call that applies it."""
         limits, scheduler = self.runner.limits, self.scheduler
+        if plan.is_pooled:
+            hidden, none = read_hidden(reply, plan), [NO_TOKEN] * len(plan.chunks)
+            return partial(scheduler.process_outputs, none, hidden=hidden)
         if plan.is_repeated:
             return partial(
                 scheduler.process_several, read_repeated(reply, plan, limits)

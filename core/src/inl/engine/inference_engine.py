@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import (
     AsyncGenerator,
     Callable,
@@ -20,7 +21,7 @@ from inl.engine.batch import Batch
 from inl.engine.cleanup import run_with_cleanup
 from inl.engine.core import EngineCore, Stats, StepRecord
 from inl.engine.dispatcher import RequestDispatcher
-from inl.engine.embedder import Embedder
+from inl.engine.embedder import embedding_request, unit_length
 from inl.engine.options import (
     GenerationOptions,
     Prompt,
@@ -125,12 +126,6 @@ class InferenceEngine:
         )
         self._dispatcher = RequestDispatcher(self._core)
         self._adapters = Adapters(model, limits, self._core, self._dispatcher.lock)
-        self._embedder = Embedder(
-            started.runner,
-            self._dispatcher.lock.run,
-            context=self.context,
-            budget=scheduling.token_budget,
-        )
         try:
             for name, path in (self.config.adapters or {}).items():
                 self._adapters.load(name, path)
@@ -445,16 +440,27 @@ class InferenceEngine:
         """Return embeddings of texts or lists of token ids, float32 [n, H].
 
         Each is the hidden state after the last token, of length 1, as the model's head
-        would read it. Computed one after the other, between steps. Raises
-        :class:`~inl.errors.RequestError` for what cannot be encoded, and for an engine
-        that is not on one device of this process.
+        would read it. Computed in batches, in turns with the steps that generate.
+        Raises :class:`~inl.errors.RequestError` for what cannot be encoded, otherwise
+        as :meth:`generate`.
         """
         import numpy as np
 
-        rows = []
+        batch, started, vocab = Batch(), time.perf_counter(), self.runner.limits.vocab
         for index, prompt in enumerate(prompts):
-            ids = self._encoder.encode(prompt, self.context)
-            rows.append(self._embedder.embed(f"prompts[{index}]", ids))
+            ids, name = self._encoder.encode(prompt, self.context), f"prompts[{index}]"
+            request = embedding_request(name, ids, context=self.context, vocab=vocab)
+            batch.add(RequestHandle(request, None, (), started))
+        handles = list(batch.handles)
+        run_with_cleanup(
+            partial(self._complete, batch), partial(self._dispatcher.cancel, handles)
+        )
+        rows = []
+        for index, handle in enumerate(handles):
+            handle.completion()  # raises its error
+            hidden = handle.request.hidden
+            assert hidden is not None, "a pooled request has finished"
+            rows.append(unit_length(f"prompts[{index}]", hidden))
         return np.stack(rows)
 
     def reset_prefix_cache(self) -> int:
@@ -483,7 +489,6 @@ class InferenceEngine:
     def _close_runner(self) -> None:
         error = RunnerError("engine: was closed before the request finished")
         self._dispatcher.fail_all(error)
-        self._embedder.close()
         self.runner.close()
 
     def __enter__(self) -> Self:
@@ -519,9 +524,13 @@ class InferenceEngine:
         self, batch: Batch, prompts: Sequence[Prompt], options: GenerationOptions
     ) -> list[Completion]:
         """Return the first completions; those that are left in the batch follow."""
-        completions: list[Completion] = []
         for prompt in prompts:
             batch.add(self._prepare(prompt, **options))
+        return self._complete(batch)
+
+    def _complete(self, batch: Batch) -> list[Completion]:
+        """Compute steps until a batch has finished, see :meth:`_generate`."""
+        completions: list[Completion] = []
         while not batch.completed:
             # Decodes text while the device computes the next step.
             completions += batch.pop_completions()

@@ -35,6 +35,9 @@ class Loaded:
     """Layers whose inputs a step also returns, see :mod:`inl.executor.taps`."""
     expert_ranks: int = 1
     """Number of devices that share the experts."""
+    ends_before_head: bool = False
+    """Whether the model returns hidden states, see
+    :mod:`inl.executor.hidden_states`."""
 
     def tracer(
         self,

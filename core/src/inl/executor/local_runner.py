@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from inl.backend.base import CachedMemory, ForkSafety
-from inl.dtypes import HostArray, cast, wrap
+from inl.dtypes import HostArray, cast, widen, wrap
 from inl.errors import ProtocolError
 from inl.executor.context_lengths import TableWidths
 from inl.executor.model_executor import MAX_ADMISSIONS, ModelExecutor
@@ -22,6 +22,7 @@ from inl.protocol.runner import (
     PipelinedRunner,
     Reply,
     StepInFlight,
+    pooled_reply,
 )
 from inl.spec.embedded_rows import EmbeddedRows, dense_rows, read_rows
 from inl.spec.message import (
@@ -29,6 +30,7 @@ from inl.spec.message import (
     EMBEDDED,
     HEADER_WORD,
     MASKED,
+    POOLED,
     STEP,
     TOKEN_BIAS,
     Header,
@@ -84,7 +86,10 @@ class LocalRunner(PipelinedRunner):
         return self.executor.taps
 
     def _submit_frame(self, message: IntArray, head: Header) -> Any:
-        """Return sampled tokens on the device, or logits and step of a masked step."""
+        """Return what the step computes, on the device.
+
+        Tokens; logits and step of a masked one, or hidden states of a pooled one.
+        """
         self._check.check(message, head)
         if head.kind not in (STEP, TOKEN_BIAS):
             slot = int(message[ADMISSION_WORD.slot])
@@ -100,6 +105,8 @@ class LocalRunner(PipelinedRunner):
         step = self._step_arguments(message, head)
         if head.flags & MASKED:
             return self.executor.logits(*step)
+        if head.flags & POOLED:
+            return self.executor.pool(*step)
         return self.executor.advance(*step)
 
     def _submit_one_by_one(self, message: IntArray, head: Header) -> OneByOne:
@@ -154,6 +161,8 @@ class LocalRunner(PipelinedRunner):
 
     def _collect(self, flight: StepInFlight) -> Reply:
         head, tokens, scores = flight.head, flight.work, None
+        if head.flags & POOLED:
+            return pooled_reply(head.step, widen(self._backend.numpy(tokens)))
         if isinstance(tokens, OneByOne):
             return Reply(head.step, self._read_one_by_one(tokens, head))
         if head.bucket.sampler == "sample_filtered" and head.bucket.repeat == 1:

@@ -15,6 +15,7 @@ from inl.dtypes import wrap
 from inl.errors import OutOfMemory, RunnerError
 from inl.executor.consumption import NO_STATE, call_consuming, recovered_state
 from inl.executor.context_lengths import table_widths
+from inl.executor.hidden_states import pooled
 from inl.executor.loaded import Loaded as Loaded
 from inl.executor.model_step import BODIES, sample
 from inl.executor.repeated_step import advance_repeated
@@ -61,13 +62,15 @@ class ModelExecutor:
         """Loops of programs; ``None`` where repeated steps are submitted one by one."""
         self._model = computed_model(backend, loaded)
         """The model that programs compute."""
+        self._pooled = pooled(loaded)
+        """The model of programs that return hidden states."""
         self.state: State = backend.state(loaded.shard_state(), limits=limits)
         self.taps: Any = None
         """Hidden states of the newest step, [T, taps * H], if the model has taps."""
         self._is_consuming = False
         """Whether a program has consumed the state and not returned it."""
         self._programs: dict[ProgramKey, Program] = {}
-        self._ops: dict[tuple[Bucket, int | None], ResolvedOps] = {}
+        self._ops: dict[tuple[Bucket, int | None, bool], ResolvedOps] = {}
         self._precompiled: set[tuple[Bucket, int | None]] = set()
         # The ops of a prompt's size, which the first step needs too.
         ops = self.ops(SIZE_CLASSES[-1])
@@ -106,6 +109,13 @@ class ModelExecutor:
         logits, step, *taps = results
         self.taps = next(iter(taps), None)
         return logits, step
+
+    def pool(self, bucket: Bucket, message: Any, width: int | None = None) -> Any:
+        """Compute a step; returns the hidden states [R, H] of its rows' last tokens."""
+        program = self.program("pool", bucket, width)
+        (hidden,) = self._call(program, self.loaded.weights, message)
+        self.taps = None
+        return hidden
 
     def sample_masked(self, bucket: Bucket, logits: Any, masks: Any, step: Any) -> Any:
         """Sample the tokens of a step under masks, int32 [R, ceil(V / 32)]."""
@@ -172,7 +182,9 @@ class ModelExecutor:
 
     def _body(self, name: str, bucket: Bucket, width: int | None) -> Program:
         """Return the function to compile."""
-        ops, loaded = self.ops(bucket, width), self.loaded
+        is_pooled = name == "pool"
+        loaded = self._pooled if is_pooled else self.loaded
+        ops = self.ops(bucket, width, is_pooled=is_pooled)
         if name == "masked":
             return partial(_sample_masked, ops)
         if name == "set_token_bias":
@@ -186,7 +198,8 @@ class ModelExecutor:
         elif loaded.taps:
             keywords |= {"body": body, "taps": loaded.taps}
             body = with_taps
-        return partial(body, ops, self._model, loaded.config, **keywords)
+        model = computed_model(self.backend, loaded) if is_pooled else self._model
+        return partial(body, ops, model, loaded.config, **keywords)
 
     def precompile(self, buckets: Iterable[Bucket], width: int | None = None) -> None:
         """Compile the kernels of these buckets in parallel, if the backend can."""
@@ -242,12 +255,20 @@ class ModelExecutor:
         """Trace the model at a bucket: its op calls and the kernels selected."""
         return self.loaded.tracer(bucket, self.limits, table_width=width)
 
-    def ops(self, bucket: Bucket, width: int | None = None) -> Ops:
-        """Return the resolved ops of a bucket; exact sizes share those of a class."""
-        family = bound_bucket(bucket, self.limits)
-        if (family, width) not in self._ops:
-            self._ops[family, width] = ResolvedOps(self.tracer(family, width))
-        return cast("Ops", self._ops[family, width].at(bucket))
+    def ops(
+        self, bucket: Bucket, width: int | None = None, *, is_pooled: bool = False
+    ) -> Ops:
+        """Return the resolved ops of a bucket; exact sizes share those of a class.
+
+        is_pooled: those of programs that return hidden states.
+        """
+        key = bound_bucket(bucket, self.limits), width, is_pooled
+        if key not in self._ops:
+            loaded = self._pooled if is_pooled else self.loaded
+            self._ops[key] = ResolvedOps(
+                loaded.tracer(key[0], self.limits, table_width=width)
+            )
+        return cast("Ops", self._ops[key].at(bucket))
 
     @property
     def program_keys(self) -> list[tuple[str, Bucket]]:
@@ -289,7 +310,7 @@ def computed_model(backend: Backend, loaded: Loaded) -> Model:
 def used_whole_models(backend: Backend, loaded: Loaded) -> WholeModels | None:
     """Return the capability if programs use it: not for what only ops compute."""
     whole = backend.offers(WholeModels)
-    by_ops = loaded.taps or loaded.selection.invariant
+    by_ops = loaded.taps or loaded.ends_before_head or loaded.selection.invariant
     return None if whole is None or (whole.optional and by_ops) else whole
 
 

@@ -16,6 +16,7 @@ from inl.spec.message import (
     FEEDBACK,
     MASKED,
     MAX_TOKEN_BIASES,
+    POOLED,
     Row,
     TokenBias,
     admit_frame,
@@ -59,7 +60,7 @@ def frames(plan: Plan, limits: Limits, *, masked: bool = False) -> list[IntArray
             groups=limits.groups,
             block_size=limits.block_size,
             decode_rows=plan.decode_rows,
-            flags=MASKED if masked else 0,
+            flags=MASKED if masked else POOLED if plan.is_pooled else 0,
         )
         rows = _embeddings(plan)
         encoded.append(with_rows(frame, rows) if rows else frame)

@@ -30,6 +30,9 @@ from inl.spec.message import FEEDBACK, Row
 from inl.spec.step import PARAMS
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from inl.spec.message import IntArray
 
 FinishReason = Literal["stop", "length", "cancelled", "deadline", "error"]
@@ -125,6 +128,8 @@ class Request:
     """Keys with waiting requests get equal shares of the computed tokens."""
     priority: int = 0
     """Requests of one key with a higher priority start first."""
+    pooled: bool = False
+    """Whether the result is :attr:`hidden`, and nothing is generated."""
     deadline: float | None = None
     """Unix time at which the request ends, whatever it has generated."""
 
@@ -137,6 +142,8 @@ class Request:
     """Set if ``finish_reason`` is ``"error"``."""
     tokens: list[int] = field(init=False)
     """Prompt and collected output."""
+    hidden: NDArray[np.float32] | None = field(init=False, default=None, repr=False)
+    """[H] hidden state of the last token, once a pooled request has finished."""
     prompt_array: IntArray = field(init=False, repr=False)
     """The prompt as int32 [prompt_tokens], as frames store it."""
     token_logprobs: list[TokenLogprob] = field(init=False, default_factory=list)
@@ -208,6 +215,10 @@ class Request:
         self.embeddings = read_embeddings(
             self.embeddings, self.prompt_tokens, self.prompt_logprobs
         )
+        if self.pooled and self.embeddings is not None:
+            raise RequestError("pooled: found embeddings, accepts token ids only")
+        if self.pooled:
+            self.max_tokens = 1  # as if the last token were to be sampled
         check_order(self.key, self.priority, self.deadline)
         scored = self.logprobs is not None or self.prompt_logprobs is not None
         special = bool(self.logit_bias) or scored

@@ -40,6 +40,9 @@ from inl.scheduling.sample_groups import SampleGroups
 from inl.scheduling.sampling_params import TokenLogprob, rank
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from inl.scheduling.speculation import Speculation
 from inl.scheduling.waiting_queue import WaitingQueue
 from inl.spec.step import INVALID_TOKEN
@@ -77,6 +80,10 @@ class Scheduler:
         self.arrivals = 0
         """Number of requests added, which is the newest id."""
         self._steps = 0
+        self._pooled = 0
+        """Live requests that are pooled."""
+        self._last_pooled = False
+        """Whether the last step had rows of pooled requests."""
 
     def _set_limits(self, limits: Limits) -> None:
         self.limits = limits
@@ -131,7 +138,8 @@ class Scheduler:
         for number, request in list(self.live.items()):
             if not request.id:
                 del self.live[number]  # its addition was interrupted
-                continue
+        self._pooled = sum(request.pooled for request in self.live.values())
+        for request in list(self.live.values()):
             request.restart()
             self.waiting.push(request, request.id)
             if reason := request.finish_reason or request.end_reason:
@@ -183,7 +191,7 @@ class Scheduler:
         eos = frozenset[int]() if request.ignore_eos else self.config.eos_ids
         request.end_ids = request.stop_ids | eos
         max_length = request.prompt_tokens + request.max_tokens
-        request.max_length = min(max_length, self.context)
+        request.max_length = min(max_length, self.context + request.pooled)
         if request.allowed_token_ids is not None:
             request.token_mask = mask_words(
                 tuple(request.allowed_token_ids), self.limits.vocab
@@ -194,6 +202,7 @@ class Scheduler:
             or request.prompt_logprobs is not None
         )
         self.arrivals += 1
+        self._pooled += request.pooled
         self.live[self.arrivals] = request
         if not self._groups.hold(request):
             self.waiting.push(request, self.arrivals)
@@ -214,6 +223,7 @@ class Scheduler:
             self.waiting.discard(request)
         request.status = Status.FINISHED
         del self.live[request.id]
+        self._pooled -= request.pooled
         if self.speculation is not None:
             self.speculation.forget(request)
         self._groups.finish(request)
@@ -233,11 +243,7 @@ class Scheduler:
 
         If there is nothing to compute, the plan has no chunks and is not a step.
         """
-        step = StepBuilder(self._steps + 1, self.buckets.tokens)
-        self._decode(step)
-        if not step.has_uncertain_rows:
-            self._prefill(step)
-            self._admit_waiting(step)
+        step = self._add_rows()
         if self.speculation is not None and 0 < len(step.chunks) == step.decode_rows:
             self.speculation.extend(step, self._requests, self.buckets)
         elif 0 < len(step.chunks) == step.decode_rows and not step.prefilling:
@@ -254,6 +260,25 @@ class Scheduler:
                 shares.charge(request.key, stop - start)
         return plan
 
+    def _add_rows(self) -> StepBuilder:
+        """Return a step with rows of pooled requests, or of others.
+
+        They take turns where both have something to compute.
+        """
+        kinds = (not self._last_pooled, self._last_pooled) if self._pooled else (False,)
+        for is_pooled in kinds:
+            step = StepBuilder(
+                self._steps + 1, self.buckets.tokens, is_pooled=is_pooled
+            )
+            self._decode(step)
+            if not step.has_uncertain_rows:
+                self._prefill(step)
+                self._admit_waiting(step)
+            if step.chunks:
+                break
+        self._last_pooled = step.is_pooled
+        return step
+
     def _decode(self, step: StepBuilder) -> None:
         """Add a token of each decoding request; collect those still in prefill."""
         requests, size, running = (
@@ -261,15 +286,20 @@ class Scheduler:
             self.limits.block_size,
             Status.RUNNING,
         )
+        is_pooled = step.is_pooled
         for request in list(requests.by_id.values()):
             start = request.scheduled
             if start < request.prefill_len:
+                if request.pooled is not is_pooled:
+                    continue
                 # Only forced tokens need more blocks than an admission allocates.
                 if not start or (
                     request.status is running
                     and requests.allocate(request, request.prefill_len)
                 ):
                     step.prefilling.append(request)
+            elif is_pooled:
+                continue
             elif start < request.max_scheduled and request.status is running:
                 if request.uncertain and (
                     request.temperature or request.guide is not None
@@ -325,6 +355,7 @@ class Scheduler:
             and (request := self.waiting.head()) is not None
             # The ids of a preempted request are known once its steps are collected.
             and not request.in_flight
+            and request.pooled is step.is_pooled
         ):
             if growing is None:
                 growing = sum(map(requests.needs_more_blocks, requests.by_id.values()))
@@ -335,13 +366,16 @@ class Scheduler:
             requests.schedule(step, request, request.chunk_stop(request.scheduled))
 
     def process_outputs(
-        self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob] = ()
+        self,
+        tokens: Sequence[int],
+        logprobs: Sequence[TokenLogprob] = (),
+        hidden: Sequence[NDArray[np.float32]] = (),
     ) -> list[Event]:
         """Apply the output of the oldest step in flight: one token per chunk.
 
         A request whose token is ``INVALID_TOKEN`` ends with
         :class:`~inl.errors.NonFiniteLogits`. logprobs: one per chunk too, if a request
-        of the step asks for them.
+        of the step asks for them. hidden: one per chunk of pooled requests.
         """
         plan = self._complete_step()
         self.repeats.collected(plan)
@@ -366,6 +400,10 @@ class Scheduler:
                 self._groups.release(request)
             # The token of a chunk that ends before the last known token is unused.
             if stop == len(request.tokens):
+                if request.pooled:
+                    request.hidden = hidden[row]
+                    events.append(self.finish(request, "stop"))
+                    continue
                 if request.logprobs is not None:
                     self._add_logprobs(request, token, logprobs[row])
                 is_exact = not request.in_flight or not request.uncertain
