@@ -24,6 +24,8 @@ from inl.executor.load_plan import LoadPlan
 from inl.executor.model_loader import start_runner
 from inl.executor.rank_runner import RankRunner
 from inl.progress import ProgressReporter
+from inl.spec.limits import Limits
+from inl.spec.mesh import Mesh, MeshSizes
 from inl.spec.step import Bucket
 from inl.testing.tiny import MemoryCheckpoint
 
@@ -118,6 +120,22 @@ def test_the_weights_of_a_planned_rank_are_its_part_and_cannot_be_loaded():
     assert sizes == [(96, 64), (48, 64)]
     with pytest.raises(RunnerError, match="plan for a rank of 2 outside"):
         plan.load(ProgressReporter())
+
+
+def test_kernels_of_a_mesh_reduce_over_it_themselves(monkeypatch):
+    mesh = Mesh(MeshSizes(tensor=2), None, 1, None, None)
+    monkeypatch.setattr(
+        ReferenceBackend, "offers", lambda _, kind: mesh if kind is Mesh else None
+    )
+    plan = LoadPlan.of(
+        language(),
+        ReferenceBackend(DEVICE),
+        config_of(),
+        limits=Limits(3, (9,), 16, 4, 96),
+    )
+    found = labels(explain(plan.tracer(Bucket(1, 1))))
+    assert "all_reduce/numpy" in found
+    assert plan.unloaded.ranks == 2
 
 
 def test_a_device_without_ranks_is_refused():

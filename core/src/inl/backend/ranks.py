@@ -40,12 +40,13 @@ def planned_ranks(backend: Backend, wanted: int) -> int:
 
 
 def selected_collectives(backend: Backend, wanted: int) -> Collectives | None:
-    """Return the collectives that kernels are selected for; ``None`` for one rank.
+    """Return the collectives that kernels are selected for.
 
-    wanted: ranks of a group that has not started, where ``backend`` is in none.
+    ``None`` for one rank, and for a mesh, whose kernels reduce over it. wanted: ranks
+    of a group that has not started, where ``backend`` is in none.
     """
     collectives = collectives_of(backend)
-    if collectives is not None or planned_ranks(backend, wanted) == 1:
+    if collectives is not None or wanted == 1 or mesh_of(backend) is not None:
         return collectives
     return PlannedCollectives(backend, wanted)
 
