@@ -101,6 +101,19 @@ def run(
     backend = open_backend(config)  # raises before a model is downloaded
     size = Bucket(tokens, min(rows, tokens), sampler=sampler)
     step = explain_step(open_model(resolve_model(model)), backend, config, size)
+    report = _report(step)
+    if cost:
+        from inl.cli.explain_cost import cost_report
+
+        report["cost"] = cost_report(step, bandwidth, peak)
+    if as_json:
+        print(json.dumps(report))
+    else:
+        _print(report)
+
+
+def _report(step: ExplainedStep) -> dict[str, Any]:
+    """Return the JSON object of a step."""
     plan, bucket = step.plan, step.tracer.bucket
     report: dict[str, Any] = {
         "device": str(plan.backend.device),
@@ -112,13 +125,11 @@ def run(
     }
     if step.draft_head is not None:
         report["draft_head"] = explain(step.draft_head)
-    if cost:
-        from inl.cli.explain_cost import cost_report
+    return report
 
-        report["cost"] = cost_report(step, bandwidth, peak)
-    if as_json:
-        print(json.dumps(report))
-        return
+
+def _print(report: dict[str, Any]) -> None:
+    bucket = Bucket(**report["bucket"])
     print(
         f"{report['device']}, a step of {bucket.tokens} "
         f"token{'s'[: bucket.tokens > 1]} in {bucket.rows} "
@@ -129,15 +140,15 @@ def run(
     for name, key in (("KV cache", "cache"), ("layers", "layers")):
         if report[key]:
             print(f"{name}: {report[key]}")
-    if cost:
+    if "cost" in report:
         from inl.cli.explain_cost import show_costs
 
         show_costs(report["cost"])
-    else:
-        _show(report["ops"])
-        if step.draft_head is not None:
-            print("draft head:")
-            _show(report["draft_head"])
+        return
+    _show(report["ops"])
+    if "draft_head" in report:
+        print("draft head:")
+        _show(report["draft_head"])
 
 
 def _show(table: list[dict[str, Any]]) -> None:
