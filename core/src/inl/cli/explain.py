@@ -3,58 +3,23 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 
-from inl.backend.base import WholeModels
 from inl.cli import arguments
-from inl.config import EngineConfig
+from inl.cli.option_groups import KernelOptions, with_groups
+from inl.cli.traced_step import trace_step
 from inl.errors import RequestError
-from inl.executor.cache_dtype import cache_dtype, caching_in
-from inl.executor.cache_sizing import plan_limits
-from inl.executor.model_loader import (
-    compute_dtype,
-    in_dtype,
-    kernel_selection,
-    open_model,
-    stored_for,
-)
-from inl.executor.tracing import trace
-from inl.executor.weight_quantization import decoded_note
-from inl.plugin import make_backend
 from inl.spec.dispatch import Tracer
 from inl.spec.step import SAMPLERS, Bucket
-from inl.weights.hub import resolve_model
-from inl.weights.loader import stored_specs
-from inl.weights.plan import plan_weights
-
-if TYPE_CHECKING:
-    from inl.backend.base import Backend
 
 
-class TracedStep(NamedTuple):
-    """A traced step and what its costs depend on."""
-
-    tracer: Tracer
-    backend: Backend
-    context: int
-    """Tokens of the longest sequence."""
-    notes: tuple[str, ...] = ()
-    """How quantized weights are loaded."""
-    cache: str = ""
-    """The dtype of the KV cache and who asks for it; empty for the compute dtype."""
-    layers: str = ""
-    """How the backend computes all layers at once, or why it does not."""
-
-
+@with_groups
 def run(
+    *,
     model: arguments.Model = None,
-    device: arguments.Device = "auto",
-    dtype: arguments.Dtype = "auto",
-    kv_dtype: arguments.KvDtype = "auto",
-    quantize: arguments.Quantize = None,
+    kernel_options: KernelOptions,
     tokens: Annotated[int, typer.Option(help="Tokens in the step.", min=1)] = 1,
     rows: Annotated[int, typer.Option(help="Sequences in the step.", min=1)] = 1,
     sampler: Annotated[
@@ -89,11 +54,8 @@ def run(
         if value is not None and not 0 < value < float("inf"):
             raise RequestError(f"{name}: found {value}, accepted: a number above 0")
     bucket = Bucket(tokens, min(rows, tokens), sampler=sampler)
-    config = EngineConfig(
-        backend=device, dtype=dtype, kv_dtype=kv_dtype, quantize=quantize,
-        max_batch=bucket.rows, context=context,
-    )  # fmt: skip
-    step = _trace(model, config, bucket)
+    config = kernel_options.config(max_batch=bucket.rows, context=context)
+    step = trace_step(model, config, bucket)
     report: dict[str, Any] = {
         "device": str(step.backend.device),
         "bucket": bucket._asdict(),
@@ -136,32 +98,6 @@ def _show(table: list[dict[str, Any]]) -> None:
             print(f"{'':<{width}}          {row['note']}")
         for label, reason in row["refusals"].items():
             print(f"{'':<{width}}          not {label}: {reason}")
-
-
-def _trace(model: str | None, config: EngineConfig, bucket: Bucket) -> TracedStep:
-    backend = make_backend(config.backend)  # raises before a model is downloaded
-    language = open_model(resolve_model(model))
-    dtype = compute_dtype(backend, config.dtype)
-    if config.quantize is not None:
-        language = language.quantized(config.quantize)
-    language = stored_for(language, backend, dtype)
-    backend = in_dtype(backend, dtype)
-    shaped = replace(language.config, dtype=dtype)
-    selection = kernel_selection(backend, config)
-    stored = stored_specs(language.checkpoint)
-    groups = plan_weights(language.model.weights(shaped), selection.kernels, stored)
-    cache = cache_dtype(backend, config.kv_dtype, language.checkpoint)
-    cached = caching_in(language.model, cache, language.checkpoint)
-    limits = plan_limits(cached, shaped, backend, config)
-    tracer = trace(cached, shaped, groups, bucket, limits, selection)
-    context = limits.max_blocks_per_seq * limits.block_size
-    notes = language.checkpoint.notes
-    if language.quantize and (note := decoded_note(groups, language.quantize)):
-        notes = (*notes, note)
-    whole, layers = backend.offers(WholeModels), ""
-    if whole is not None and whole.describe is not None:
-        layers = whole.describe(cached, shaped, groups, bucket, limits)
-    return TracedStep(tracer, backend, context, notes, cache.note, layers)
 
 
 def explain(tracer: Tracer) -> list[dict[str, Any]]:

@@ -44,12 +44,7 @@ class Devices(NamedTuple):
 
 
 def run(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            help="Model folder or GGUF file. [default: SmolLM2-135M-Instruct]"
-        ),
-    ] = None,
+    model: arguments.ModelArgument = None,
     devices: Annotated[
         str, typer.Option(help='Such as "4x80GB", or the names of devices here.')
     ] = "auto",
