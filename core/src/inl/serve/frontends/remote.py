@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, final
 
 from inl.config import EngineConfig
 from inl.engine.prompt_encoder import PromptEncoder
@@ -62,6 +62,14 @@ class _Source:
         )
 
 
+@final
+class RemoteGenerations(Generations):
+    """The completions of a job of a front-end."""
+
+    def record(self, item: Generation, count: int) -> None:
+        """Do nothing: the engine's process counts tokens."""
+
+
 class RemoteModel:
     """A model of the engine's process. Used by the event loop only."""
 
@@ -88,7 +96,7 @@ class RemoteModel:
         text = self._text or await self.opened()
         # A long text takes a while to encode.
         prompts = await asyncio.to_thread(text.encode_all, job.prompts)
-        event, first = asyncio.Event(), self._client.numbers(job.completions)
+        first = self._client.numbers(job.completions)
         handles = _handles(text, job, prompts, first)
         items = [
             Generation(
@@ -99,17 +107,10 @@ class RemoteModel:
             )
             for at, handle in enumerate(handles)
         ]
-        generations = Generations(
-            items,
-            event,
-            token_text=text.token_bytes,
-            on_begin=_nothing,
-            on_tokens=_nothing,
-            on_close=_nothing,
-            cancel=_nothing,
-        )
+        generations = RemoteGenerations()
+        generations.start(items, text.token_bytes)
         for handle in handles:
-            handle.listener = event.set
+            handle.listener = generations.event.set
         try:
             with self._client.outputs.open(handles, partial(self._stopped, first)):
                 await self._client.call(
@@ -128,10 +129,6 @@ def _open(settings: ModelSettings) -> ModelText:
     text = ModelText(_Source(settings))
     text.warm_up()
     return text
-
-
-def _nothing(*_: object) -> None:
-    """The engine's process counts tokens, and ends requests."""
 
 
 def _submit(
