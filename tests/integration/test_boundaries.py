@@ -83,8 +83,8 @@ WRONG_IMPORTS = {
     ),
     "only the server imports what serves HTTP": ("inl.recording.outcome", "uvicorn"),
     "server reaches devices through the engine only": (
-        "inl.serve.admission",
-        "inl.backend.base",
+        "inl.serve.frontends.remote",
+        "inl.executor.model_loader",
     ),
     "models are written over ops and import no devices": (
         "inl.models.blocks",

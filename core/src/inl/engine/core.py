@@ -92,6 +92,17 @@ class EngineCore:
         return self._failure is None and not idle
 
     @property
+    def running_requests(self) -> int:
+        """Number of requests that have a slot."""
+        return len(self.scheduler.running)
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the KV cache blocks in use, 0 to 1: of the fullest pool."""
+        pools = self.scheduler.kv_cache.pools
+        return max(pool.used_blocks / max(pool.blocks - 1, 1) for pool in pools)
+
+    @property
     def stats(self) -> Stats:
         """Totals so far."""
         scheduler = self.scheduler

@@ -3,63 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
-from inl.config import EngineConfig
-from inl.engine.prompt_encoder import PromptEncoder
+from inl.engine.text_model import TextModel
 from inl.errors import RequestError
-from inl.executor.model_loader import configure, open_model
 from inl.serve.frontends.messages import Leave, Stop, Submit, plain
 from inl.serve.frontends.outputs import RemoteHandle, RemoteRequest
 from inl.serve.generations import Generation, Generations
 from inl.serve.load_failure import load_failure
 from inl.serve.model_text import ModelText
 from inl.serve.models import model_not_found
-from inl.weights.hub import resolve_model
 
 if TYPE_CHECKING:
     from inl.engine.request_handle import RequestHandle
     from inl.serve.frontends.client import EngineClient
     from inl.serve.frontends.messages import ModelSettings
     from inl.serve.job import Job
-    from inl.text.template import ChatTemplate
-    from inl.text.tokenizer import Tokenizer
-
-
-class _Source:
-    """Tokenizer and template of a model's files; raises ``ModelError``."""
-
-    def __init__(self, settings: ModelSettings) -> None:
-        config = EngineConfig(context=settings.context)
-        self._model = configure(open_model(resolve_model(settings.place)), config)
-        self._encoder = PromptEncoder(self._model, None, config)
-        longest = self._model.config.max_tokens
-        self.context: int = min(settings.context or longest, longest)
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self._encoder.tokenizer("tokenizer")
-
-    @property
-    def chat_template(self) -> ChatTemplate | None:
-        return self._encoder.chat_template
-
-    def chat_ids(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        continue_final_message: bool = False,
-        **variables: Any,
-    ) -> list[int]:
-        return self._encoder.chat_ids(
-            messages,
-            context=self.context,
-            continue_final_message=continue_final_message,
-            **variables,
-        )
 
 
 @final
@@ -126,7 +88,7 @@ class RemoteModel:
 
 
 def _open(settings: ModelSettings) -> ModelText:
-    text = ModelText(_Source(settings))
+    text = ModelText(TextModel(settings.place, settings.context))
     text.warm_up()
     return text
 

@@ -24,7 +24,7 @@ from inl.serve.openai.usage import completion_logprobs, prompt_logprobs, usage_b
 from inl.serve.structured import structure_of
 
 if TYPE_CHECKING:
-    from inl.scheduling.sampling_params import TokenLogprob
+    from inl.engine.request_handle import TokenLogprob
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default for text completions."""
