@@ -70,26 +70,30 @@ def run(
         report["cost"] = cost_report(step, bandwidth, peak)
     if as_json:
         print(json.dumps(report))
-        return
+    else:
+        _show(report, bucket)
+
+
+def _show(report: dict[str, Any], bucket: Bucket) -> None:
+    tokens, rows = bucket.tokens, bucket.rows
     print(
         f"{report['device']}, a step of {tokens} token{'s'[: tokens > 1]} in "
-        f"{bucket.rows} row{'s'[: bucket.rows > 1]} ({sampler})"
+        f"{rows} row{'s'[: rows > 1]} ({bucket.sampler})"
     )
-    for note in step.notes:
+    for note in report["weights"]:
         print(f"weights: {note}")
-    if step.cache:
-        print(f"KV cache: {step.cache}")
-    if step.layers:
-        print(f"layers: {step.layers}")
-    if cost:
+    for name, part in (("KV cache", "cache"), ("layers", "layers")):
+        if report[part]:
+            print(f"{name}: {report[part]}")
+    if "cost" in report:
         from inl.cli.explain_cost import show_costs
 
         show_costs(report["cost"])
     else:
-        _show(report["ops"])
+        _show_kernels(report["ops"])
 
 
-def _show(table: list[dict[str, Any]]) -> None:
+def _show_kernels(table: list[dict[str, Any]]) -> None:
     width = max(len(row["op"]) for row in table)
     for row in table:
         rounding = f", inputs {row['inputs']}" if row["inputs"] else ""

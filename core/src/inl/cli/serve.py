@@ -20,7 +20,7 @@ from inl.cli.serve_options import (
     LoggingOptions,
     NetworkOptions,
     SecurityOptions,
-    read_keys,
+    server_config,
 )
 from inl.errors import MissingPackage
 from inl.weights.hub import find_model
@@ -56,24 +56,12 @@ def run(
 ) -> None:
     """Serve MODEL to clients of OpenAI's and Anthropic's APIs."""
     check_packages()
-    from inl.serve.settings import ServerConfig
     from inl.serve.tracing import exporting_tracing
 
-    config = ServerConfig(
-        host=network.host,
-        port=network.port,
-        api_keys=read_keys("--api-key", security.api_key),
-        admin_keys=read_keys("--admin-key", security.admin_key),
-        max_queue=limits.max_queue,
-        max_queued_tokens=limits.max_queued_tokens,
-        max_per_key=limits.max_per_key,
-        max_body_bytes=limits.max_body,
-        cors_origins=tuple(security.cors_origin or ()),
-        allowed_hosts=tuple(security.allowed_host or ()),
-        drain_seconds=limits.drain_seconds,
-        certificate=security.tls_cert,
-        private_key=security.tls_key,
-        idle_unload=limits.idle_unload,
+    config = server_config(
+        network,
+        security,
+        limits,
         vllm_metrics=logs.vllm_metrics,
         frontends=count_frontends(
             network.frontends, engine_options.device, otel=logs.otel

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from inl.cli import arguments
 from inl.errors import RequestError
+
+if TYPE_CHECKING:
+    from inl.serve.settings import ServerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +142,38 @@ class LoggingOptions:
     ] = None
 
 
-def read_keys(option: str, values: list[str] | None) -> tuple[str, ...]:
+def server_config(
+    network: NetworkOptions,
+    security: SecurityOptions,
+    limits: LimitOptions,
+    *,
+    vllm_metrics: bool,
+    frontends: int,
+) -> ServerConfig:
+    """Return the server's settings; raises :class:`~inl.errors.RequestError`."""
+    from inl.serve.settings import ServerConfig
+
+    return ServerConfig(
+        host=network.host,
+        port=network.port,
+        api_keys=_read_keys("--api-key", security.api_key),
+        admin_keys=_read_keys("--admin-key", security.admin_key),
+        max_queue=limits.max_queue,
+        max_queued_tokens=limits.max_queued_tokens,
+        max_per_key=limits.max_per_key,
+        max_body_bytes=limits.max_body,
+        cors_origins=tuple(security.cors_origin or ()),
+        allowed_hosts=tuple(security.allowed_host or ()),
+        drain_seconds=limits.drain_seconds,
+        certificate=security.tls_cert,
+        private_key=security.tls_key,
+        idle_unload=limits.idle_unload,
+        vllm_metrics=vllm_metrics,
+        frontends=frontends,
+    )
+
+
+def _read_keys(option: str, values: list[str] | None) -> tuple[str, ...]:
     """Return the keys of an option, of files, or of the variable INL_API_KEY."""
     if values is None:
         value = os.environ.get(f"INL{option[1:].replace('-', '_').upper()}")

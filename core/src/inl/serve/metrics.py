@@ -22,8 +22,8 @@ from inl.serve.collectors import (
 from inl.serve.job import Phases
 
 if TYPE_CHECKING:
-    from inl.engine.core import StepRecord
     from inl.engine.inference_engine import InferenceEngine
+    from inl.engine.records import StepRecord
     from inl.serve.admission import Admission
     from inl.serve.generations import Generation
 
