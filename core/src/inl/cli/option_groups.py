@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_type_hints
 
 import typer
 
@@ -97,8 +97,7 @@ class KernelOptions:
         from inl.config import EngineConfig
 
         given = {
-            CONFIG_NAMES.get(each.name, each.name): getattr(self, each.name)
-            for each in fields(self)
+            CONFIG_NAMES.get(name, name): each for name, each in vars(self).items()
         }
         return EngineConfig(**given, **settings)
 
@@ -184,15 +183,6 @@ class SamplingOptions:
         """
         from inl.engine.options import make_requests
 
-        options: GenerationOptions = {
-            "max_tokens": self.max_tokens,
-            "temperature": self.temperature,
-            "seed": self.seed,
-            "top_k": self.top_k,
-            "top_p": self.top_p,
-            "min_p": self.min_p,
-            "repetition_penalty": self.repetition_penalty,
-            "stop": stop,
-        }
+        options = cast("GenerationOptions", {**vars(self), "stop": stop})
         make_requests([0], options, room=1)  # validates, before a model is loaded
         return options
