@@ -28,6 +28,7 @@ from lora_files import LoraFiles
 
 COMMANDS = {
     "explain": KernelOptions,
+    "replay": KernelOptions,
     "bench": EngineOptions,
     "bench-mix": EngineOptions,
     "generate": SpeculativeOptions,
@@ -148,3 +149,13 @@ def test_a_trace_has_the_options_of_sampling(inl, tiny_folder, tmp_path):
     plain, penalized = inl(*words), inl(*words, "--repetition-penalty", "3")
     assert (plain.returncode, penalized.returncode) == (0, 0), penalized.stderr
     assert plain.stdout != penalized.stdout
+
+
+def test_a_trace_is_replayed_with_the_dtype_of_its_cache(inl, tiny_folder, tmp_path):
+    out, cache = str(tmp_path / "trace"), ("--kv-dtype", "fp8")
+    model = ("--model", str(tiny_folder))
+    assert inl("trace", "a", "--out", out, *model, *WORDS, *cache).returncode == 0
+    replayed = inl("replay", out, *cache)
+    assert "every token is the same" in replayed.stdout, replayed.stderr
+    refused = inl("replay", out, "--kv-dtype", "int9")
+    assert (refused.returncode, "int9" in refused.stderr) == (2, True)
