@@ -108,17 +108,7 @@ def _facts(
     context: int | None,
 ) -> tuple[dict[str, Any], int]:
     """Return the planner's arguments for a model, and the context in tokens."""
-    for name, value, sizes in (
-        ("dtype", dtype, SIZES), ("kv-dtype", kv_dtype, CACHE_SIZES),
-    ):  # fmt: skip
-        if value not in sizes and (name, value) != ("dtype", "auto"):
-            raise RequestError(
-                f"{name}: found {value!r:.80}, accepted: {', '.join(sizes)}"
-            )
-    if quantize is not None and dtype != "auto":
-        raise RequestError(
-            f"dtype: found {dtype!r} with --quantize {quantize}, accepted: auto"
-        )
+    _check_dtypes(dtype, kv_dtype, quantize)
     language = open_model(resolve_model(model))
     if quantize is not None:
         language = language.quantized(quantize)
@@ -144,6 +134,20 @@ def _facts(
     limit = longest_context(language)
     language.checkpoint.close()
     return facts, min(context or limit, limit)
+
+
+def _check_dtypes(dtype: str, kv_dtype: str, quantize: str | None) -> None:
+    for name, value, sizes in (
+        ("dtype", dtype, SIZES), ("kv-dtype", kv_dtype, CACHE_SIZES),
+    ):  # fmt: skip
+        if value not in sizes and (name, value) != ("dtype", "auto"):
+            raise RequestError(
+                f"{name}: found {value!r:.80}, accepted: {', '.join(sizes)}"
+            )
+    if quantize is not None and dtype != "auto":
+        raise RequestError(
+            f"dtype: found {dtype!r} with --quantize {quantize}, accepted: auto"
+        )
 
 
 def _inner(config: Any) -> int | None:

@@ -105,14 +105,7 @@ class Gate:
         try:
             scope.setdefault("state", {})
             scope["state"] |= {"record": record, "client": self._check(scope, headers)}
-            if scope["method"] == "OPTIONS":
-                start = {"type": "http.response.start", "status": 204, "headers": []}
-                await send_on(start)
-                await send_on({"type": "http.response.body", "body": b""})
-                return
-            if scope["method"] == "POST":
-                await self._check_room(scope["path"], scope["state"]["client"])
-            await self._app(scope, receive_on, send_on)
+            await self._pass_on(scope, receive_on, send_on)
         except ApiError as error:
             await send_error(send_on, error, self._error_body(scope["path"], error))
         finally:
@@ -121,6 +114,15 @@ class Gate:
             record.write()
             if self._tracing is not None and record.model is not None:
                 self._tracing.record(record, headers)
+
+    async def _pass_on(self, scope: Any, receive: Receive, send: Send) -> None:
+        if scope["method"] == "OPTIONS":
+            await send({"type": "http.response.start", "status": 204, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
+            return
+        if scope["method"] == "POST":
+            await self._check_room(scope["path"], scope["state"]["client"])
+        await self._app(scope, receive, send)
 
     def _check(self, scope: Any, headers: Mapping[str, str]) -> str:
         """Return the name of the client; raises :class:`ApiError`."""
