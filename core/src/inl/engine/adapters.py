@@ -81,7 +81,7 @@ class Adapters:
 
     def _free_number(self, name: str) -> int:
         taken = {source.number for source in self._named.values()}
-        live = self._core.scheduler.live.values()
+        live = self._core.live.values()
         ending = {request.adapter for request in live} - taken - {0}
         for number in range(1, self._limits.adapters + 1):
             if number not in taken | ending:

@@ -5,7 +5,7 @@ Works on token ids only; it knows neither text nor tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -92,6 +92,16 @@ class EngineCore:
         return self._failure is None and not idle
 
     @property
+    def live(self) -> Mapping[int, Request]:
+        """Requests that have not finished by id, in order of arrival."""
+        return self.scheduler.live
+
+    @property
+    def context(self) -> int:
+        """Maximum number of tokens of prompt and output."""
+        return self.scheduler.context
+
+    @property
     def stats(self) -> Stats:
         """Totals so far."""
         scheduler = self.scheduler
@@ -104,6 +114,14 @@ class EngineCore:
             self._masks.seconds,
             self._masks.wait_seconds,
         )
+
+    def check(self, request: Request) -> None:
+        """Raise as :meth:`add` does for a request that can never be served."""
+        self.scheduler.check(request)
+
+    def check_room(self, request: Request) -> None:
+        """Raise :class:`~inl.errors.QueueFull` if too much waits for ``request``."""
+        self.scheduler.check_room(request)
 
     def add(self, request: Request) -> int:
         """Queue a request and return its id.
@@ -146,6 +164,13 @@ class EngineCore:
         if self._recorder is not None:
             self._recorder.add(source)
         self._is_unsettled = False
+
+    def reset_prefix_cache(self) -> int:
+        """Forget all cached prefixes; returns the number of blocks that are free now.
+
+        Requests that run keep their blocks, which no later request shares.
+        """
+        return sum(pool.forget() for pool in self.scheduler.kv_cache.pools)
 
     def cancel(self, number: int, reason: FinishReason = "cancelled") -> bool:
         """End a request; return whether it was still live.
@@ -351,10 +376,7 @@ class EngineCore:
         except Exception as error:
             self._fail(error)
             return []
-        events = process()
-        if self.scheduler.speculation is not None and self.runner.taps is not None:
-            self.scheduler.speculation.observe(plan.chunks, self.runner.taps)
-        return events
+        return process()
 
     def _processing(self, reply: Reply, plan: Plan) -> Callable[[], list[Event]]:
         """Check a reply and return the call that applies it."""

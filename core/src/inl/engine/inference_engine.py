@@ -53,8 +53,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from inl.scheduling.drafters import Drafter
-    from inl.scheduling.speculation import Speculation
+    from inl.speculation.drafters import Drafter
+    from inl.speculation.planner import Speculation
     from inl.text.template import ChatTemplate
     from inl.text.tokenizer import Tokenizer
 
@@ -87,7 +87,7 @@ class InferenceEngine:
         self.config = config or EngineConfig()
         model = configure(model, self.config)
         if self.config.speculation is not None:
-            from inl.engine.drafting import check_speculation, with_draft_head
+            from inl.speculation.setup import check_speculation, with_draft_head
 
             model = with_draft_head(model, self.config)
             check_speculation(model, self.config)
@@ -143,9 +143,11 @@ class InferenceEngine:
     ) -> Speculation | None:
         if self.config.speculation is None and drafter is None:
             return None
-        from inl.engine.drafting import make_speculation
+        from inl.speculation.setup import make_speculation
 
-        return make_speculation(self.model, self.config, runner, scheduling, drafter)
+        return make_speculation(
+            self.model, self.config, runner, scheduling, drafter, new_core=EngineCore
+        )
 
     def _scheduler_config(self, limits: Limits) -> SchedulerConfig:
         checkpoint = self.model.checkpoint
@@ -410,7 +412,7 @@ class InferenceEngine:
         handle = self._prepare(prompt, **options)
         for sample in handle.samples:
             sample.listener = listener
-        self._core.scheduler.check_room(handle.request)
+        self._core.check_room(handle.request)
         batch = Batch()
         batch.add(handle)
         self._dispatcher.step_loop.submit(batch)
@@ -462,10 +464,7 @@ class InferenceEngine:
 
         Requests that run keep their blocks, which no later request shares.
         """
-        return self._dispatcher.lock.run(self._forget_prefixes)
-
-    def _forget_prefixes(self) -> int:
-        return sum(pool.forget() for pool in self._core.scheduler.kv_cache.pools)
+        return self._dispatcher.lock.run(self._core.reset_prefix_cache)
 
     def close(self) -> None:
         """Free the device and finish the trace. Closing twice is allowed.
@@ -512,7 +511,7 @@ class InferenceEngine:
         name = options.get("adapter")
         for sample in handle.samples:
             self._adapters.apply(name, sample.request)
-            self._core.scheduler.check(sample.request)
+            self._core.check(sample.request)
         return handle
 
     def _generate(
@@ -549,7 +548,7 @@ class InferenceEngine:
             for sample in handle.samples:
                 sample.listener = waiter
             batch.add(handle)
-        self._core.scheduler.check_room(batch.handles[0].request)
+        self._core.check_room(batch.handles[0].request)
         self._dispatcher.step_loop.submit(batch)
 
     def _text_chunks(self, handle: RequestHandle) -> Iterator[str]:

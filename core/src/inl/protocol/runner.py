@@ -51,14 +51,6 @@ class Runner(ABC):
 
     limits: Limits
 
-    @property
-    def taps(self) -> Any:
-        """Hidden states of the tokens of the newest step, a tensor of the backend.
-
-        For a draft head in this process; ``None`` from other runners.
-        """
-        return None
-
     @abstractmethod
     def submit(self, message: IntArray) -> None:
         """Queue a frame; does not wait for the device.

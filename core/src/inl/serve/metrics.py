@@ -24,9 +24,9 @@ from inl.serve.job import Phases
 if TYPE_CHECKING:
     from inl.engine.core import StepRecord
     from inl.engine.inference_engine import InferenceEngine
-    from inl.scheduling.speculation import Speculation
     from inl.serve.admission import Admission
     from inl.serve.generations import Generation
+    from inl.speculation.planner import Speculation
 
 LATENCIES = (
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0

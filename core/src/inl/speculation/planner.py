@@ -1,17 +1,15 @@
-"""Adds drafted tokens to the rows of a planned step, for the step to verify.
-
-A step has drafts or prompt chunks, not both. Rows are planned as if all drafts in
-flight were accepted; the tables of the runner know the real positions, and collecting
-a step corrects ``Request.scheduled``.
-"""
+"""Adds drafted tokens to the rows of a planned step, for the step to verify."""
 
 from __future__ import annotations
 
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from inl.errors import RequestError
-from inl.scheduling.draft_counts import (
+from inl.scheduling.draft_planner import DraftPlanner
+from inl.scheduling.guide import restore
+from inl.scheduling.plan import Chunk, Drafts, StepBuilder
+from inl.speculation.draft_counts import (
     FORGETTING,
     PRIOR,
     Acceptance,
@@ -19,15 +17,13 @@ from inl.scheduling.draft_counts import (
     StepTimes,
     choose_counts,
 )
-from inl.scheduling.drafters import (
+from inl.speculation.drafters import (
     Drafter,
     DraftQuery,
     RatedDrafter,
     TapDrafter,
     TimedDrafter,
 )
-from inl.scheduling.guide import restore
-from inl.scheduling.plan import Chunk, Drafts, StepBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,7 +41,7 @@ HORIZON = 256
 to be read by a drafter first."""
 
 
-class Speculation:
+class Speculation(DraftPlanner):
     """Plans drafts for decoding rows and follows how many are accepted.
 
     max_drafts: K, most drafts of a row. times: seconds of steps, from which the number
@@ -64,6 +60,7 @@ class Speculation:
         """Rows with drafts, drafted and accepted tokens of collected steps."""
         self.accepted_at = [0] * max_drafts
         """Accepted tokens by their position in the row's drafts."""
+        self._tap_drafter = drafter if isinstance(drafter, TapDrafter) else None
         self._overhead = 0.0
         """Recent seconds of the drafter per step, unless it knows its times."""
         self._read: set[int] = set()
@@ -77,17 +74,11 @@ class Speculation:
         return self.max_drafts + 1
 
     def must_wait(self, request: Request, *, prompts: bool) -> bool:
-        """Whether a request at an uncertain position waits until it is known.
-
-        Only a step that verifies drafts has random numbers for several positions.
-        prompts: whether the step may get prompt chunks, and then no drafts.
-        """
         return prompts or request.uncertain > 2 * self.max_drafts
 
     def extend(
         self, step: StepBuilder, requests: RunningRequests, buckets: Buckets
     ) -> None:
-        """Add drafts to the decoding rows of a step without prompt chunks."""
         if not buckets.can_verify(self.width):
             return
         rows = step.chunks
@@ -232,10 +223,6 @@ class Speculation:
         step.budget -= count
 
     def collected(self, chunk: Chunk, accepted: int) -> None:
-        """Correct a request for the rejected tokens of a collected row.
-
-        accepted: tokens of the row that were accepted, at least 1.
-        """
         request, start, stop, drafts = chunk
         drafted = stop - start - 1
         request.uncertain -= drafted
@@ -249,20 +236,15 @@ class Speculation:
             assert drafts is not None, "rows without drafts have one token"
             self._stats(request, drafts.rate).observe(accepted - 1, drafted)
 
-    def observe(self, chunks: Sequence[Chunk], taps: Any) -> None:
-        """Pass the hidden states of a collected step on to a drafter that reads them.
-
-        taps: of the tokens of all chunks in order, on the device.
-        """
-        if isinstance(self.drafter, TapDrafter):
-            self.drafter.observe(chunks, taps)
+    def processed(self, chunks: Sequence[Chunk]) -> None:
+        if self._tap_drafter is not None:
+            self._tap_drafter.observe(chunks)
 
     def _stats(self, request: Request, rate: float) -> Acceptance:
         found = self._acceptance.setdefault(request.id, {})
         return found.setdefault(rate, Acceptance(rate))
 
     def forget(self, request: Request) -> None:
-        """Drop what is stored of a request that has ended."""
         self._acceptance.pop(request.id, None)
         self._read.discard(request.id)
         self.drafter.forget(request.id)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from inl.engine.eagle_drafter import EagleDrafter
-from inl.engine.model_drafter import ModelDrafter
-from inl.engine.step_times import measure_step_times, measure_token_seconds
 from inl.errors import RequestError, TokenizerNotFound
-from inl.executor.draft_head import DraftExecutor, open_head
 from inl.executor.local_runner import LocalRunner
 from inl.executor.model_loader import (
     LanguageModel,
@@ -18,16 +15,23 @@ from inl.executor.model_loader import (
     open_model,
 )
 from inl.scheduling.buckets import Buckets
-from inl.scheduling.drafters import Drafter, NgramDrafter
 from inl.scheduling.plan import SchedulerConfig
-from inl.scheduling.speculation import Speculation
+from inl.speculation.draft_head import DraftExecutor, open_head
+from inl.speculation.drafters import Drafter, NgramDrafter
+from inl.speculation.eagle_drafter import EagleDrafter
+from inl.speculation.model_drafter import ModelDrafter
+from inl.speculation.planner import Speculation
+from inl.speculation.step_times import measure_step_times, measure_token_seconds
 from inl.weights.hub import resolve_model
 from inl.workers.startup import start
 
 if TYPE_CHECKING:
     from inl.config import EngineConfig
+    from inl.engine.core import EngineCore
     from inl.protocol.runner import Runner
     from inl.text.tokenizer import Tokenizer
+
+    NewCore = Callable[[Runner, SchedulerConfig], EngineCore]
 
 
 def check_speculation(language: LanguageModel, config: EngineConfig) -> None:
@@ -62,10 +66,13 @@ def make_speculation(
     runner: Runner,
     scheduling: SchedulerConfig,
     drafter: Drafter | None = None,
+    *,
+    new_core: NewCore,
 ) -> Speculation:
     """Return the speculation of ``config``.
 
-    drafter: used instead of the one that ``config.speculation`` names. Raises
+    drafter: used instead of the one that ``config.speculation`` names. new_core: makes
+    the engine core on which a draft model generates. Raises
     :class:`~inl.errors.RequestError` if it names none, if the runner has no programs
     that verify drafts, or if the draft model has another tokenizer.
     """
@@ -88,7 +95,7 @@ def make_speculation(
     times = None
     if config.adaptive_drafts:
         times = measure_step_times(runner, rows, width=count + 1)
-    drafter = drafter or _drafter(language, config, runner, scheduling)
+    drafter = drafter or _drafter(language, config, runner, scheduling, new_core)
     return Speculation(drafter, count, times)
 
 
@@ -97,6 +104,7 @@ def _drafter(
     config: EngineConfig,
     runner: Runner,
     scheduling: SchedulerConfig,
+    new_core: NewCore,
 ) -> Drafter:
     if config.draft_model is None:
         return NgramDrafter()
@@ -128,12 +136,13 @@ def _drafter(
     )
     vocab = language.config.vocab_size
     if not config.adaptive_drafts:
-        return ModelDrafter(runner, settings, vocab=vocab)
+        return ModelDrafter(new_core(runner, settings), vocab=vocab)
     times = measure_step_times(runner, limits.slots - 1, width=1)
     token_seconds = measure_token_seconds(runner)
     return ModelDrafter(
-        runner, settings, vocab=vocab, times=times, token_seconds=token_seconds
-    )
+        new_core(runner, settings), vocab=vocab, times=times,
+        token_seconds=token_seconds,
+    )  # fmt: skip
 
 
 def _eagle_drafter(
@@ -159,7 +168,8 @@ def _eagle_drafter(
         "group": windows.index(None),
         "scratch": -(-config.draft_limit // limits.block_size) + 1,
     }
-    return EagleDrafter(DraftExecutor(head, runner, **place), head.tokens, **place)
+    executor = DraftExecutor(head, runner, **place)
+    return EagleDrafter(runner, executor, head.tokens, **place)
 
 
 def check_tokenizers(target: LanguageModel, draft: LanguageModel) -> None:

@@ -20,7 +20,7 @@ from eagle_heads import (
 )
 from inl import EngineConfig, InferenceEngine
 from inl.backend.programs import info_of
-from inl.engine.drafting import make_speculation
+from inl.engine.core import EngineCore
 from inl.errors import ModelError, RequestError
 from inl.executor.model_loader import LanguageModel
 from inl.models.llama import MODEL
@@ -28,6 +28,7 @@ from inl.scheduling.block_pool import BlockPool
 from inl.scheduling.kv_cache_manager import KVCacheManager
 from inl.scheduling.request import Request
 from inl.spec.limits import Limits
+from inl.speculation.setup import make_speculation
 from inl.testing.tiny import MemoryCheckpoint, tiny_llama
 
 PREFIX = [int(x) for x in np.random.default_rng(2).integers(0, VOCAB, 34)]
@@ -171,10 +172,15 @@ def test_a_fitted_head_is_accepted_only_with_aligned_taps(make, target, shift):
     head = random_head(np.random.default_rng(8), target[0])
     pairs = [(prompt, list(ids)) for prompt, ids in zip(prompts, plain, strict=True)]
     engine = make(fitted(target, head, pairs, 2))
-    drafter = engine.speculation.drafter
-    observe = drafter.observe
-    # A planted fault: the hidden states of the neighbors.
-    drafter.observe = lambda chunks, taps: observe(chunks, np.roll(taps, shift, axis=0))
+    executor = engine.speculation.drafter._executor
+    draft = executor.draft
+
+    def shifted(bucket, frame, rows, source, *, is_tapped):
+        # A planted fault: the hidden states of the neighbors.
+        source = np.roll(source, shift, axis=0) if is_tapped else source
+        return draft(bucket, frame, rows, source, is_tapped=is_tapped)
+
+    executor.draft = shifted
     assert run(engine, prompts, max_tokens=30) == plain
     counts = engine.speculation
     share = counts.accepted_at[0] / counts.rows
@@ -247,7 +253,9 @@ def test_settings_that_do_not_fit_are_refused(make, target, head, tmp_path):
     engine = make()
     remote = SimpleNamespace(limits=engine.runner.limits)
     with pytest.raises(RequestError, match="found 'eagle' on auto, where hidden"):
-        make_speculation(language, config, remote, engine.core.scheduler.config)
+        make_speculation(
+            language, config, remote, engine.core.scheduler.config, new_core=EngineCore
+        )
     assert isinstance(remote.limits, Limits)
 
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from inl.protocol.runner import Limits, Runner
 from inl.scheduling.buckets import Buckets
-from inl.scheduling.draft_counts import StepTimes, never_falling
 from inl.spec.message import Row, admit_frame, step_frame
 from inl.spec.step import Bucket
+from inl.speculation.draft_counts import StepTimes, never_falling
 
 SECONDS = 2.0
 """After this time of timed steps, no more steps of several rows are measured."""

@@ -17,9 +17,9 @@ from inl.config import EngineConfig
 from inl.engine.inference_engine import InferenceEngine
 from inl.errors import RequestError
 from inl.executor.model_loader import open_model
-from inl.scheduling.draft_counts import StepTimes
-from inl.scheduling.drafters import NgramDrafter, SyntheticDrafter
 from inl.spec.cache import Slotted
+from inl.speculation.draft_counts import StepTimes
+from inl.speculation.drafters import NgramDrafter, SyntheticDrafter
 from inl.testing.tiny import tiny_llama
 from inl.workers.startup import worker_options
 
@@ -169,7 +169,7 @@ def test_adaptive_drafts_measure_the_times_of_steps(engines):
 
 
 def test_a_model_that_must_replay_is_refused(engines):
-    from inl.engine.drafting import check_speculation
+    from inl.speculation.setup import check_speculation
 
     class Replayed:
         name = "tiny"

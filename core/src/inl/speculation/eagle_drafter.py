@@ -24,10 +24,11 @@ from inl.spec.message import Row, admit_frame, step_frame
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from inl.executor.draft_head import DraftExecutor
-    from inl.scheduling.drafters import DraftQuery
+    from inl.executor.local_runner import LocalRunner
     from inl.scheduling.plan import Chunk
     from inl.scheduling.request import Request
+    from inl.speculation.draft_head import DraftExecutor
+    from inl.speculation.drafters import DraftQuery
 
 log = logging.getLogger("inl")
 
@@ -57,21 +58,22 @@ class Ready(NamedTuple):
 class EagleDrafter:
     """Predicts tokens with a draft head of the model.
 
-    executor: of the head. tokens: [draft_vocab] token of the model for each token of
-    the head. group: cache group of the model whose blocks the head's cache mirrors.
-    scratch: blocks of a slot for drafted tokens. If the head fails, that is logged,
-    and nothing is predicted from then on.
+    target: runner of the model, with taps. executor: of the head. tokens: [draft_vocab]
+    token of the model for each token of the head. group: cache group of the model whose
+    blocks the head's cache mirrors. scratch: blocks of a slot for drafted tokens. If
+    the head fails, that is logged, and nothing is predicted from then on.
     """
 
     def __init__(
         self,
+        target: LocalRunner,
         executor: DraftExecutor,
         tokens: NDArray[np.int64],
         *,
         group: int,
         scratch: int,
     ) -> None:
-        self._executor, self._tokens = executor, tokens
+        self._target, self._executor, self._tokens = target, executor, tokens
         self._group, self._scratch = group, scratch
         limits = self._limits = executor.limits
         self._buckets = Buckets(
@@ -82,18 +84,18 @@ class EagleDrafter:
         """Hidden states of the newest entries, by :attr:`Ready.row`."""
         self._has_failed = False
 
-    def observe(self, chunks: Sequence[Chunk], taps: Any) -> None:
+    def observe(self, chunks: Sequence[Chunk]) -> None:
         """Compute the entries of a step's tokens, see :class:`TapDrafter`."""
         self._ready.clear()
         if self._has_failed:
             return
         try:
             self._executor.reset()  # after an interrupted call only
-            self._observe(_entries(chunks), taps)
+            self._observe(_entries(chunks))
         except InlError as error:
             self._fail(error)
 
-    def _observe(self, entries: list[Entries], taps: Any) -> None:
+    def _observe(self, entries: list[Entries]) -> None:
         if not entries:
             return
         self._admit(entries)
@@ -104,6 +106,7 @@ class EagleDrafter:
         source = [
             each.first + at for each in entries for at in range(each.stop - each.start)
         ]
+        taps = self._target.taps
         drafts, self._hidden = self._run(rows, source, taps, is_tapped=True)
         for row, (request, _, stop, _) in enumerate(entries):
             if stop == len(request.tokens) - 1:

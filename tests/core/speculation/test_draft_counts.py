@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from inl.scheduling.draft_counts import GAIN, StepTimes, choose_counts, never_falling
+from inl.speculation.draft_counts import GAIN, StepTimes, choose_counts, never_falling
 
 
 def speed(counts, rates, seconds):

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from inl.engine.core import EngineCore
 from inl.errors import InlError
-from inl.protocol.runner import Runner
-from inl.scheduling.draft_counts import StepTimes
-from inl.scheduling.drafters import DraftQuery
-from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.request import Request
+
+if TYPE_CHECKING:
+    from inl.engine.core import EngineCore
+    from inl.speculation.draft_counts import StepTimes
+    from inl.speculation.drafters import DraftQuery
 
 log = logging.getLogger("inl")
 
@@ -20,9 +21,9 @@ class ModelDrafter:
     """Predicts the most likely tokens of another model with the same vocabulary.
 
     It generates on an engine core of its own, all sequences in one batch; its prefix
-    cache keeps what earlier queries of a sequence have computed. The runner may belong
-    to another device or process, and is closed with the drafter. If it fails, that is
-    logged, and nothing is predicted from then on.
+    cache keeps what earlier queries of a sequence have computed. The core's runner may
+    belong to another device or process, and is closed with the drafter. If it fails,
+    that is logged, and nothing is predicted from then on.
 
     vocab: predictions end before a token that the target model does not have. times:
     of steps of the runner, by rows. token_seconds: of a token of a prompt. Without
@@ -30,12 +31,11 @@ class ModelDrafter:
     """
 
     def __init__(
-        self, runner: Runner, config: SchedulerConfig, *, vocab: int,
-        times: StepTimes | None = None, token_seconds: float = 0.0,
+        self, core: EngineCore, *, vocab: int, times: StepTimes | None = None,
+        token_seconds: float = 0.0,
     ) -> None:  # fmt: skip
-        self._runner, self._vocab = runner, vocab
+        self._core, self._vocab = core, vocab
         self._times, self._token_seconds = times, token_seconds
-        self._core = EngineCore(runner, config)
         self._has_failed = False
 
     def propose(self, queries: Sequence[DraftQuery]) -> Sequence[Sequence[int]]:
@@ -64,7 +64,7 @@ class ModelDrafter:
 
     def _add(self, query: DraftQuery) -> Request | None:
         """Queue a query; ``None`` if it exceeds the draft model's context."""
-        if len(query.tokens) + 1 >= self._core.scheduler.context:
+        if len(query.tokens) + 1 >= self._core.context:
             return None
         request = Request(query.tokens, max_tokens=query.limit, ignore_eos=True)
         self._core.add(request)
@@ -80,4 +80,4 @@ class ModelDrafter:
 
     def close(self) -> None:
         self._has_failed = True
-        self._runner.close()
+        self._core.runner.close()

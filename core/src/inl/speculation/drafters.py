@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from inl.scheduling.uniforms import uniform
 
@@ -58,11 +58,8 @@ class Drafter(Protocol):
 class TapDrafter(Drafter, Protocol):
     """A drafter that reads hidden states of the model whose tokens it predicts."""
 
-    def observe(self, chunks: Sequence[Chunk], taps: Any) -> None:
-        """Read the hidden states of a step whose outputs have been processed.
-
-        taps: [T, ...] tensor of the backend; the tokens of all chunks in order.
-        """
+    def observe(self, chunks: Sequence[Chunk]) -> None:
+        """Read the hidden states of a step from its runner; outputs are processed."""
 
 
 @runtime_checkable

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from inl.scheduling.drafters import (
+from inl.speculation.drafters import (
     CANDIDATES,
     LONGEST,
     RATES,
