@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
+from inl.adapters.registry import AdapterRegistry
 from inl.config import EngineConfig
-from inl.engine.adapters import Adapters
 from inl.engine.batch import Batch
 from inl.engine.cleanup import run_with_cleanup
 from inl.engine.core import EngineCore, Stats, StepRecord
@@ -26,6 +26,7 @@ from inl.engine.options import (
     Prompt,
     as_prompts,
     as_single_prompt,
+    check_adapter_name,
     check_one_sample,
 )
 from inl.engine.prompt_encoder import PromptEncoder
@@ -124,7 +125,9 @@ class InferenceEngine:
             replace=Restarts(self._restart) if restarts else None,
         )
         self._dispatcher = RequestDispatcher(self._core)
-        self._adapters = Adapters(model, limits, self._core, self._dispatcher.lock)
+        self._adapters = AdapterRegistry(
+            model, limits, self._core, self._dispatcher.lock
+        )
         self._embedder = Embedder(
             started.runner,
             self._dispatcher.lock.run,
@@ -133,7 +136,7 @@ class InferenceEngine:
         )
         try:
             for name, path in (self.config.adapters or {}).items():
-                self._adapters.load(name, path)
+                self.load_adapter(name, path)
         except BaseException:
             self.close()
             raise
@@ -207,6 +210,7 @@ class InferenceEngine:
         ``EngineConfig.max_adapters`` are loaded, and
         :class:`~inl.errors.ModelError` for files that are not an adapter of this model.
         """
+        check_adapter_name(name)
         self._adapters.load(name, path)
 
     def unload_adapter(self, name: str) -> None:

@@ -8,14 +8,14 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from inl.adapters.stacks import AdapterStacks
+from inl.adapters.weights import AdapterShape, with_adapters
 from inl.backend.base import DecodedBlocks, PackedKernels, StorageDtypes
 from inl.backend.ranks import collectives_of, count_ranks, over_ranks
 from inl.backend.weight_cache import WeightCache
 from inl.config import EngineConfig
 from inl.dtypes import FLOATS, SIZES, wrap
 from inl.errors import CheckpointError, RequestError
-from inl.executor.adapter_stacks import AdapterStacks
-from inl.executor.adapter_weights import AdapterShape, with_adapters
 from inl.executor.cache_dtype import cache_dtype, caching_in
 from inl.executor.cache_sizing import min_limits, plan_limits
 from inl.executor.local_runner import Loaded, LocalRunner

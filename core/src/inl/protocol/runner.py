@@ -40,7 +40,7 @@ class AdapterSource(NamedTuple):
     path: str
     """Folder of its files, where the runner computes."""
     digest: str
-    """See :attr:`inl.weights.peft.Adapter.digest`."""
+    """See :attr:`inl.adapters.folder.Adapter.digest`."""
 
 
 class Runner(ABC):

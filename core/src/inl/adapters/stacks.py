@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from inl.backend.base import WeightUpdates
-from inl.dtypes import HostArray, cast, widen
-from inl.errors import CheckpointError
-from inl.executor.adapter_weights import (
+from inl.adapters.folder import Adapter, LoraPair, read_adapter
+from inl.adapters.weights import (
     AdaptedWeights,
     AdapterShape,
     Site,
     attach,
     modules_of,
 )
+from inl.backend.base import WeightUpdates
+from inl.dtypes import HostArray, cast, widen
+from inl.errors import CheckpointError
 from inl.ops.lora import Lora
-from inl.weights.peft import Adapter, LoraPair, read_adapter
 
 if TYPE_CHECKING:
     from pathlib import Path

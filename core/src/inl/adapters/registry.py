@@ -6,12 +6,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from inl.engine.options import check_adapter_name
+from inl.adapters.folder import read_adapter
+from inl.adapters.weights import modules_of, with_adapters
 from inl.errors import RequestError
-from inl.executor.adapter_weights import modules_of, with_adapters
 from inl.protocol.runner import AdapterSource
 from inl.weights.loader import stored_specs
-from inl.weights.peft import read_adapter
 from inl.weights.plan import plan_weights
 
 if TYPE_CHECKING:
@@ -25,14 +24,14 @@ if TYPE_CHECKING:
 def check_adapter(model: LanguageModel, path: str | Path, max_rank: int) -> str:
     """Check an adapter against its base model and return its digest.
 
-    Raises as :func:`~inl.weights.peft.read_adapter`.
+    Raises as :func:`~inl.adapters.folder.read_adapter`.
     """
     tree = with_adapters(model.model.weights(model.config))
     plans = plan_weights(tree, (), stored_specs(model.checkpoint))
     return read_adapter(path, modules_of(plans), max_rank).digest
 
 
-class Adapters:
+class AdapterRegistry:
     """Loads and unloads adapters while an engine serves. Thread-safe.
 
     An adapter that is unloaded keeps its number at the runner until the requests of it
@@ -59,7 +58,6 @@ class Adapters:
         Raises :class:`~inl.errors.RequestError` and
         :class:`~inl.errors.ModelError`.
         """
-        check_adapter_name(name)
         if not self._limits.adapters:
             raise RequestError(
                 f"adapter {name!r}: this engine has no room for adapters; start it "

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from inl.adapters.folder import read_adapter
 from inl.errors import CheckpointError, ModelError, WeightMismatch
-from inl.weights.peft import read_adapter
 from lora_files import LoraFiles, modules
 
 SHAPES = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from inl.executor.adapter_weights import (
+from inl.adapters.weights import (
     AdaptedLinear,
     AdaptedMlp,
     AdaptedQkv,
