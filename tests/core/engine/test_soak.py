@@ -10,7 +10,7 @@ from inl.scheduling.block_pool import BlockPool
 from inl.scheduling.kv_cache_manager import KVCacheManager
 from inl.scheduling.prefix_cache import PrefixCache
 from inl.scheduling.scheduler import Scheduler
-from inl.scheduling.uniforms import mix
+from inl.spec.uniforms import mix
 from inl.testing.hash_runner import HashRunner
 from soak import Parts, WrongText, soak
 from toy_guide import ToyGuide

@@ -9,7 +9,7 @@ import pytest
 from depth import mostly_full
 from inl.errors import ProtocolError
 from inl.scheduling.scheduler import Scheduler
-from inl.scheduling.uniforms import mix
+from inl.spec.uniforms import mix
 from inl.speculation.planner import Speculation
 from inl.testing.hash_runner import HashRunner
 from soak import Parts, soak

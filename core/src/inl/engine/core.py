@@ -1,6 +1,6 @@
 """The engine core: plans steps, runs them on a runner, and returns events.
 
-Works on token ids only; it knows neither text nor tensors.
+Works on token ids, and on frames and masks of int32; it knows neither text nor tensors.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
+from inl.engine.frame_encoder import frames, masked_rows
 from inl.engine.records import Stats as Stats
 from inl.engine.records import StepRecord as StepRecord
 from inl.engine.reply_check import (
@@ -22,7 +23,6 @@ from inl.engine.step_masks import StepMasks, are_ready
 from inl.errors import ModelError, OutOfMemory, RequestError, RunnerError, WorkerLost
 from inl.protocol.runner import AdapterSource, Limits, Reply, Runner
 from inl.protocol.token_masks import mask_width
-from inl.scheduling.frame_encoder import frames, masked_rows
 from inl.scheduling.plan import Plan, SchedulerConfig
 from inl.scheduling.request import Event, FinishReason, Request
 from inl.scheduling.scheduler import Scheduler

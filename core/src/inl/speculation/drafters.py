@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
-from inl.scheduling.uniforms import uniform
+from inl.spec.uniforms import uniform
 
 if TYPE_CHECKING:
     from inl.scheduling.plan import Chunk

@@ -6,16 +6,17 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from inl.engine.prompt_embeddings import PromptEmbeddings
 from inl.protocol.runner import Limits
 from inl.scheduling.plan import Admission, Chunk, Drafts, Plan
 from inl.scheduling.request import Request
-from inl.scheduling.uniforms import uniform
 from inl.spec.embedded_rows import with_rows
 from inl.spec.message import (
     DRAFT,
     FEEDBACK,
     MASKED,
     MAX_TOKEN_BIASES,
+    STEP_NUMBERS,
     Row,
     TokenBias,
     admit_frame,
@@ -25,15 +26,13 @@ from inl.spec.message import (
     uniform_count,
 )
 from inl.spec.step import Bucket
+from inl.spec.uniforms import uniform
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from inl.spec.message import IntArray
-
-STEP_NUMBERS = 1 << 31
-"""Step numbers in frames are taken modulo this; at 1 ms a step, that is 25 days."""
 
 
 def frames(plan: Plan, limits: Limits, *, masked: bool = False) -> list[IntArray]:
@@ -71,8 +70,10 @@ def _embeddings(plan: Plan) -> dict[int, NDArray[np.float32]]:
     rows: dict[int, NDArray[np.float32]] = {}
     first = 0
     for request, start, stop, _ in plan.chunks:
-        if request.embeddings is not None and start < request.prompt_tokens:
-            found = request.embeddings.between(start, stop)
+        embeddings = request.embeddings
+        if embeddings is not None and start < request.prompt_tokens:
+            assert isinstance(embeddings, PromptEmbeddings), "the engine made them"
+            found = embeddings.between(start, stop)
             rows.update((first + at - start, row) for at, row in found.items())
         first += stop - start
     return rows

@@ -1,4 +1,4 @@
-"""Rows of embeddings that stand for tokens of a prompt."""
+"""Embeddings that stand for tokens of a prompt."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from inl.errors import RequestError
+from inl.scheduling.embedded_positions import EmbeddedPositions
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -18,15 +19,17 @@ PLACEHOLDER = 0
 """Token id at the positions of embeddings; it is not looked up."""
 
 
-class Embeddings:
-    """The embeddings of a prompt, in order of position."""
+class PromptEmbeddings(EmbeddedPositions):
+    """The embeddings of a prompt, in order of position.
 
-    __slots__ = ("_rows", "width")
+    spans: arrays [n, H] by their first position. Raises
+    :class:`~inl.errors.RequestError` for spans that overlap or are outside of the
+    prompt, rows of different widths, and what is not a finite array.
+    """
 
     def __init__(self, spans: Mapping[int, Any], prompt_tokens: int) -> None:
         self._rows: dict[int, NDArray[np.float32]] = {}
-        self.width = 0
-        """H: elements of a row."""
+        self._width = 0
         for start, rows in sorted(spans.items()):
             self._add(start, read_rows(rows, f"embeddings at {start}"), prompt_tokens)
 
@@ -42,12 +45,16 @@ class Embeddings:
                 f"embeddings at {start}: found rows of {rows.shape[1]}, others have "
                 f"{self.width}"
             )
-        self.width = rows.shape[1]
+        self._width = rows.shape[1]
         if not self._rows.keys().isdisjoint(range(start, stop)):
             raise RequestError(f"embeddings at {start}: overlap others")
         self._rows |= zip(range(start, stop), rows, strict=True)
 
-    def __contains__(self, position: int) -> bool:
+    @property
+    def width(self) -> int:
+        return self._width
+
+    def __contains__(self, position: int, /) -> bool:
         return position in self._rows
 
     def between(self, start: int, stop: int) -> dict[int, NDArray[np.float32]]:
@@ -56,30 +63,12 @@ class Embeddings:
         return {at: self._rows[at] for at in positions if at in self._rows}
 
     def digest(self, start: int, stop: int) -> bytes:
-        """Return a digest of positions and contents; empty if there are none."""
         found = self.between(start, stop)
         parts = (
             (at - start).to_bytes(4, "little") + sha256(row.tobytes()).digest()
             for at, row in found.items()
         )
         return sha256(b"".join(parts)).digest() if found else b""
-
-
-def read_embeddings(
-    spans: Mapping[int, Any] | None, prompt_tokens: int, prompt_logprobs: int | None
-) -> Embeddings | None:
-    """Return the embeddings of a request; raises ``RequestError``.
-
-    prompt_logprobs: as in the request; ``None`` is accepted.
-    """
-    if not spans:
-        return None
-    if prompt_logprobs is not None:
-        raise RequestError(
-            f"prompt_logprobs: found {prompt_logprobs} with embeddings in the prompt, "
-            "accepts None there"
-        )
-    return Embeddings(spans, prompt_tokens)
 
 
 def is_rows(value: Any) -> bool:
@@ -103,10 +92,10 @@ def read_rows(value: Any, what: str) -> NDArray[np.float32]:
     return rows
 
 
-def split_prompt(parts: list[Any]) -> tuple[list[Any], dict[int, NDArray[np.float32]]]:
-    """Return token ids, with placeholders, and the rows by their first position."""
+def split_prompt(parts: list[Any]) -> tuple[list[Any], PromptEmbeddings | None]:
+    """Return token ids, with placeholders, and the embeddings if there are any."""
     if countOf(map(type, parts), int) == len(parts):
-        return parts, {}
+        return parts, None
     ids: list[Any] = []
     spans: dict[int, NDArray[np.float32]] = {}
     for index, part in enumerate(parts):
@@ -115,4 +104,4 @@ def split_prompt(parts: list[Any]) -> tuple[list[Any], dict[int, NDArray[np.floa
             continue
         rows = spans[len(ids)] = read_rows(part, f"prompt[{index}]")
         ids += [PLACEHOLDER] * len(rows)
-    return ids, spans
+    return ids, PromptEmbeddings(spans, len(ids)) if spans else None

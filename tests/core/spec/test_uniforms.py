@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import struct
 
-from inl.scheduling.uniforms import GOLDEN, MASK, mix, uniform
+from inl.spec.uniforms import GOLDEN, MASK, mix, uniform
 
 
 def test_mix_is_the_published_splitmix64():
