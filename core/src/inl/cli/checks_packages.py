@@ -13,9 +13,8 @@ from typing import Final, NamedTuple
 from inl.cli.checks import Check, Status
 from inl.cli.devices import show_bytes
 from inl.device import DeviceType
-from inl.errors import BackendUnavailable, InlError
+from inl.errors import InlError
 from inl.plugin import choose_device, make_backend, registry
-from inl.plugin.torch_build import installed_torch
 
 OLDEST_PYTHON: Final = (3, 11)
 
@@ -150,20 +149,12 @@ def torch_build(exists: Callable[[str], bool]) -> Iterator[Check]:
     version = _version("torch")
     if version is None:
         return
-    try:
-        found = installed_torch()
-    except BackendUnavailable as error:
-        fix = "pip install --force-reinstall torch"
-        yield Check("warn", "torch", str(error), fix)
-        return
     drivers = [path for path, _ in HARDWARE.values()]
     size = installed_bytes("torch")
     libraries = [name for name in _requirements("torch") if name.startswith("nvidia-")]
     size += sum(map(installed_bytes, libraries))
     build = f"{version}, {show_bytes(size)}"
-    if found is not None and found.runtimes.keys() - {"cuda"}:
-        yield Check("ok", "torch", f"{build}, {found.built_for}")
-    elif "+cpu" in version or not size or not any(map(_version, libraries)):
+    if "+cpu" in version or not size or not any(map(_version, libraries)):
         yield Check("ok", "torch", build)
     elif any(map(exists, drivers)):
         yield Check("ok", "torch", f"{build}, with CUDA")
