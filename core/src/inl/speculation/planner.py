@@ -5,9 +5,7 @@ from __future__ import annotations
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from inl.errors import RequestError
 from inl.scheduling.draft_planner import DraftPlanner
-from inl.scheduling.guide import restore
 from inl.scheduling.plan import Chunk, Drafts, StepBuilder
 from inl.speculation.draft_counts import (
     FORGETTING,
@@ -17,6 +15,7 @@ from inl.speculation.draft_counts import (
     StepTimes,
     choose_counts,
 )
+from inl.speculation.draft_limits import allowed, known_tokens, most_drafts
 from inl.speculation.drafters import (
     Drafter,
     DraftQuery,
@@ -82,7 +81,7 @@ class Speculation(DraftPlanner):
         if not buckets.can_verify(self.width):
             return
         rows = step.chunks
-        rooms = [self._room(chunk) for chunk in rows]
+        rooms = [most_drafts(chunk, self.max_drafts) for chunk in rows]
         rates = [PRIOR] * len(rows)
         if not isinstance(self.drafter, RatedDrafter):
             # Asked only if drafts are expected to pay off: some drafters are slow.
@@ -90,7 +89,7 @@ class Speculation(DraftPlanner):
             rooms = self._worth_reading(rows, wanted)
         proposals = self._propose(rows, rooms, rates)
         lengths = [
-            max(len(tokens) - _known(chunk), 0) if room else 0
+            max(len(tokens) - known_tokens(chunk), 0) if room else 0
             for chunk, tokens, room in zip(rows, proposals, rooms, strict=True)
         ]
         lengths = [min(pair) for pair in zip(lengths, rooms, strict=True)]
@@ -104,19 +103,6 @@ class Speculation(DraftPlanner):
         )
         for at, count in enumerate(counts):
             self._extend_row(step, at, count, proposals[at], rates[at], requests)
-
-    def _room(self, chunk: Chunk) -> int:
-        """Return the most drafts that a row may have."""
-        request, _, stop, _ = chunk
-        if stop < request.host_token_count:
-            return 0
-        # Together they may allow nothing after a draft that each of them allows.
-        if request.guide is not None and request.token_mask is not None:
-            return 0
-        left = request.max_scheduled - stop
-        return max(
-            min(self.max_drafts, left, 2 * self.max_drafts - request.uncertain), 0
-        )
 
     def _worth_reading(self, rows: Sequence[Chunk], wanted: DraftCounts) -> list[int]:
         """Return the wanted counts, without those of prompts that cost more to read."""
@@ -149,7 +135,7 @@ class Speculation(DraftPlanner):
             DraftQuery(
                 rows[at].request.id,
                 rows[at].request.tokens,
-                _known(rows[at]) + rooms[at],
+                known_tokens(rows[at]) + rooms[at],
             )
             for at in asked
         ]
@@ -160,7 +146,7 @@ class Speculation(DraftPlanner):
                 perf_counter() - began - self._overhead
             )
             for at, tokens in zip(asked, answers, strict=True):
-                proposals[at] = _allowed(rows[at].request, tokens)
+                proposals[at] = allowed(rows[at].request, tokens)
                 if isinstance(self.drafter, RatedDrafter):
                     rates[at] = self.drafter.rate(rows[at].request.id)
         return proposals
@@ -248,20 +234,3 @@ class Speculation(DraftPlanner):
         self._acceptance.pop(request.id, None)
         self._read.discard(request.id)
         self.drafter.forget(request.id)
-
-
-def _allowed(request: Request, tokens: Sequence[int]) -> Sequence[int]:
-    """Return the predicted tokens up to the first that a grammar refuses."""
-    guide = request.guide
-    if guide is None:
-        return tokens
-    try:
-        return tokens[: guide.accepts(tokens)]
-    except RequestError:  # too complex after these tokens, which may be wrong
-        restore(guide, request.output_ids)
-        return ()
-
-
-def _known(chunk: Chunk) -> int:
-    """Return the predicted tokens that the row's first draft comes after."""
-    return chunk.start + 1 - len(chunk.request.tokens)
