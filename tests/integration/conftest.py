@@ -3,7 +3,7 @@
 import pytest
 
 from inl import Device
-from inl.nn import place
+from inl_toolkit.nn import place
 from traced import jax_module as jax_module
 
 

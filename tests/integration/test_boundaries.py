@@ -17,6 +17,7 @@ SOURCES = (
     "core/src",
     "libs/inl-jax/src",
     "libs/inl-onnx/src",
+    "libs/inl-toolkit/src",
     "libs/inl-torch/src",
     "plugins/inl-cpu/src",
     "plugins/inl-cuda/src",
@@ -49,7 +50,18 @@ WRONG_IMPORTS = {
         "inl.spec.op",
         "inl.engine.inference_engine",
     ),
-    "the core imports no framework and no backend": ("inl.weights.quant", "triton"),
+    "core and toolkit import no framework and no backend": (
+        "inl.weights.quant",
+        "triton",
+    ),
+    "packages of the toolkit import downwards only": (
+        "inl_toolkit.functional.arrays",
+        "inl_toolkit.nn",
+    ),
+    "engine, libraries and plugins do not need the toolkit": (
+        "inl_torch.functional",
+        "inl_toolkit",
+    ),
     "inl-torch imports no plugin": ("inl_torch.tensors", "inl_cpu"),
     "inl-jax imports neither torch nor a plugin": ("inl_jax.functional", "torch"),
     "inl-onnx imports no other framework and no plugin": (

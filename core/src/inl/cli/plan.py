@@ -15,7 +15,7 @@ from inl.cli.table import print_table
 from inl.dtypes import SIZES
 from inl.errors import RequestError
 from inl.executor.model_loader import longest_context, open_model
-from inl.optimizers.planner import (
+from inl.executor.planner import (
     GB,
     RUNTIMES,
     Parallelism,
