@@ -153,7 +153,7 @@ def test_another_shape_is_refused():
 def test_without_litert_the_package_is_named(monkeypatch):
     for name in ("schema_py_generated", "interpreter"):
         monkeypatch.setitem(sys.modules, f"ai_edge_litert.{name}", None)
-    with pytest.raises(MissingPackage, match=r"inl-core\[edge\]"):
+    with pytest.raises(MissingPackage, match=r"inl-toolkit\[edge\]"):
         nn.export_int8(network(np.random.default_rng(0), 4, 3), np.ones((2, 4)))
 
 
