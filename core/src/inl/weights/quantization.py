@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
+from typing import Final, NamedTuple
 
 FIELD: Final = "quantization_config"
 """Field of a model's config that describes matrices that are stored quantized."""
@@ -56,15 +56,3 @@ class Quantization(NamedTuple):
             f"the weights {self.rms_error:.3%}, largest {worst.error:.3%} in "
             f"{worst.name}"
         )
-
-
-@runtime_checkable
-class Quantizable(Protocol):
-    """A model that can be quantized while it is loaded."""
-
-    def quantized(self, kind: str) -> Any:
-        """Return the model with quantized matrices."""
-
-    @property
-    def quantization(self) -> Quantization | None:
-        """The measured errors; ``None`` if it is not quantized."""

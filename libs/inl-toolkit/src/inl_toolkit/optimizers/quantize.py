@@ -7,7 +7,8 @@ from importlib import import_module
 from typing import Any
 
 from inl.errors import MissingPackage, RequestError
-from inl.weights.quantization import KINDS, Quantizable
+from inl.executor.model_loader import LanguageModel
+from inl.weights.quantization import KINDS
 
 log = logging.getLogger("inl")
 
@@ -33,7 +34,7 @@ def quantize_for_inference(model: Any, dtype: str = "bf16") -> Any:
         raise RequestError(
             f"dtype: found {dtype!r:.80}, accepted: {', '.join(FORMATS)}"
         )
-    if isinstance(model, Quantizable):
+    if isinstance(model, LanguageModel):
         return _quantized_language(model, dtype)
     if not is_torch_module(model):
         raise RequestError(
@@ -47,13 +48,13 @@ def quantize_for_inference(model: Any, dtype: str = "bf16") -> Any:
     return module.quantize(model, dtype)
 
 
-def _quantized_language(model: Quantizable, dtype: str) -> Any:
+def _quantized_language(model: LanguageModel, dtype: str) -> Any:
     if dtype not in KINDS:
         raise RequestError(
             f"dtype: found {dtype!r} for a language model, accepted: "
             f"{', '.join(KINDS)}; it computes in EngineConfig(dtype=...)"
         )
-    quantized = model.quantized(dtype)
+    quantized: Any = model.quantized(dtype)
     log.info("%s", quantized.quantization.describe())
     return quantized
 
