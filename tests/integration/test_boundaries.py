@@ -51,7 +51,7 @@ WRONG_IMPORTS = {
         "inl.engine.inference_engine",
     ),
     "core and toolkit import no framework and no backend": (
-        "inl.weights.quant",
+        "inl.checkpoints.blocks.dtypes",
         "triton",
     ),
     "packages of the toolkit import downwards only": (
@@ -75,7 +75,7 @@ WRONG_IMPORTS = {
     ),
     "protocol imports no models, weights or devices": (
         "inl.protocol.frame_check",
-        "inl.weights.loader",
+        "inl.weights.load",
     ),
     "executor reads frames and imports no requests": (
         "inl.executor.local_runner",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from inl.checkpoints.hub import resolve as hub
 from inl.cli import checks_machine, checks_model, checks_packages
 from inl.cli.checks import ORDER
 from inl.cli.checks_machine import NEEDED_MEMORY, cgroup_cores, memory, threads
@@ -15,7 +16,6 @@ from inl.device import DeviceType
 from inl.errors import BackendUnavailable
 from inl.plugin.rows import INSTALL
 from inl.plugin.torch_build import TorchBuild
-from inl.weights import hub
 
 NPU = """
 from inl.device import DeviceInfo

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from inl.checkpoints.hub.resolve import resolve_model
 from inl.cli import arguments
 from inl.cli.chat_options import chat_options
 from inl.cli.progress import loading_bar
@@ -24,7 +25,6 @@ from inl.executor.model_loader import (
 )
 from inl.text.measure import check_length
 from inl.text.tokenizer import Tokenizer
-from inl.weights.hub import resolve_model
 from inl.weights.peft import highest_rank
 from inl.workers.startup import check_place
 

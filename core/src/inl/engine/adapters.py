@@ -10,7 +10,7 @@ from inl.engine.options import check_adapter_name
 from inl.errors import RequestError
 from inl.executor.adapter_weights import modules_of, with_adapters
 from inl.protocol.runner import AdapterSource
-from inl.weights.loader import stored_specs
+from inl.weights.load import stored_specs
 from inl.weights.peft import read_adapter
 from inl.weights.plan import plan_weights
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from inl.checkpoints.hub.resolve import resolve_model
 from inl.engine.eagle_drafter import EagleDrafter
 from inl.engine.model_drafter import ModelDrafter
 from inl.engine.step_times import measure_step_times, measure_token_seconds
@@ -21,7 +22,6 @@ from inl.scheduling.buckets import Buckets
 from inl.scheduling.drafters import Drafter, NgramDrafter
 from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.speculation import Speculation
-from inl.weights.hub import resolve_model
 from inl.workers.startup import start
 
 if TYPE_CHECKING:

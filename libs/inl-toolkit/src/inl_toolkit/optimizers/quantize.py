@@ -8,7 +8,7 @@ from typing import Any
 
 from inl.errors import MissingPackage, RequestError
 from inl.executor.model_loader import LanguageModel
-from inl.weights.quantization import KINDS
+from inl.weights.quantize.report import KINDS
 
 log = logging.getLogger("inl")
 
@@ -18,8 +18,9 @@ FORMATS = ("bf16", "fp16", "fp8", "int8", "int4")
 def quantize_for_inference(model: Any, dtype: str = "bf16") -> Any:
     """Return a copy of a model with quantized linear layers, and the measured error.
 
-    The copy has a :class:`~inl.weights.quantization.Quantization` as ``quantization``.
-    Raises :class:`~inl.errors.RequestError` for another dtype or kind of model.
+    The copy has a :class:`~inl.weights.quantize.report.QuantizationReport` as
+    ``quantization``. Raises :class:`~inl.errors.RequestError` for another dtype or kind
+    of model.
 
     A ``torch.nn.Module``: dtype is "bf16", "fp16"; "fp8" (e4m3) and "int8", with one
     scale per output; "int4", with one scale per 32 inputs of an output. Weights are
