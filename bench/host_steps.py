@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from inl.checkpoints.hub.resolve import resolve_model
 from inl.config import EngineConfig
 from inl.engine.core import EngineCore
 from inl.engine.dispatcher import RequestDispatcher
@@ -36,7 +37,6 @@ from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.request import Request
 from inl.scheduling.scheduler import Scheduler
 from inl.spec.message import STEP
-from inl.weights.hub import resolve_model
 
 PROMPT = 16
 ROUNDS = 5

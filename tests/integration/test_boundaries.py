@@ -18,6 +18,7 @@ SOURCES = (
     "core/src",
     "libs/inl-jax/src",
     "libs/inl-onnx/src",
+    "libs/inl-toolkit/src",
     "libs/inl-torch/src",
     "plugins/inl-cpu/src",
     "plugins/inl-cuda/src",
@@ -105,7 +106,18 @@ WRONG_IMPORTS = {
         "inl.spec.op",
         "inl.engine.inference_engine",
     ),
-    "the core imports no framework and no backend": ("inl.weights.quant", "triton"),
+    "core and toolkit import no framework and no backend": (
+        "inl.checkpoints.blocks.dtypes",
+        "triton",
+    ),
+    "packages of the toolkit import downwards only": (
+        "inl_toolkit.functional.arrays",
+        "inl_toolkit.nn",
+    ),
+    "engine, libraries and plugins do not need the toolkit": (
+        "inl_torch.functional",
+        "inl_toolkit",
+    ),
     "inl-torch imports no plugin": ("inl_torch.tensors", "inl_cpu"),
     "inl-jax imports neither torch nor a plugin": ("inl_jax.functional", "torch"),
     "inl-onnx imports no other framework and no plugin": (
@@ -126,7 +138,7 @@ WRONG_IMPORTS = {
     ),
     "protocol imports no models, weights or devices": (
         "inl.protocol.frame_check",
-        "inl.weights.loader",
+        "inl.weights.load",
     ),
     "executor reads frames and imports no requests": (
         "inl.executor.local_runner",

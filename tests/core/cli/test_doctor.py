@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from inl.checkpoints.hub import resolve as hub
 from inl.cli import checks_machine, checks_model, checks_packages
 from inl.cli.checks import ORDER
 from inl.cli.checks_machine import NEEDED_MEMORY, cgroup_cores, memory, threads
 from inl.cli.checks_packages import Package
 from inl.device import DeviceType
 from inl.plugin.rows import INSTALL
-from inl.weights import hub
 
 NPU = """
 from inl.device import DeviceInfo
@@ -173,10 +173,19 @@ def test_memory():
     ],
 )
 def test_packages(version, needed, status):
-    package = Package("acme", (1, 10), "text", "acme", needed)
+    package = Package("acme", (1, 10), "inl-core[text]", "acme", needed)
     check = checks_packages.package_version(package, version)
     assert check.status == ("wrong" if version == "1.9" else status)
     assert check.fix == ("" if status == "ok" else "pip install -U 'inl-core[text]'")
+
+
+def test_the_toolkit_is_known_and_not_needed(monkeypatch):
+    monkeypatch.setattr(checks_packages, "_version", lambda _: None)
+    rows = {check.subject: check for check in checks_packages.package_checks()}
+    assert (rows["inl-toolkit"].status, rows["inl-toolkit"].fix) == (
+        "warn",
+        "pip install -U 'inl-toolkit'",
+    )
 
 
 def test_an_old_python_is_wrong():

@@ -23,9 +23,9 @@ from inl.backend.programs import info_of
 from inl.engine.core import EngineCore
 from inl.errors import ModelError, RequestError
 from inl.executor.model_loader import LanguageModel
+from inl.kv.block_pool import BlockPool
+from inl.kv.kv_cache_manager import KVCacheManager
 from inl.models.llama import MODEL
-from inl.scheduling.block_pool import BlockPool
-from inl.scheduling.kv_cache_manager import KVCacheManager
 from inl.scheduling.request import Request
 from inl.spec.limits import Limits
 from inl.speculation.setup import make_speculation

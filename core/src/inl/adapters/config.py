@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from inl.checkpoints.files.tensor_file import show
 from inl.errors import CheckpointError
-from inl.weights.files import show
 
 ACCEPTED: Final[Mapping[str, tuple[Any, ...]]] = {
     "peft_type": ("LORA",),

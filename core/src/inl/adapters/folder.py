@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from inl.adapters.config import AdapterConfig
+from inl.checkpoints.blocks.dtypes import dequantize
+from inl.checkpoints.files.json_text import read_json
+from inl.checkpoints.files.safetensors import read_header
+from inl.checkpoints.files.tensor_file import Entry, TensorFile, listing
 from inl.errors import CheckpointError, WeightMismatch
-from inl.weights.files import Entry, TensorFile, listing
-from inl.weights.json_text import read_json
-from inl.weights.quant import dequantize
-from inl.weights.safetensors import read_header
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -10,7 +10,7 @@ from inl.adapters.folder import read_adapter
 from inl.adapters.weights import modules_of, with_adapters
 from inl.errors import RequestError
 from inl.protocol.runner import AdapterSource
-from inl.weights.loader import stored_specs
+from inl.weights.load import stored_specs
 from inl.weights.plan import plan_weights
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from inl.backend.base import WholeModels
+from inl.checkpoints.hub.resolve import resolve_model
 from inl.cli import arguments
 from inl.config import EngineConfig
 from inl.errors import RequestError
@@ -22,13 +23,12 @@ from inl.executor.model_loader import (
     stored_for,
 )
 from inl.executor.tracing import trace
-from inl.executor.weight_quantization import decoded_note
 from inl.plugin import make_backend
 from inl.spec.dispatch import Tracer
 from inl.spec.step import SAMPLERS, Bucket
-from inl.weights.hub import resolve_model
-from inl.weights.loader import stored_specs
+from inl.weights.load import stored_specs
 from inl.weights.plan import plan_weights
+from inl.weights.quantize.select import decoded_note
 
 if TYPE_CHECKING:
     from inl.backend.base import Backend

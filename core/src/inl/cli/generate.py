@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from inl.adapters.folder import highest_rank
+from inl.checkpoints.hub.resolve import resolve_model
 from inl.cli import arguments
 from inl.cli.chat_options import chat_options
 from inl.cli.progress import loading_bar
@@ -25,7 +26,6 @@ from inl.executor.model_loader import (
 )
 from inl.text.measure import check_length
 from inl.text.tokenizer import Tokenizer
-from inl.weights.hub import resolve_model
 from inl.workers.startup import check_place
 
 

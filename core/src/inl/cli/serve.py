@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from inl.adapters.folder import highest_rank
+from inl.checkpoints.hub.resolve import find_model
 from inl.cli import arguments
 from inl.cli.serve_models import count_frontends, make_server, named_models
 from inl.config import EngineConfig
 from inl.errors import MissingPackage, RequestError
-from inl.weights.hub import find_model
 
 if TYPE_CHECKING:
     from inl.serve.settings import ServerConfig

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
 from inl.adapters.registry import AdapterRegistry
+from inl.checkpoints.digest import model_digest
+from inl.checkpoints.hub.resolve import resolve_model
 from inl.config import EngineConfig
 from inl.engine.batch import Batch
 from inl.engine.cleanup import run_with_cleanup
@@ -46,8 +48,6 @@ from inl.protocol.runner import Limits, Runner
 from inl.recording.recorder import Recorder
 from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.scheduler import Scheduler
-from inl.weights.digest import model_digest
-from inl.weights.hub import resolve_model
 from inl.workers.startup import Restarts, StartedRunner, check_place, run_header, start
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ overtake it.
 
 Steps are planned before the tokens that they feed back are known. Only collected tokens
 are counted, published to the prefix cache or freed, see
-:mod:`inl.scheduling.kv_cache_manager`.
+:mod:`inl.kv.kv_cache_manager`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from inl.errors import NonFiniteLogits, RequestError, RunnerError
+from inl.kv.kv_cache_manager import KVCacheManager
 from inl.protocol.runner import Limits
 from inl.protocol.token_masks import mask_words
 from inl.scheduling.buckets import Buckets
 from inl.scheduling.deadlines import Deadlines
 from inl.scheduling.guided_output import append_guided, skips_forced
-from inl.scheduling.kv_cache_manager import KVCacheManager
 from inl.scheduling.plan import Plan, SchedulerConfig, StepBuilder
 from inl.scheduling.repeats import Repeats
 from inl.scheduling.request import Event, FinishReason, Request, Status, make_event

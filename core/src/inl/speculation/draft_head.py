@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from inl.backend.programs import compile_program, info_of
+from inl.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from inl.dtypes import wrap
 from inl.errors import CheckpointError
 from inl.executor.loaded import Loaded
@@ -22,8 +23,7 @@ from inl.spec.model import Model
 from inl.spec.step import Bucket
 from inl.spec.strict_array import StrictArray
 from inl.spec.tree import tree_map
-from inl.weights.checkpoint import Checkpoint, open_checkpoint
-from inl.weights.loader import load_weights, stored_specs
+from inl.weights.load import load_weights, stored_specs
 from inl.weights.plan import check_tensors, plan_weights
 
 if TYPE_CHECKING:

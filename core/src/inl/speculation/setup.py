@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from inl.checkpoints.hub.resolve import resolve_model
 from inl.errors import RequestError, TokenizerNotFound
 from inl.executor.local_runner import LocalRunner
 from inl.executor.model_loader import (
@@ -22,7 +23,6 @@ from inl.speculation.eagle_drafter import EagleDrafter
 from inl.speculation.model_drafter import ModelDrafter
 from inl.speculation.planner import Speculation
 from inl.speculation.step_times import measure_step_times, measure_token_seconds
-from inl.weights.hub import resolve_model
 from inl.workers.startup import start
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from inl.checkpoints.hub.resolve import resolve_model
 from inl.config import EngineConfig
 from inl.engine.prompt_encoder import PromptEncoder
 from inl.errors import RequestError
@@ -18,7 +19,6 @@ from inl.serve.generations import Generation, Generations
 from inl.serve.load_failure import load_failure
 from inl.serve.model_text import ModelText
 from inl.serve.models import model_not_found
-from inl.weights.hub import resolve_model
 
 if TYPE_CHECKING:
     from inl.engine.request_handle import RequestHandle
