@@ -150,7 +150,7 @@ def test_wheels_install_and_run(installed, wheels):
     plan = inl("plan", "--devices", "4x80GB")
     assert plan.returncode == 0, plan.stderr
     losses = ("-c", "import inl.nn.losses as losses; print(losses.mse_loss.__name__)")
-    assert "MissingPackage: inl.nn: pip install inl-toolkit" in python(*losses).stderr
+    assert "MissingPackage: inl-toolkit, which has inl.nn, is not installed" in python(*losses).stderr
     pip = ("-m", "pip", "install", "-q", "--no-deps", "--find-links", wheels)
     done = python(*pip, "inl-toolkit")
     assert done.returncode == 0, done.stderr

@@ -57,8 +57,8 @@ def test_its_names_raise_the_command_that_installs_it():
     lines = run("-c", MESSAGES, *NAMES, *MODULES).splitlines()
     assert len(lines) == len(NAMES) + len(MODULES) > 12
     for line in lines:
-        assert line.startswith("inl.")
-        assert line.endswith(": pip install inl-toolkit")
+        assert line.startswith("inl-toolkit, which has inl.")
+        assert line.endswith("is not installed. Try: pip install inl-toolkit")
 
 
 def test_the_names_that_are_listed_are_there():

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from inl.functional import inl_dynamics_step as inl_dynamics_step
     from inl.functional import moe as moe
     from inl.functional import set_backend as set_backend
-    from inl.nn.tensor import Tensor as Tensor
-    from inl.nn.tensor import matmul as matmul
+    from inl.nn import Tensor as Tensor
+    from inl.nn import matmul as matmul
 
 __version__ = "0.1.0"
 
@@ -27,12 +27,12 @@ LAZY = {
     "Completion": "inl.engine.inference_engine",
     "EngineConfig": "inl.config",
     "InferenceEngine": "inl.engine.inference_engine",
-    "Tensor": "inl.nn.tensor",
+    "Tensor": "inl.nn",
     "get_backend": "inl.functional",
     "inl_dynamics": "inl.functional",
     "inl_dynamics_n_steps": "inl.functional",
     "inl_dynamics_step": "inl.functional",
-    "matmul": "inl.nn.tensor",
+    "matmul": "inl.nn",
     "set_backend": "inl.functional",
 }
 """Public name -> module; imported on first use, to keep ``import inl`` fast.

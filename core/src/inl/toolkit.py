@@ -20,7 +20,10 @@ def alias(name: str) -> None:
     except ModuleNotFoundError as error:
         if error.name != "inl_toolkit":
             raise
-        raise MissingPackage(f"{name}: pip install inl-toolkit") from error
+        raise MissingPackage(
+            f"inl-toolkit, which has {name}, is not installed. Try: pip install "
+            "inl-toolkit"
+        ) from error
     sys.modules[name] = package
     for part in walk_packages(package.__path__, f"{name}."):
         sys.modules[part.name] = import_module(_original(part.name))
