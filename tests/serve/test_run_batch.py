@@ -203,7 +203,7 @@ def test_the_command_bounds_the_context_and_loads_adapters(tmp_path, monkeypatch
         raise RequestError("recorded")
 
     monkeypatch.setattr("inl.cli.run_batch.make_server", record)
-    monkeypatch.setattr("inl.weights.peft.highest_rank", lambda folder: 24)
+    monkeypatch.setattr("inl.adapters.folder.highest_rank", lambda folder: 24)
     requests = str(write(tmp_path / "in.jsonl", [line_of(0)]))
     words = ["run-batch", requests, str(tmp_path / "out.jsonl"), "--context", "77"]
     assert main([*words, "--adapter", "mine=folder", "--speculation", "ngram"]) == 2

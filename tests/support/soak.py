@@ -8,9 +8,9 @@ from random import Random
 
 from hash_oracle import expected
 from inl.engine.core import EngineCore
+from inl.kv.block_pool import BlockPool
+from inl.kv.kv_cache_manager import KVCacheManager
 from inl.protocol.runner import AdapterSource, Limits
-from inl.scheduling.block_pool import BlockPool
-from inl.scheduling.kv_cache_manager import KVCacheManager
 from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.request import Request
 from inl.scheduling.scheduler import Scheduler

@@ -6,11 +6,11 @@ import pytest
 
 from depth import mostly_full
 from inl.errors import ProtocolError, RequestError
-from inl.scheduling.block_pool import BlockPool
-from inl.scheduling.kv_cache_manager import KVCacheManager
-from inl.scheduling.prefix_cache import PrefixCache
+from inl.kv.block_pool import BlockPool
+from inl.kv.kv_cache_manager import KVCacheManager
+from inl.kv.prefix_cache import PrefixCache
 from inl.scheduling.scheduler import Scheduler
-from inl.scheduling.uniforms import mix
+from inl.spec.uniforms import mix
 from inl.testing.hash_runner import HashRunner
 from soak import Parts, WrongText, soak
 from toy_guide import ToyGuide

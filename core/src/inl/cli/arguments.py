@@ -65,7 +65,7 @@ def adapters(pairs: list[str] | None, *, single: bool = False) -> dict[str, str]
 
 def adapter_settings(folders: dict[str, str]) -> dict[str, Any]:
     """Return the fields of ``EngineConfig`` for the folders of adapters."""
-    from inl.weights.peft import highest_rank
+    from inl.adapters.folder import highest_rank
 
     if not folders:
         return {}

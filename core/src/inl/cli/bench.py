@@ -81,10 +81,10 @@ def _measure(
     tokens: int,
     runs: int,
 ) -> dict[str, Any]:
+    from inl.checkpoints.hub.resolve import resolve_model
     from inl.engine.benchmark import StepClock, measure_speed
     from inl.engine.inference_engine import InferenceEngine
     from inl.executor.model_loader import open_model
-    from inl.weights.hub import resolve_model
 
     path = resolve_model(model)
     clock = StepClock()

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from inl.checkpoints.hub.resolve import resolve_model
 from inl.cli import arguments
 from inl.cli.chat_options import ChatOptions
 from inl.cli.option_groups import SamplingOptions, SpeculativeOptions, with_groups
@@ -22,7 +23,6 @@ from inl.executor.model_loader import (
 )
 from inl.text.measure import check_length
 from inl.text.tokenizer import Tokenizer
-from inl.weights.hub import resolve_model
 from inl.workers.startup import check_place
 
 

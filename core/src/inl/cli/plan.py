@@ -10,12 +10,14 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from inl.checkpoints.blocks.dtypes import packed_bytes
+from inl.checkpoints.hub.resolve import resolve_model
 from inl.cli import arguments
 from inl.cli.table import print_table
 from inl.dtypes import SIZES
 from inl.errors import RequestError
 from inl.executor.model_loader import longest_context, open_model
-from inl.optimizers.planner import (
+from inl.executor.planner import (
     GB,
     RUNTIMES,
     Parallelism,
@@ -23,9 +25,7 @@ from inl.optimizers.planner import (
 )
 from inl.plugin import make_backend
 from inl.spec.cache import Paged
-from inl.weights.hub import resolve_model
-from inl.weights.loader import stored_specs
-from inl.weights.quant import packed_bytes
+from inl.weights.load import stored_specs
 
 CACHE_SIZES = {**SIZES, "fp8": 1}
 """Bytes per number of a cache."""

@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from inl.checkpoints.digest import model_digest
+from inl.checkpoints.hub.resolve import resolve_model
 from inl.cli import arguments
 from inl.cli.option_groups import KernelOptions, with_groups
 from inl.errors import ModelError, ProtocolError
@@ -17,8 +19,6 @@ from inl.protocol.runner import Limits, Runner
 from inl.recording.outcome import Difference, Outcome
 from inl.recording.replay import replay
 from inl.recording.trace_file import RunHeader, read_trace
-from inl.weights.digest import model_digest
-from inl.weights.hub import resolve_model
 from inl.workers.startup import start
 
 

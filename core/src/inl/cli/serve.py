@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from inl.checkpoints.hub.resolve import find_model
 from inl.cli import arguments
 from inl.cli.option_groups import SpeculativeOptions, with_groups
 from inl.cli.serve_models import count_frontends, make_server, named_models
@@ -23,7 +24,6 @@ from inl.cli.serve_options import (
     server_config,
 )
 from inl.errors import MissingPackage
-from inl.weights.hub import find_model
 
 if TYPE_CHECKING:
     from inl.config import EngineConfig

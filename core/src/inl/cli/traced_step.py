@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from inl.backend.base import WholeModels
+from inl.checkpoints.hub.resolve import resolve_model
 from inl.executor.cache_dtype import cache_dtype, caching_in
 from inl.executor.cache_sizing import plan_limits
 from inl.executor.model_loader import (
@@ -16,13 +17,12 @@ from inl.executor.model_loader import (
     stored_for,
 )
 from inl.executor.tracing import trace
-from inl.executor.weight_quantization import decoded_note
 from inl.plugin import make_backend
 from inl.spec.dispatch import Tracer
 from inl.spec.step import Bucket
-from inl.weights.hub import resolve_model
-from inl.weights.loader import stored_specs
+from inl.weights.load import stored_specs
 from inl.weights.plan import plan_weights
+from inl.weights.quantize.select import decoded_note
 
 if TYPE_CHECKING:
     from inl.backend.base import Backend

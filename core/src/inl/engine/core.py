@@ -1,14 +1,15 @@
 """The engine core: plans steps, runs them on a runner, and returns events.
 
-Works on token ids only; it knows neither text nor tensors.
+Works on token ids, and on frames and masks of int32; it knows neither text nor tensors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
+from inl.engine.frame_encoder import frames, masked_rows
 from inl.engine.records import Stats as Stats
 from inl.engine.records import StepRecord as StepRecord
 from inl.engine.reply_check import (
@@ -22,7 +23,6 @@ from inl.engine.step_masks import StepMasks, are_ready
 from inl.errors import ModelError, OutOfMemory, RequestError, RunnerError, WorkerLost
 from inl.protocol.runner import AdapterSource, Limits, Reply, Runner
 from inl.protocol.token_masks import mask_width
-from inl.scheduling.frame_encoder import frames, masked_rows
 from inl.scheduling.plan import Plan, SchedulerConfig
 from inl.scheduling.request import Event, FinishReason, Request
 from inl.scheduling.scheduler import Scheduler
@@ -103,6 +103,16 @@ class EngineCore:
         return max(pool.used_blocks / max(pool.blocks - 1, 1) for pool in pools)
 
     @property
+    def live(self) -> Mapping[int, Request]:
+        """Requests that have not finished by id, in order of arrival."""
+        return self.scheduler.live
+
+    @property
+    def context(self) -> int:
+        """Maximum number of tokens of prompt and output."""
+        return self.scheduler.context
+
+    @property
     def stats(self) -> Stats:
         """Totals so far."""
         scheduler = self.scheduler
@@ -115,6 +125,14 @@ class EngineCore:
             self._masks.seconds,
             self._masks.wait_seconds,
         )
+
+    def check(self, request: Request) -> None:
+        """Raise as :meth:`add` does for a request that can never be served."""
+        self.scheduler.check(request)
+
+    def check_room(self, request: Request) -> None:
+        """Raise :class:`~inl.errors.QueueFull` if too much waits for ``request``."""
+        self.scheduler.check_room(request)
 
     def add(self, request: Request) -> int:
         """Queue a request and return its id.
@@ -157,6 +175,13 @@ class EngineCore:
         if self._recorder is not None:
             self._recorder.add(source)
         self._is_unsettled = False
+
+    def reset_prefix_cache(self) -> int:
+        """Forget all cached prefixes; returns the number of blocks that are free now.
+
+        Requests that run keep their blocks, which no later request shares.
+        """
+        return sum(pool.forget() for pool in self.scheduler.kv_cache.pools)
 
     def cancel(self, number: int, reason: FinishReason = "cancelled") -> bool:
         """End a request; return whether it was still live.
@@ -362,10 +387,7 @@ class EngineCore:
         except Exception as error:
             self._fail(error)
             return []
-        events = process()
-        if self.scheduler.speculation is not None and self.runner.taps is not None:
-            self.scheduler.speculation.observe(plan.chunks, self.runner.taps)
-        return events
+        return process()
 
     def _processing(self, reply: Reply, plan: Plan) -> Callable[[], list[Event]]:
         """Check a reply and return the call that applies it."""

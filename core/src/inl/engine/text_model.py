@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from inl.checkpoints.hub.resolve import resolve_model
 from inl.config import EngineConfig
 from inl.engine.prompt_encoder import PromptEncoder
 from inl.executor.model_loader import configure, open_model
-from inl.weights.hub import resolve_model
 
 if TYPE_CHECKING:
     from inl.text.template import ChatTemplate

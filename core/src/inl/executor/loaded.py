@@ -10,7 +10,7 @@ from inl.spec.model import Model
 from inl.spec.selection import KernelSelection
 
 if TYPE_CHECKING:
-    from inl.executor.adapter_stacks import AdapterStacks
+    from inl.adapters.stacks import AdapterStacks
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,44 +8,45 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from inl.adapters.stacks import AdapterStacks
+from inl.adapters.weights import AdapterShape, with_adapters
 from inl.backend.base import DecodedBlocks, PackedKernels, StorageDtypes
-from inl.backend.ranks import collectives_of, count_ranks, over_ranks
 from inl.backend.weight_cache import WeightCache
+from inl.checkpoints.causal import causal
+from inl.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from inl.checkpoints.counts import check_counts
+from inl.checkpoints.quantized.kv_cache_scheme import FIELD
 from inl.config import EngineConfig
 from inl.dtypes import FLOATS, SIZES, wrap
 from inl.errors import CheckpointError, RequestError
-from inl.executor.adapter_stacks import AdapterStacks
-from inl.executor.adapter_weights import AdapterShape, with_adapters
 from inl.executor.cache_dtype import cache_dtype, caching_in
 from inl.executor.cache_sizing import min_limits, plan_limits
 from inl.executor.local_runner import Loaded, LocalRunner
-from inl.executor.sharding import check_mesh, check_shares, with_repeated_heads
 from inl.executor.tied_weights import without_copies
 from inl.executor.tuning_results import load_tuning_results
 from inl.models.fields import Fields, refuse_fields
 from inl.models.registry import find_model
+from inl.placement.mesh import MeshSizes, mesh_of
+from inl.placement.ranks import collectives_of, count_ranks, over_ranks
+from inl.placement.sharding import check_mesh, check_shares, with_repeated_heads
 from inl.plugin import registry_for
 from inl.progress import LoadStage, Progress, ProgressReporter
 from inl.protocol.runner import Limits
 from inl.spec.cache import Slotted
-from inl.spec.mesh import MeshSizes, mesh_of
 from inl.spec.model import Model
 from inl.spec.op import OpSpec
 from inl.spec.selection import KernelSelection
 from inl.spec.tolerance import round_results
 from inl.spec.tree import tree_map
-from inl.weights.causal import causal
-from inl.weights.checkpoint import Checkpoint, open_checkpoint
-from inl.weights.counts import check_counts
-from inl.weights.loader import load_weights, stored_specs
+from inl.weights.load import load_weights, stored_specs
 from inl.weights.plan import check_tensors, plan_weights
-from inl.weights.quantization import FIELD, Quantization
+from inl.weights.quantize.report import QuantizationReport
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from inl.backend.base import Backend
-    from inl.weights.quantizing import QuantizingCheckpoint
+    from inl.weights.quantize.checkpoint import QuantizingCheckpoint
 
 log = logging.getLogger("inl")
 
@@ -77,13 +78,13 @@ class LanguageModel:
         """
         if kind == self.quantize:
             return self
-        from inl.executor.weight_quantization import quantizing
+        from inl.weights.quantize.select import quantizing
 
         checkpoint = quantizing(self.model, self.config, self.checkpoint, kind)
         return replace(self, checkpoint=checkpoint, quantize=kind)
 
     @property
-    def quantization(self) -> Quantization | None:
+    def quantization(self) -> QuantizationReport | None:
         """The errors of :meth:`quantized`; reads matrices that are not loaded yet."""
         if self.quantize is None:
             return None
@@ -106,7 +107,7 @@ def read_model(checkpoint: Checkpoint) -> LanguageModel:
     """
     checkpoint = causal(checkpoint)
     if checkpoint.config.get(FIELD):
-        from inl.weights.quantized import quantized
+        from inl.checkpoints.quantized.checkpoint import quantized
 
         checkpoint = quantized(checkpoint)
     model = find_model(checkpoint.config, checkpoint.path)
@@ -272,7 +273,7 @@ def start_runner(
 
 def _log_notes(language: LanguageModel, groups: Any) -> None:
     """Log which matrices are not quantized, or not in memory."""
-    from inl.executor.weight_quantization import decoded_note
+    from inl.weights.quantize.select import decoded_note
 
     checkpoint = _quantizing(language.checkpoint)
     decoded = decoded_note(groups, checkpoint.kind)
@@ -281,7 +282,7 @@ def _log_notes(language: LanguageModel, groups: Any) -> None:
 
 
 def _quantizing(checkpoint: Checkpoint) -> QuantizingCheckpoint:
-    from inl.weights.quantizing import QuantizingCheckpoint
+    from inl.weights.quantize.checkpoint import QuantizingCheckpoint
 
     assert isinstance(checkpoint, QuantizingCheckpoint), "quantized() makes it"
     return checkpoint

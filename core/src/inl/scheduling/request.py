@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from inl.errors import RequestError
-from inl.scheduling.embeddings import read_embeddings
+from inl.scheduling.embedded_positions import EmbeddedPositions
 from inl.scheduling.guide import Guide, restore
 from inl.scheduling.request_order import check_order
 from inl.scheduling.sampling_params import (
@@ -89,9 +89,8 @@ class Request:
     """Number of the adapter at the runner; 0 is none."""
     adapter_digest: str = ""
     """Digest of the adapter, part of prefix-cache keys; "" is none."""
-    embeddings: Any = field(default=None, repr=False)
-    """Arrays [n, H] in place of tokens, by their first position in the prompt; stored
-    as :class:`~inl.scheduling.embeddings.Embeddings`, or ``None`` without any."""
+    embeddings: EmbeddedPositions | None = field(default=None, repr=False)
+    """Embeddings in place of tokens of the prompt."""
     cache_salt: str = ""
     """Prefix-cache blocks are shared only between requests with equal salts."""
     top_k: int = 0
@@ -205,9 +204,11 @@ class Request:
         self.logprobs = check_logprobs(self.logprobs)
         self.allowed_token_ids = read_allowed_ids(self.allowed_token_ids)
         self.prompt_logprobs = check_logprobs(self.prompt_logprobs, "prompt_logprobs")
-        self.embeddings = read_embeddings(
-            self.embeddings, self.prompt_tokens, self.prompt_logprobs
-        )
+        if self.embeddings is not None and self.prompt_logprobs is not None:
+            raise RequestError(
+                f"prompt_logprobs: found {self.prompt_logprobs} with embeddings in the "
+                "prompt, accepts None there"
+            )
         check_order(self.key, self.priority, self.deadline)
         scored = self.logprobs is not None or self.prompt_logprobs is not None
         special = bool(self.logit_bias) or scored

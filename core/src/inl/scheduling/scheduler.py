@@ -8,7 +8,7 @@ overtake it.
 
 Steps are planned before the tokens that they feed back are known. Only collected tokens
 are counted, published to the prefix cache or freed, see
-:mod:`inl.scheduling.kv_cache_manager`.
+:mod:`inl.kv.kv_cache_manager`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from inl.errors import NonFiniteLogits, RequestError, RunnerError
+from inl.kv.kv_cache_manager import KVCacheManager
 from inl.protocol.runner import Limits
 from inl.protocol.token_masks import mask_words
 from inl.scheduling.buckets import Buckets
 from inl.scheduling.deadlines import Deadlines
 from inl.scheduling.guided_output import append_guided, skips_forced
-from inl.scheduling.kv_cache_manager import KVCacheManager
 from inl.scheduling.plan import Plan, SchedulerConfig, StepBuilder
 from inl.scheduling.repeats import Repeats
 from inl.scheduling.request import Event, FinishReason, Request, Status, make_event
@@ -38,11 +38,11 @@ from inl.scheduling.request_order import check_deadline
 from inl.scheduling.running_requests import RunningRequests
 from inl.scheduling.sample_groups import SampleGroups
 from inl.scheduling.sampling_params import TokenLogprob, rank
-
-if TYPE_CHECKING:
-    from inl.scheduling.speculation import Speculation
 from inl.scheduling.waiting_queue import WaitingQueue
 from inl.spec.step import INVALID_TOKEN
+
+if TYPE_CHECKING:
+    from inl.scheduling.draft_planner import DraftPlanner
 
 
 class Scheduler:
@@ -54,7 +54,7 @@ class Scheduler:
         config: SchedulerConfig | None = None,
         *,
         kv_cache: KVCacheManager | None = None,
-        speculation: Speculation | None = None,
+        speculation: DraftPlanner | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.speculation = speculation
@@ -372,6 +372,8 @@ class Scheduler:
                 events += self._append_output(request, token, skips=is_exact)
             elif request.scores_prompt(stop):
                 events += self._append_prompt_score(request, token, logprobs[row])
+        if self.speculation is not None:
+            self.speculation.processed(plan.chunks)
         return events
 
     def _append_output(
@@ -419,6 +421,8 @@ class Scheduler:
                 events += self._append_output(request, token, skips=is_exact)
                 if events[-1].finish_reason is not None:
                     break
+        if self.speculation is not None:
+            self.speculation.processed(plan.chunks)
         return events
 
     def _complete_step(self) -> Plan:

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from inl.backend.base import Backend
+from inl.checkpoints.files.json_text import read_json
+from inl.checkpoints.hub.resolve import resolve_model
 from inl.errors import RequestError
 from inl.executor.model_loader import compute_dtype, open_model
 from inl.executor.tracing import trace
@@ -19,9 +21,7 @@ from inl.spec.selection import KernelSelection
 from inl.spec.step import Bucket
 from inl.spec.tree import leaves
 from inl.spec.workload import Workload, workload
-from inl.weights.hub import resolve_model
-from inl.weights.json_text import read_json
-from inl.weights.loader import stored_specs
+from inl.weights.load import stored_specs
 from inl.weights.plan import plan_weights
 from inl.weights.sources import stored_tensors
 
