@@ -8,13 +8,14 @@ import numpy as np
 
 import inl.spec.dispatch
 from eagle_heads import random_head, written
-from inl.cli.explain import explain, explain_step
-from inl.engine.drafting import head_place, with_draft_head
-from inl.executor.draft_head import DraftExecutor, open_head
+from inl.cli.explain import explain
+from inl.cli.traced_step import explain_step
 from inl.executor.load_plan import configure
 from inl.executor.model_loader import LanguageModel, start_runner
 from inl.models.llama import MODEL
 from inl.spec.step import Bucket
+from inl.speculation.draft_head import DraftExecutor, open_head
+from inl.speculation.setup import head_place, with_draft_head
 from inl.testing.play import admission, one_step
 from inl.testing.tiny import MemoryCheckpoint, tiny_llama
 

@@ -8,9 +8,10 @@ from random import Random
 
 from hash_oracle import expected, expected_hidden
 from inl.engine.core import EngineCore
+from inl.engine.embedder import PooledRequest
+from inl.kv.block_pool import BlockPool
+from inl.kv.kv_cache_manager import KVCacheManager
 from inl.protocol.runner import AdapterSource, Limits
-from inl.scheduling.block_pool import BlockPool
-from inl.scheduling.kv_cache_manager import KVCacheManager
 from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.request import Request
 from inl.scheduling.scheduler import Scheduler
@@ -125,7 +126,7 @@ class World:
             ids = (ids, whole[: self.scheduler.context])[self.pool_dice.random() < 0.1]
             fields = {"cache_salt": self.pool_dice.choice(["", "other"])}
             for _ in range(self.pool_dice.randint(1, 4)):
-                self.add(Request(ids, pooled=True, **adapter, **fields))
+                self.add(PooledRequest(ids, **adapter, **fields))
                 ids = [*ids[:-1], self.pool_dice.randrange(self.limits.vocab)]
             return
         group, samples = 0, 1

@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 
 from inl import EngineConfig
 from inl.engine.core import EngineCore
+from inl.engine.embedder import PooledRequest
 from inl.errors import (
     DeviceError,
     OutOfMemory,
@@ -110,7 +111,7 @@ def test_ranks_give_the_logits_of_a_whole_model(begin, made, ranks):
 
 def test_ranks_give_the_hidden_states_of_a_whole_model(begin, made):
     core = begin(2)
-    requests = [Request(ids, pooled=True) for ids in PROMPTS]
+    requests = [PooledRequest(ids) for ids in PROMPTS]
     for request in requests:
         core.add(request)
     while core.has_work:

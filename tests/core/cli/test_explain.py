@@ -12,7 +12,7 @@ from inl.backend.base import WholeModels
 from inl.backend.reference import ReferenceBackend
 from inl.cli.main import main
 from inl.executor.model_loader import open_model
-from inl.weights.loader import stored_specs
+from inl.weights.load import stored_specs
 from lora_files import LoraFiles
 
 

@@ -16,12 +16,12 @@ from eagle_heads import random_head, written
 from inl import EngineConfig, InferenceEngine
 from inl.dtypes import widen, wrap
 from inl.engine.core import EngineCore
+from inl.engine.embedder import PooledRequest
 from inl.errors import ProtocolError, RequestError
 from inl.executor.model_loader import LanguageModel, open_model
 from inl.models.llama import MODEL
 from inl.recording.replay import replay
 from inl.recording.trace_file import read_trace
-from inl.scheduling.request import Request
 from inl.spec.limits import Limits
 from inl.spec.message import HEADER_WORD, MASKED, POOLED, header
 from inl.spec.step import INVALID_TOKEN
@@ -183,7 +183,7 @@ def test_a_pooled_step_of_another_kind_is_refused(words, match):
 
 def test_pooled_prompts_are_token_ids():
     with pytest.raises(RequestError, match="pooled: found embeddings"):
-        Request([0, 0], pooled=True, embeddings={0: np.ones((1, 4))})
+        PooledRequest([0, 0], embeddings={0: np.ones((1, 4))})
 
 
 def test_a_reply_without_hidden_states_is_refused():
@@ -192,7 +192,7 @@ def test_a_reply_without_hidden_states_is_refused():
             return super()._collect(flight)._replace(hidden=None)
 
     core = EngineCore(Forgets(Limits(4, (40,), 4, 8, 96)))
-    core.add(Request([1, 2, 3], pooled=True))
+    core.add(PooledRequest([1, 2, 3]))
     (event,) = [event for _ in range(2) for event in core.step()]
     assert "found hidden states [], expected [1 or more, H]" in str(event.error)
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from depth import mostly_full
+from inl.engine.reply_check import read_hidden
 from inl.errors import ProtocolError, RequestError
-from inl.scheduling.block_pool import BlockPool
-from inl.scheduling.kv_cache_manager import KVCacheManager
-from inl.scheduling.prefix_cache import PrefixCache
+from inl.kv.block_pool import BlockPool
+from inl.kv.kv_cache_manager import KVCacheManager
+from inl.kv.prefix_cache import PrefixCache
 from inl.scheduling.scheduler import Scheduler
-from inl.scheduling.speculation import Speculation
-from inl.scheduling.uniforms import mix
+from inl.spec.uniforms import mix
+from inl.speculation.planner import Speculation
 from inl.testing.hash_runner import HashRunner
 from soak import Parts, WrongText, soak
 from toy_guide import ToyGuide
@@ -61,16 +62,13 @@ def test_pooled_requests_match_the_oracle_among_others(more, report, depth):
     assert counts["preemptions"] > 0
 
 
-class OtherRow(Scheduler):
-    """Gives each pooled request the hidden state of another row."""
+def test_hidden_states_of_other_rows_are_found(monkeypatch):
+    def of_other_rows(reply, plan):
+        return read_hidden(reply, plan)[::-1]
 
-    def process_outputs(self, tokens, logprobs=(), hidden=()):
-        return super().process_outputs(tokens, logprobs, hidden[::-1])
-
-
-def test_hidden_states_of_other_rows_are_found():
+    monkeypatch.setattr("inl.engine.core.read_hidden", of_other_rows)
     with pytest.raises(WrongText):
-        soak(2, 2_000, Parts(scheduler=OtherRow, pooled=True), world_steps=200)
+        soak(2, 2_000, Parts(pooled=True), world_steps=200)
 
 
 class EarlyFree(KVCacheManager):

@@ -16,16 +16,17 @@ from explained_kernels import (
 )
 from inl.backend.base import Ranks, WholeModels
 from inl.backend.reference import ReferenceBackend, Rendezvous, ThreadCollectives
-from inl.cli.explain import explain, open_backend
+from inl.cli.explain import explain
+from inl.cli.traced_step import open_backend
 from inl.config import EngineConfig
 from inl.device import Device
 from inl.errors import BackendUnavailable, RequestError, RunnerError
 from inl.executor.load_plan import LoadPlan
 from inl.executor.model_loader import start_runner
 from inl.executor.rank_runner import RankRunner
+from inl.placement.mesh import Mesh, MeshSizes
 from inl.progress import ProgressReporter
 from inl.spec.limits import Limits
-from inl.spec.mesh import Mesh, MeshSizes
 from inl.spec.step import Bucket
 from inl.testing.tiny import MemoryCheckpoint
 

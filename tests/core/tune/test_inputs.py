@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from inl.backend.reference import ReferenceBackend
+from inl.checkpoints.quantized.kv_cache_scheme import CacheScheme
 from inl.config import EngineConfig
 from inl.device import Device
 from inl.dtypes import E4M3
@@ -26,7 +27,6 @@ from inl.testing.tiny import MemoryCheckpoint, tiny_llama
 from inl.tune import models
 from inl.tune.inputs import Inputs
 from inl.tune.models import calls, filter_calls, plan_decoding
-from inl.weights.cache_scheme import CacheScheme
 
 OPS = (
     "norm_qkv", "attend_project", "attend", "attention", "norm_mlp", "gated_mlp",

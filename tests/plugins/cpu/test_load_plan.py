@@ -8,7 +8,7 @@ from explained_kernels import assert_explained, draft_head, explained, labels
 from inl import EngineConfig
 from inl.cli.explain import explain
 from inl.plugin import make_backend
-from inl.weights.quantization import KINDS
+from inl.weights.quantize.report import KINDS
 
 OPTIONS = {
     "plain": {},

@@ -22,6 +22,7 @@ import numpy as np
 
 from inl import EngineConfig, InferenceEngine
 from inl.backend.reference import ReferenceBackend
+from inl.checkpoints.blocks.encode import encode
 from inl.device import Device
 from inl.dtypes import HostArray
 from inl.errors import InlError
@@ -34,7 +35,6 @@ from inl.testing.near_tie import compare
 from inl.testing.play import admission, one_step
 from inl.testing.tiny import MemoryCheckpoint, local_runner, tiny_llama
 from inl.testing.traffic import Traffic, play
-from inl.weights.quant_encode import encode
 from inl.weights.sources import stored_tensors
 from inl.workers.startup import over_mesh
 from inl_jax.mesh.backend import MeshBackend

@@ -14,7 +14,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from inl.errors import DeviceError, RequestError
-from inl.spec.mesh import MeshSizes, parse_mesh
+from inl.placement.mesh import MeshSizes, parse_mesh
 from inl_jax import validate_sharding
 
 FOLDER = Path(__file__).parent

@@ -3,60 +3,27 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 
-from inl.backend.base import Ranks
+from inl.adapters.folder import highest_rank
+from inl.checkpoints.hub.resolve import resolve_model
 from inl.cli import arguments
-from inl.config import EngineConfig
-from inl.errors import BackendUnavailable, RequestError
-from inl.executor.load_plan import LoadPlan, configure
-from inl.executor.model_executor import bound_tracer
-from inl.executor.model_loader import LanguageModel, open_model
-from inl.plugin import make_backend
-from inl.scheduling.buckets import Buckets
+from inl.cli.option_groups import SpeculativeOptions, with_groups
+from inl.cli.traced_step import ExplainedStep, explain_step, open_backend
+from inl.errors import RequestError
+from inl.executor.model_loader import open_model
 from inl.spec.dispatch import Tracer
 from inl.spec.step import SAMPLERS, Bucket
-from inl.weights.hub import resolve_model
-from inl.weights.peft import highest_rank
-from inl.workers.startup import over_mesh
-
-if TYPE_CHECKING:
-    from inl.backend.base import Backend
-    from inl.spec.limits import Limits
 
 
-class ExplainedStep(NamedTuple):
-    """A step of an engine, traced with the kernels that its program binds."""
-
-    plan: LoadPlan
-    tracer: Tracer
-    draft_head: Tracer | None = None
-    """Both steps of the draft head."""
-
-    @property
-    def context(self) -> int:
-        """Tokens of the longest sequence."""
-        return self.plan.limits.max_blocks_per_seq * self.plan.limits.block_size
-
-
+@with_groups
 def run(
+    *,
     model: arguments.Model = None,
-    device: arguments.Device = "auto",
-    dtype: arguments.Dtype = "auto",
-    kv_dtype: arguments.KvDtype = "auto",
-    quantize: arguments.Quantize = None,
-    tensor_parallel: arguments.TensorParallel = 1,
-    mesh: arguments.Mesh = None,
+    engine_options: SpeculativeOptions,
     adapter: arguments.Adapter = None,
-    speculation: arguments.Speculation = None,
-    draft_model: arguments.DraftModel = None,
-    allow_hosted: arguments.AllowHosted = False,
-    invariant: Annotated[
-        bool, typer.Option("--invariant", help="Only batch-invariant kernels.")
-    ] = False,
     tokens: Annotated[int, typer.Option(help="Tokens in the step.", min=1)] = 1,
     rows: Annotated[int, typer.Option(help="Sequences in the step.", min=1)] = 1,
     sampler: Annotated[
@@ -82,7 +49,7 @@ def run(
     ] = None,
     as_json: arguments.Json = False,
 ) -> None:
-    """Show the kernels of a step of an engine. Loads no weights."""
+    """Show the kernels that a step of a model would use. Loads no weights."""
     if sampler not in SAMPLERS:
         raise RequestError(
             f"sampler: found {sampler!r:.80}, accepted: {', '.join(SAMPLERS)}"
@@ -91,13 +58,11 @@ def run(
         if value is not None and not 0 < value < float("inf"):
             raise RequestError(f"{name}: found {value}, accepted: a number above 0")
     adapters = arguments.adapters(adapter)
-    config = EngineConfig(
-        backend=device, dtype=dtype, kv_dtype=kv_dtype, quantize=quantize,
-        tensor_parallel=tensor_parallel, mesh=mesh, adapters=adapters,
+    config = engine_options.config(
+        adapters=adapters,
         max_adapter_rank=max(map(highest_rank, adapters.values()), default=1),
-        speculation=speculation, draft_model=draft_model, allow_hosted=allow_hosted,
-        invariant=invariant, context=context,
-    )  # fmt: skip
+        context=context,
+    )
     backend = open_backend(config)  # raises before a model is downloaded
     size = Bucket(tokens, min(rows, tokens), sampler=sampler)
     step = explain_step(open_model(resolve_model(model)), backend, config, size)
@@ -109,7 +74,7 @@ def run(
     if as_json:
         print(json.dumps(report))
     else:
-        _print(report)
+        _show(report)
 
 
 def _report(step: ExplainedStep) -> dict[str, Any]:
@@ -128,30 +93,30 @@ def _report(step: ExplainedStep) -> dict[str, Any]:
     return report
 
 
-def _print(report: dict[str, Any]) -> None:
+def _show(report: dict[str, Any]) -> None:
     bucket = Bucket(**report["bucket"])
+    tokens, rows = bucket.tokens, bucket.rows
     print(
-        f"{report['device']}, a step of {bucket.tokens} "
-        f"token{'s'[: bucket.tokens > 1]} in {bucket.rows} "
-        f"row{'s'[: bucket.rows > 1]} ({bucket.sampler})"
+        f"{report['device']}, a step of {tokens} token{'s'[: tokens > 1]} in "
+        f"{rows} row{'s'[: rows > 1]} ({bucket.sampler})"
     )
     for note in report["weights"]:
         print(f"weights: {note}")
-    for name, key in (("KV cache", "cache"), ("layers", "layers")):
-        if report[key]:
-            print(f"{name}: {report[key]}")
+    for name, part in (("KV cache", "cache"), ("layers", "layers")):
+        if report[part]:
+            print(f"{name}: {report[part]}")
     if "cost" in report:
         from inl.cli.explain_cost import show_costs
 
         show_costs(report["cost"])
         return
-    _show(report["ops"])
+    _show_kernels(report["ops"])
     if "draft_head" in report:
         print("draft head:")
-        _show(report["draft_head"])
+        _show_kernels(report["draft_head"])
 
 
-def _show(table: list[dict[str, Any]]) -> None:
+def _show_kernels(table: list[dict[str, Any]]) -> None:
     width = max(len(row["op"]) for row in table)
     for row in table:
         rounding = f", inputs {row['inputs']}" if row["inputs"] else ""
@@ -160,66 +125,6 @@ def _show(table: list[dict[str, Any]]) -> None:
             print(f"{'':<{width}}          {row['note']}")
         for label, reason in row["refusals"].items():
             print(f"{'':<{width}}          not {label}: {reason}")
-
-
-def open_backend(config: EngineConfig) -> Backend:
-    """Open the device, or the mesh, of an engine's config.
-
-    Raises :class:`~inl.errors.BackendUnavailable` for a device without ranks or meshes.
-    """
-    backend = over_mesh(make_backend(config.backend), config.mesh)
-    if config.tensor_parallel > 1 and backend.offers(Ranks) is None:
-        raise BackendUnavailable(
-            f"{backend.device}: {type(backend).__name__} does not support "
-            f"{config.tensor_parallel} ranks; accepted: tensor_parallel=1"
-        )
-    return backend
-
-
-def explain_step(
-    language: LanguageModel, backend: Backend, config: EngineConfig, size: Bucket
-) -> ExplainedStep:
-    """Trace the step of an engine that has the tokens and rows of ``size``.
-
-    Its batch and budget are at least those of ``size``. Of a tensor-parallel group it
-    is the step of a rank. Raises :class:`~inl.errors.RequestError` where programs have
-    room for fewer tokens or rows, and as
-    :meth:`~inl.executor.load_plan.LoadPlan.of` does.
-    """
-    traits = backend.traits
-    config = replace(
-        config, max_batch=max(size.rows, traits.max_batch),
-        token_budget=max(size.tokens, traits.token_budget),
-    )  # fmt: skip
-    if config.speculation != "eagle" or config.draft_model is None:
-        plan = LoadPlan.of(language, backend, config)
-        return ExplainedStep(plan, plan.tracer(_program(plan.limits, size)))
-    from inl.engine.drafting import check_speculation, head_place
-    from inl.executor.draft_head import head_limits, open_head, plan_head
-
-    language = configure(language, config)
-    check_speculation(language, config)
-    head = open_head(resolve_model(config.draft_model), language)
-    plan = LoadPlan.of(replace(language, taps=head.config.taps), backend, config)
-    place = head_place(language.name, config, plan.limits)
-    limits = head_limits(head, plan.backend, plan.limits, **place)
-    own = _program(limits, size._replace(sampler="greedy"))
-    return ExplainedStep(
-        plan, plan.tracer(_program(plan.limits, size)),
-        bound_tracer(plan_head(head, plan.unloaded), own, limits),
-    )  # fmt: skip
-
-
-def _program(limits: Limits, size: Bucket) -> Bucket:
-    """Return the bucket of the program that an engine uses for a step."""
-    rows = limits.slots - 1
-    sizes = Buckets(limits, token_budget=limits.token_budget, max_rows=rows)
-    if size.tokens > sizes.tokens or size.rows > sizes.rows:
-        raise RequestError(
-            f"step: found {size.tokens} tokens in {size.rows} rows, accepted: up to "
-            f"{sizes.tokens} tokens and {sizes.rows} rows on this device"
-        )
-    return sizes.choose(size.tokens, size.rows, size.sampler)
 
 
 def explain(tracer: Tracer) -> list[dict[str, Any]]:

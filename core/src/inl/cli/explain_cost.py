@@ -18,7 +18,7 @@ from inl.spec.strict_array import StrictArray
 from inl.spec.tree import leaves
 
 if TYPE_CHECKING:
-    from inl.cli.explain import ExplainedStep
+    from inl.cli.traced_step import ExplainedStep
     from inl.spec.dispatch import Call, Tracer
 
 OUTSIDE_STEP = ("admit", "set_token_bias", "mask_logits")

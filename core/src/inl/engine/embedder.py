@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,9 +16,21 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+@dataclass(slots=True, eq=False)
+class PooledRequest(Request):
+    """A request whose result is the hidden state of its last token."""
+
+    hidden: NDArray[np.float32] | None = field(init=False, default=None, repr=False)
+    """[H], of the newest token that has been computed."""
+
+    def __post_init__(self) -> None:
+        self.pooled = True
+        Request.__post_init__(self)
+
+
 def embedding_request(
     name: str, tokens: Sequence[int], *, context: int, vocab: int
-) -> Request:
+) -> PooledRequest:
     """Return the request for the hidden state of a sequence.
 
     name: of the sequence in error messages. context: maximum number of tokens. Raises
@@ -31,7 +44,7 @@ def embedding_request(
         raise RequestError(
             f"{name}: found token id {array.max()}, accepts 0 to {vocab - 1}"
         )
-    return Request(ids, pooled=True)
+    return PooledRequest(ids)
 
 
 def unit_length(name: str, hidden: NDArray[np.float32]) -> NDArray[np.float32]:

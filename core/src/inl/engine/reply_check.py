@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from inl.errors import ProtocolError
 from inl.protocol.runner import Limits, Reply
-from inl.scheduling.frame_encoder import STEP_NUMBERS
 from inl.scheduling.plan import Plan
 from inl.scheduling.request import Status
 from inl.scheduling.sampling_params import TokenLogprob
+from inl.spec.message import STEP_NUMBERS
 from inl.spec.step import INVALID_TOKEN, NO_TOKEN
 
 if TYPE_CHECKING:

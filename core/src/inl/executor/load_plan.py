@@ -8,36 +8,36 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from inl.adapters.stacks import AdapterStacks
+from inl.adapters.weights import AdapterShape, with_adapters
 from inl.backend.base import DecodedBlocks, PackedKernels, StorageDtypes
-from inl.backend.ranks import (
-    count_ranks,
-    over_ranks,
-    planned_ranks,
-    selected_collectives,
-)
 from inl.backend.weight_cache import WeightCache
 from inl.config import EngineConfig
 from inl.dtypes import FLOATS, SIZES, wrap
 from inl.errors import RequestError, RunnerError
-from inl.executor.adapter_stacks import AdapterStacks
-from inl.executor.adapter_weights import AdapterShape, with_adapters
 from inl.executor.cache_dtype import CacheDtype, cache_dtype, caching_in
 from inl.executor.cache_sizing import min_limits, plan_limits
 from inl.executor.loaded import Loaded
 from inl.executor.local_runner import with_programs
 from inl.executor.model_executor import bound_tracer, used_whole_models
-from inl.executor.sharding import check_mesh, check_shares, with_repeated_heads
 from inl.executor.tied_weights import without_copies
 from inl.executor.tuning_results import load_tuning_results
+from inl.placement.mesh import MeshSizes, mesh_of
+from inl.placement.ranks import (
+    count_ranks,
+    over_ranks,
+    planned_ranks,
+    selected_collectives,
+)
+from inl.placement.sharding import check_mesh, check_shares, with_repeated_heads
 from inl.plugin import registry_for
 from inl.progress import ProgressReporter
 from inl.protocol.runner import Limits
-from inl.spec.mesh import MeshSizes, mesh_of
 from inl.spec.op import OpSpec, Spec
 from inl.spec.selection import KernelSelection
 from inl.spec.tolerance import round_results
 from inl.spec.tree import tree_map
-from inl.weights.loader import load_weights, stored_specs
+from inl.weights.load import load_weights, stored_specs
 from inl.weights.plan import plan_weights
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class LoadPlan:
         notes, kind = self.language.checkpoint.notes, self.language.quantize
         if kind is None:
             return notes
-        from inl.executor.weight_quantization import decoded_note
+        from inl.weights.quantize.select import decoded_note
 
         note = decoded_note(self.unloaded.groups, kind)
         return (*notes, note) if note else notes
@@ -218,7 +218,7 @@ def _log_notes(language: LanguageModel, groups: Any) -> None:
     """Log which matrices are not quantized, or not in memory."""
     if language.quantize is None:
         return
-    from inl.executor.weight_quantization import load_notes
+    from inl.weights.quantize.select import load_notes
 
     for note in load_notes(language.checkpoint, groups):
         log.warning("%s: %s", language.name, note)

@@ -11,7 +11,7 @@ from inl.spec.model import Model
 from inl.spec.selection import KernelSelection
 
 if TYPE_CHECKING:
-    from inl.executor.adapter_stacks import AdapterStacks
+    from inl.adapters.stacks import AdapterStacks
     from inl.spec.dispatch import Choices, Tracer
     from inl.spec.limits import Limits
     from inl.spec.step import Bucket

@@ -83,6 +83,9 @@ class LocalRunner(PipelinedRunner):
 
     @property
     def taps(self) -> Any:
+        """Hidden states of the tokens of the newest step, a tensor of the backend, if
+        the model has taps.
+        """
         return self.executor.taps
 
     def _submit_frame(self, message: IntArray, head: Header) -> Any:

@@ -27,10 +27,10 @@ from inl.spec.message import admit_size, step_frame
 from inl.spec.step import Bucket
 
 if TYPE_CHECKING:
+    from inl.adapters.folder import Adapter
     from inl.backend.base import Backend
     from inl.ops.protocol import Ops
     from inl.spec.model import Model
-    from inl.weights.peft import Adapter
 
 Program = Callable[..., Any]
 ProgramKey = tuple[str, Bucket, int | None]

@@ -6,6 +6,10 @@ import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from inl.checkpoints.causal import causal
+from inl.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from inl.checkpoints.counts import check_counts
+from inl.checkpoints.quantized.kv_cache_scheme import FIELD
 from inl.config import EngineConfig
 from inl.errors import CheckpointError
 from inl.executor.load_plan import LoadPlan
@@ -16,12 +20,9 @@ from inl.progress import LoadStage, Progress, ProgressReporter
 from inl.protocol.runner import Limits
 from inl.spec.cache import Slotted
 from inl.spec.model import Model
-from inl.weights.causal import causal
-from inl.weights.checkpoint import Checkpoint, open_checkpoint
-from inl.weights.counts import check_counts
-from inl.weights.loader import stored_specs
+from inl.weights.load import stored_specs
 from inl.weights.plan import check_tensors, plan_weights
-from inl.weights.quantization import FIELD, Quantization
+from inl.weights.quantize.report import QuantizationReport
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,17 +59,17 @@ class LanguageModel:
         """
         if kind == self.quantize:
             return self
-        from inl.executor.weight_quantization import quantizing
+        from inl.weights.quantize.select import quantizing
 
         checkpoint = quantizing(self.model, self.config, self.checkpoint, kind)
         return replace(self, checkpoint=checkpoint, quantize=kind)
 
     @property
-    def quantization(self) -> Quantization | None:
+    def quantization(self) -> QuantizationReport | None:
         """The errors of :meth:`quantized`; reads matrices that are not loaded yet."""
         if self.quantize is None:
             return None
-        from inl.weights.quantizing import QuantizingCheckpoint
+        from inl.weights.quantize.checkpoint import QuantizingCheckpoint
 
         assert isinstance(self.checkpoint, QuantizingCheckpoint), "quantized() makes it"
         return self.checkpoint.quantization()
@@ -90,7 +91,7 @@ def read_model(checkpoint: Checkpoint) -> LanguageModel:
     """
     checkpoint = causal(checkpoint)
     if checkpoint.config.get(FIELD):
-        from inl.weights.quantized import quantized
+        from inl.checkpoints.quantized.checkpoint import quantized
 
         checkpoint = quantized(checkpoint)
     model = find_model(checkpoint.config, checkpoint.path)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from inl.executor.adapter_ops import adapter_ops
-from inl.executor.adapter_weights import AdaptedWeights
+from inl.adapters.ops import adapter_ops
+from inl.adapters.weights import AdaptedWeights
 from inl.executor.embedding_ops import EmbeddingOps
 from inl.spec.cache import State
 from inl.spec.embedded_rows import EmbeddedRows

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
+from inl.adapters.weights import AdapterShape, strict_adapters
 from inl.dtypes import E4M3
-from inl.executor.adapter_weights import AdapterShape, strict_adapters
 from inl.executor.model_step import forward, sample
 from inl.executor.taps import with_taps
 from inl.spec.cache import Cache, Paged, Slotted, State

@@ -50,7 +50,7 @@ class AdapterSource(NamedTuple):
     path: str
     """Folder of its files, where the runner computes."""
     digest: str
-    """See :attr:`inl.weights.peft.Adapter.digest`."""
+    """See :attr:`inl.adapters.folder.Adapter.digest`."""
 
 
 class Runner(ABC):
@@ -60,14 +60,6 @@ class Runner(ABC):
     """
 
     limits: Limits
-
-    @property
-    def taps(self) -> Any:
-        """Hidden states of the tokens of the newest step, a tensor of the backend.
-
-        For a draft head in this process; ``None`` from other runners.
-        """
-        return None
 
     @abstractmethod
     def submit(self, message: IntArray) -> None:

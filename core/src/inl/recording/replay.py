@@ -20,7 +20,6 @@ from inl.protocol.slot_decoder import read_admission
 from inl.protocol.token_masks import TokenMasks, mask_width
 from inl.recording.outcome import Difference, Outcome
 from inl.recording.trace_file import Item, RunHeader
-from inl.scheduling.frame_encoder import STEP_NUMBERS
 from inl.spec.embedded_rows import with_rows
 from inl.spec.message import (
     ADMISSION_WORD,
@@ -30,6 +29,7 @@ from inl.spec.message import (
     POOLED,
     RELEASE,
     STEP,
+    STEP_NUMBERS,
     Header,
     Row,
     header,

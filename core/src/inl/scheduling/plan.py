@@ -184,7 +184,7 @@ class StepBuilder:
         """Running requests whose prefill is not fully scheduled."""
         self.has_uncertain_rows = False
         """Whether a row needs a step without prompt chunks, see
-        :meth:`~inl.scheduling.speculation.Speculation.must_wait`."""
+        :meth:`~inl.scheduling.draft_planner.DraftPlanner.must_wait`."""
         self.program: Bucket | None = None
         """Program of a step that verifies drafts, or is repeated; ``None`` for any
         other step."""

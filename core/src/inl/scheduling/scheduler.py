@@ -8,7 +8,7 @@ overtake it.
 
 Steps are planned before the tokens that they feed back are known. Only collected tokens
 are counted, published to the prefix cache or freed, see
-:mod:`inl.scheduling.kv_cache_manager`.
+:mod:`inl.kv.kv_cache_manager`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from inl.errors import NonFiniteLogits, RequestError, RunnerError
+from inl.kv.kv_cache_manager import KVCacheManager
 from inl.protocol.runner import Limits
 from inl.protocol.token_masks import mask_words
 from inl.scheduling.buckets import Buckets
 from inl.scheduling.deadlines import Deadlines
 from inl.scheduling.guided_output import append_guided, skips_forced
-from inl.scheduling.kv_cache_manager import KVCacheManager
 from inl.scheduling.plan import Plan, SchedulerConfig, StepBuilder
 from inl.scheduling.repeats import Repeats
 from inl.scheduling.request import Event, FinishReason, Request, Status, make_event
@@ -38,14 +38,11 @@ from inl.scheduling.request_order import check_deadline
 from inl.scheduling.running_requests import RunningRequests
 from inl.scheduling.sample_groups import SampleGroups
 from inl.scheduling.sampling_params import TokenLogprob, rank
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from inl.scheduling.speculation import Speculation
 from inl.scheduling.waiting_queue import WaitingQueue
 from inl.spec.step import INVALID_TOKEN
+
+if TYPE_CHECKING:
+    from inl.scheduling.draft_planner import DraftPlanner
 
 
 class Scheduler:
@@ -57,7 +54,7 @@ class Scheduler:
         config: SchedulerConfig | None = None,
         *,
         kv_cache: KVCacheManager | None = None,
-        speculation: Speculation | None = None,
+        speculation: DraftPlanner | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.speculation = speculation
@@ -369,13 +366,12 @@ class Scheduler:
         self,
         tokens: Sequence[int],
         logprobs: Sequence[TokenLogprob] = (),
-        hidden: Sequence[NDArray[np.float32]] = (),
     ) -> list[Event]:
         """Apply the output of the oldest step in flight: one token per chunk.
 
         A request whose token is ``INVALID_TOKEN`` ends with
         :class:`~inl.errors.NonFiniteLogits`. logprobs: one per chunk too, if a request
-        of the step asks for them. hidden: one per chunk of pooled requests.
+        of the step asks for them. Tokens of pooled requests are not read.
         """
         plan = self._complete_step()
         self.repeats.collected(plan)
@@ -401,7 +397,6 @@ class Scheduler:
             # The token of a chunk that ends before the last known token is unused.
             if stop == len(request.tokens):
                 if request.pooled:
-                    request.hidden = hidden[row]
                     events.append(self.finish(request, "stop"))
                     continue
                 if request.logprobs is not None:
@@ -410,6 +405,8 @@ class Scheduler:
                 events += self._append_output(request, token, skips=is_exact)
             elif request.scores_prompt(stop):
                 events += self._append_prompt_score(request, token, logprobs[row])
+        if self.speculation is not None:
+            self.speculation.processed(plan.chunks)
         return events
 
     def _append_output(
@@ -457,6 +454,8 @@ class Scheduler:
                 events += self._append_output(request, token, skips=is_exact)
                 if events[-1].finish_reason is not None:
                     break
+        if self.speculation is not None:
+            self.speculation.processed(plan.chunks)
         return events
 
     def _complete_step(self) -> Plan:

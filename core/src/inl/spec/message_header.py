@@ -20,6 +20,9 @@ HEADER = 16
 STEP, ADMIT, RELEASE, TOKEN_BIAS = 0, 1, 2, 3
 """Kinds of frames."""
 
+STEP_NUMBERS = 1 << 31
+"""Step numbers in frames are taken modulo this; at 1 ms a step, that is 25 days."""
+
 MASKED = 1
 """Flag of a step: the runner waits for ``sample`` before it samples tokens."""
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from inl.protocol.runner import Limits
-from inl.scheduling.uniforms import MASK, mix
 from inl.spec.step import NEUTRAL, TOP, Scores
+from inl.spec.uniforms import MASK, mix
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -4,7 +4,7 @@ A cache entry holds a token id instead of a key and a value, and the next token 
 hash of all ids of the sequence *read through its block table*. A wrong block, an early
 free, a stale prefix, a bad rollback or lost feedback changes the text, exactly.
 
-For a sequence of ``n`` ids, with ``mix`` of :mod:`inl.scheduling.uniforms`, and all
+For a sequence of ``n`` ids, with ``mix`` of :mod:`inl.spec.uniforms`, and all
 sums modulo 2**64::
 
     value(i)  = adapter * 2**32 + id[i] + 1
@@ -54,9 +54,9 @@ from inl.protocol.runner import (
 )
 from inl.protocol.slot_decoder import read_admission, read_token_biases
 from inl.scheduling.sampling_params import rank
-from inl.scheduling.uniforms import mix
 from inl.spec.message import ADMIT, DRAFT, MASKED, POOLED, STEP, TOKEN_BIAS, Header
 from inl.spec.step import NO_TOKEN
+from inl.spec.uniforms import mix
 from inl.testing.hash_cells import (
     HIDDEN,
     HashCells,

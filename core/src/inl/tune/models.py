@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from inl.backend.base import Backend
+from inl.checkpoints.checkpoint import Checkpoint
+from inl.checkpoints.files.json_text import read_json
+from inl.checkpoints.hub.resolve import resolve_model
 from inl.config import EngineConfig
 from inl.errors import RequestError, TokenizerNotFound
 from inl.executor.load_plan import LoadPlan, compute_dtype
@@ -19,9 +22,6 @@ from inl.spec.op import CATALOG, OpSpec, Spec
 from inl.spec.step import Bucket
 from inl.spec.tree import leaves
 from inl.spec.workload import TuningResults, Workload, workload
-from inl.weights.checkpoint import Checkpoint
-from inl.weights.hub import resolve_model
-from inl.weights.json_text import read_json
 from inl.weights.sources import stored_tensors
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from inl.device import Device, DeviceType
 from inl.errors import BackendUnavailable, DeviceError, ProtocolError
 from inl.executor.model_loader import start_runner
 from inl.executor.rank_runner import RankRunner
-from inl.executor.sharding import check_shares
-from inl.weights.loader import stored_specs
+from inl.placement.sharding import check_shares
+from inl.weights.load import stored_specs
 from inl.weights.plan import plan_weights
 from inl.workers.address import parse_worker
 from inl.workers.startup import StartedRunner, read_options, worker_options

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from inl.checkpoints.digest import model_digest
 from inl.config import REQUEST_BOUNDS, EngineConfig
 from inl.errors import BackendUnavailable, ProtocolError, RunnerError
 from inl.executor.model_loader import (
@@ -16,9 +17,8 @@ from inl.executor.model_loader import (
     open_model,
     start_runner,
 )
+from inl.placement.mesh import Meshes, parse_mesh
 from inl.protocol.runner import Limits, Runner
-from inl.spec.mesh import Meshes, parse_mesh
-from inl.weights.digest import model_digest
 from inl.workers.address import WorkerAddress, parse_worker
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from inl.ops.moe import Experts
+from inl.placement.mesh import EXPERT
 from inl.spec.kernel import Kernel
-from inl.spec.mesh import EXPERT
 from inl_jax.tensors import Array
 from inl_jax.xla.kernel import kernel
 from inl_jax.xla.layers import gated_activation

@@ -14,7 +14,7 @@ import numpy as np
 from inl.dtypes import HostArray, wrap
 from inl.spec.kernel import Kernel
 from inl.spec.op import Spec
-from inl.weights.loader import to_dtype
+from inl.weights.load import to_dtype
 from inl_onnx import functions as fn
 from inl_onnx.graph import CONTRIB, Value
 from inl_onnx.kernels.kernel import kernel

@@ -13,7 +13,7 @@ from inl.dtypes import HostArray, wrap
 from inl.ops.linear import Linear
 from inl.spec.kernel import Kernel
 from inl.spec.op import Spec
-from inl.weights.loader import to_dtype
+from inl.weights.load import to_dtype
 
 QKV = "qkv_stacked"
 """Layout of :class:`StackedQkv`."""

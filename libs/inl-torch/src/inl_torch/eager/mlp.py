@@ -12,7 +12,7 @@ from torch.nn import functional
 from inl.dtypes import HostArray
 from inl.ops.activation import check_kind
 from inl.spec.kernel import Kernel
-from inl.weights.loader import to_dtype
+from inl.weights.load import to_dtype
 from inl_torch.eager.inl import upcast
 from inl_torch.eager.linear import present, product, stack
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from inl.checkpoints.blocks.dtypes import dequantize
 from inl.dtypes import HostArray, widen
 from inl.ops.mlp import ACTIVATIONS
 from inl.spec.activation_quant import INT8
 from inl.spec.kernel import Kernel, accepts
 from inl.spec.op import Spec
-from inl.weights.quant import dequantize
 from inl_cpu.abi import Flag
 from inl_cpu.command_emitter import stride
 from inl_cpu.instructions import Embedding, Gated, Linear

@@ -13,10 +13,10 @@ import numpy as np
 import openvino as ov
 from openvino import opset15 as ops
 
+from inl.checkpoints.blocks.codes import SPLIT, split_blocks, unpack_nibbles
 from inl.dtypes import HostArray
 from inl.spec.op import Spec
-from inl.weights.loader import to_dtype
-from inl.weights.quant_codes import SPLIT, split_blocks, unpack_nibbles
+from inl.weights.load import to_dtype
 
 LAYOUT: Final = "openvino"
 GROUP: Final = 32

@@ -10,7 +10,7 @@ import torch
 
 from inl.dtypes import SIZES, HostArray
 from inl.spec.op import Spec
-from inl.weights.loader import to_dtype
+from inl.weights.load import to_dtype
 from inl_torch.eager.linear import can_stack_qkv, present
 from inl_torch.triton.quantized.packed import stack_biases
 

@@ -13,10 +13,15 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 
+from inl.checkpoints.blocks.codes import (
+    FLOAT8_BLOCKS,
+    SPLIT,
+    split_blocks,
+    split_float8,
+)
 from inl.dtypes import HostArray, wrap
 from inl.spec.op import Spec
-from inl.weights.loader import to_dtype
-from inl.weights.quant_codes import FLOAT8_BLOCKS, SPLIT, split_blocks, split_float8
+from inl.weights.load import to_dtype
 from inl_torch.eager.linear import can_stack_qkv, present
 
 PACKED: Final = "packed"
