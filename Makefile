@@ -7,15 +7,14 @@ PROJECTS = $(wildcard core/pyproject.toml libs/*/pyproject.toml plugins/*/pyproj
 BUILD = "pip>=25.1" "setuptools>=77"
 EDITABLE = --no-build-isolation
 TORCH = -e libs/inl-torch -e "plugins/inl-cpu[torch]"
-EVERYTHING = -e "core[cli,edge,guidance,otel,serve]" $(TORCH) -e "plugins/inl-cuda[nvrtc]" \
+EVERYTHING = -e "core[cli,guidance,otel,serve]" -e "libs/inl-toolkit[edge]" $(TORCH) \
+	-e "plugins/inl-cuda[nvrtc]" \
 	-e plugins/inl-rocm -e "plugins/inl-intel[openvino]" -e libs/inl-jax -e plugins/inl-tpu \
 	-e "libs/inl-onnx[cpu]" -e plugins/inl-directml
 NATIVE = plugins/inl-cpu/src/inl_cpu/native/libinl.so
 NATIVE_SOURCES = $(shell find plugins/inl-cpu/src/inl_cpu/native -name '*.cpp' -o -name '*.h')
 PARALLEL = $(MAKE) --no-print-directory -j2
-SOURCES = core/src libs/inl-jax/src libs/inl-onnx/src libs/inl-torch/src plugins/inl-cpu/src \
-	plugins/inl-cuda/src plugins/inl-directml/src plugins/inl-intel/src \
-	plugins/inl-rocm/src plugins/inl-tpu/src
+SOURCES = $(wildcard core/src libs/*/src plugins/*/src)
 
 PYTEST = -m pytest -n 2 --dist worksteal --durations=20 --durations-min=10
 # Torch and NumPy start a thread for each core. Those of two workers on two cores wait for

@@ -104,8 +104,8 @@ def template() -> float:
 
 def open_gguf() -> float:
     """Measure parsing the default model's file, vocabulary included."""
-    from inl.weights.gguf import GgufFile
-    from inl.weights.hub import default_model
+    from inl.checkpoints.gguf.file import GgufFile
+    from inl.checkpoints.hub.resolve import default_model
 
     path = default_model()
     return milliseconds(lambda: GgufFile(path).file.close(), rounds=5)
@@ -113,9 +113,9 @@ def open_gguf() -> float:
 
 def dequantizing() -> float:
     """Measure dequantizing every tensor of the default model on the host."""
-    from inl.weights.checkpoint import open_checkpoint
-    from inl.weights.hub import default_model
-    from inl.weights.quant import dequantize
+    from inl.checkpoints.blocks.dtypes import dequantize
+    from inl.checkpoints.checkpoint import open_checkpoint
+    from inl.checkpoints.hub.resolve import default_model
 
     checkpoint = open_checkpoint(default_model())
 
@@ -128,9 +128,9 @@ def dequantizing() -> float:
 
 def long_word() -> float:
     """Measure tokenizing a word of 50,000 letters without ``tokenizers``."""
+    from inl.checkpoints.gguf.file import GgufFile
+    from inl.checkpoints.hub.resolve import default_model
     from inl.text.gguf_vocabulary import open_tokenizer
-    from inl.weights.gguf import GgufFile
-    from inl.weights.hub import default_model
 
     hidden = sys.modules.pop("tokenizers", None)
     sys.modules["tokenizers"] = None  # type: ignore[assignment]

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from cpu_kernels import Bench, Program, instruction
 
-from inl.weights.quant import BLOCKS
+from inl.checkpoints.blocks.dtypes import BLOCKS
 from inl_cpu.abi import ISAS, KINDS, Flag
 from inl_cpu.instructions import Opcode
 from inl_cpu.library import declare_signatures, open_library

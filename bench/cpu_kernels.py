@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from inl.weights.gguf_fallback import codebook
-from inl.weights.quant import BLOCKS
+from inl.checkpoints.blocks.codebooks import codebook
+from inl.checkpoints.blocks.dtypes import BLOCKS
 from inl_cpu.abi import (
     DATA,
     DIMS,

@@ -23,13 +23,13 @@ import numpy as np
 from cpu_steps import Steps
 from random_models import Random
 
+from inl.checkpoints.blocks.dtypes import BLOCKS
 from inl.dtypes import HostArray
 from inl.engine.benchmark import traffic
 from inl.executor.model_loader import LanguageModel
 from inl.models.qwen3_moe import MODEL
 from inl.spec.op import Spec
 from inl.spec.tree import leaves
-from inl.weights.quant import BLOCKS
 from inl_cpu.instructions import Read
 
 WIDTH = {

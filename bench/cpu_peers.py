@@ -126,7 +126,7 @@ class Bench:
         return given
 
     def _default_model(self) -> Path:
-        code = "from inl.weights.hub import default_model as m; print(m())"
+        code = "from inl.checkpoints.hub.resolve import default_model as m; print(m())"
         log = self.cache / "logs" / "model.log"
         return Path(run_logged([self.inl, "-c", code], log, limit=600).strip())
 

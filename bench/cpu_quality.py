@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 
 from inl import Device, EngineConfig
+from inl.checkpoints.hub.resolve import resolve_model
 from inl.executor.model_loader import open_model, start_runner
 from inl.plugin import make_backend
 from inl.spec.message import Row, admit_frame, step_frame
 from inl.spec.step import Bucket
-from inl.weights.hub import resolve_model
 
 HERE = Path(__file__).parents[1]
 TEXTS = [

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any, final
 
 import torch
-from cuda_graph import copy_rate, weight_bytes
+from cuda_engines import weight_bytes
+from cuda_steps import copy_rate
 from torch.profiler import ProfilerActivity, profile
 
 from inl.backend.base import DeviceMemory, Program
@@ -157,7 +158,7 @@ def main() -> int:
                 open_model(given.model), kernels, dtype, max(*given.rows, len(cases))
             )
             right &= bench.agreement(cases) or dtype != "float32"
-            rate = copy_rate(bench)
+            rate = copy_rate()
             floor = 1e3 * weight_bytes(bench.runner.loaded.weights) / rate
             for rows in given.rows:
                 times = [

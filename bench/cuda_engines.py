@@ -22,8 +22,8 @@ from inl.scheduling.request import Request
 from inl.spec.kernel import Kernel
 from inl.spec.limits import Limits
 from inl.spec.selection import KernelSelection
-from inl.spec.tree import tree_map
-from inl.weights.loader import load_weights
+from inl.spec.tree import leaves, tree_map
+from inl.weights.load import load_weights
 from inl.weights.plan import plan_weights
 from inl_cuda.backend import CudaBackend
 
@@ -54,6 +54,12 @@ def kernels_of(backend: CudaBackend, quantize: str) -> tuple[Kernel, ...]:
     kernels = tuple(backend.kernels())
     packed = backend.offers(PackedKernels) if quantize else None
     return (*kernels, *packed.kernels()) if packed else kernels
+
+
+def weight_bytes(weights: Any) -> int:
+    """Fewest bytes read per token: each tensor once, but one row of the embedding."""
+    stores = (x.untyped_storage() for x in leaves(weights._replace(embed=None)))
+    return sum({store.data_ptr(): store.nbytes() for store in stores}.values())
 
 
 @dataclass

@@ -25,6 +25,7 @@ import numpy as np
 from random_models import FIELDS
 
 from inl import EngineConfig
+from inl.checkpoints.checkpoint import open_checkpoint
 from inl.engine.core import EngineCore
 from inl.errors import RunnerError
 from inl.executor.model_loader import LanguageModel, open_model
@@ -34,7 +35,6 @@ from inl.scheduling.request import Request
 from inl.spec.tree import leaves
 from inl.testing.near_tie import BOUNDS
 from inl.testing.tiny import plain_logits
-from inl.weights.checkpoint import open_checkpoint
 from inl.workers.startup import start
 
 SHAPES = {

@@ -29,7 +29,7 @@ from inl.executor.model_loader import LanguageModel, open_model, start_runner
 from inl.plugin import make_backend
 from inl.scheduling.buckets import Buckets
 from inl.spec.message import Row, admit_frame, step_frame
-from inl.weights.loader import to_dtype
+from inl.weights.load import to_dtype
 
 MOST = 1.5
 """Most distance of INL relative to that of transformers."""

@@ -28,8 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 from cuda_check import check
-from cuda_engines import Serving, load, random_prompts
-from cuda_graph import weight_bytes
+from cuda_engines import Serving, load, random_prompts, weight_bytes
 from cuda_steps import copy_rate
 from random_models import SHAPES
 from torch.profiler import ProfilerActivity, profile

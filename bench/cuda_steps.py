@@ -23,8 +23,7 @@ from inspect import getclosurevars
 from itertools import product
 
 import torch
-from cuda_engines import kernels_of
-from cuda_graph import weight_bytes
+from cuda_engines import kernels_of, weight_bytes
 from random_models import SHAPES, Random, random_language
 from torch.profiler import ProfilerActivity, profile
 
@@ -37,9 +36,9 @@ from inl.spec.message import Row, admit_frame, step_frame
 from inl.spec.selection import KernelSelection
 from inl.spec.step import Bucket
 from inl.spec.workload import TuningResults
-from inl.weights.loader import load_weights, stored_specs
+from inl.weights.load import load_weights, stored_specs
 from inl.weights.plan import plan_weights
-from inl.weights.quantization import KINDS
+from inl.weights.quantize.report import KINDS
 from inl_cuda.backend import CudaBackend
 from inl_cuda.settings import PERSISTENT
 from inl_cuda.tuning import tuning

@@ -32,7 +32,7 @@ from inl.executor.cache_sizing import plan_limits
 from inl.executor.local_runner import LocalRunner
 from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.request import Request
-from inl.weights.quantization import KINDS
+from inl.weights.quantize.report import KINDS
 from inl_cuda.backend import CudaBackend
 
 SAMPLED = {"temperature": 0.8}

@@ -13,8 +13,8 @@ import argparse
 from time import perf_counter
 
 from inl import EngineConfig, InferenceEngine
+from inl.checkpoints.hub.resolve import resolve_model
 from inl.executor.model_loader import open_model
-from inl.weights.hub import resolve_model
 
 TOKENS = 96
 

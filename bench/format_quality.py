@@ -24,9 +24,9 @@ import torch
 import transformers
 from cpu_quality import HERE, TEXTS, log_probabilities, logits_of, open_runner
 
+from inl.checkpoints.blocks.dtypes import dequantize
+from inl.checkpoints.hub.resolve import resolve_model
 from inl.executor.model_loader import open_model
-from inl.weights.hub import resolve_model
-from inl.weights.quant import dequantize
 
 sys.path.append(str(HERE / "tests/support"))
 import quantized_models as published

@@ -18,11 +18,11 @@ from pathlib import Path
 import numpy as np
 
 from inl import Device, EngineConfig
+from inl.checkpoints.hub.resolve import default_model
 from inl.executor.model_loader import open_model, start_runner
 from inl.plugin import make_backend
 from inl.spec.message import Row, admit_frame, step_frame
 from inl.spec.step import Bucket
-from inl.weights.hub import default_model
 from inl_intel.openvino.backend import OpenVinoBackend
 
 SIZES = ((1, 1), (8, 8), (32, 32), (32, 1), (512, 1))

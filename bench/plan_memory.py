@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from inl.optimizers import get_optimal_parallelism
+from inl.executor.planner import get_optimal_parallelism
 
 FIELDS = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
@@ -96,6 +96,7 @@ def serve(name: str, words: Any) -> dict[str, Any]:
     """Bytes in use after each stage of a served model."""
     device, batch, context = words.device, words.batch, words.context
     dtype = words.dtype
+    from inl.checkpoints.checkpoint import Checkpoint
     from inl.config import EngineConfig
     from inl.dtypes import HostArray, wrap
     from inl.engine.core import EngineCore
@@ -106,7 +107,6 @@ def serve(name: str, words: Any) -> dict[str, Any]:
     from inl.scheduling.request import Request
     from inl.spec.op import Spec
     from inl.spec.tree import leaves
-    from inl.weights.checkpoint import Checkpoint
 
     class Random(Checkpoint):
         """New random tensors at each call, so that none is shared."""

@@ -19,10 +19,10 @@ from cpu_quality import TEXTS, log_probabilities, logits_of, open_runner
 from safetensors.torch import save_file
 from torch import from_numpy
 
+from inl.checkpoints.blocks.dtypes import dequantize
+from inl.checkpoints.hub.resolve import resolve_model
 from inl.executor.model_loader import open_model
-from inl.weights.hub import resolve_model
-from inl.weights.quant import dequantize
-from inl.weights.quantization import KINDS
+from inl.weights.quantize.report import KINDS
 
 DTYPES = "float32", "bfloat16"
 

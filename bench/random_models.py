@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from inl.checkpoints.blocks.encode import encode
+from inl.checkpoints.checkpoint import Checkpoint
 from inl.dtypes import HostArray, widen
 from inl.executor.model_loader import LanguageModel
 from inl.models import llama, qwen3_moe
 from inl.spec.op import Spec
 from inl.spec.tree import leaves
-from inl.weights.checkpoint import Checkpoint
-from inl.weights.quant_encode import encode
-from inl.weights.quantization import KINDS
+from inl.weights.quantize.report import KINDS
 from inl.weights.sources import stored_tensors
 
 SHAPES = {

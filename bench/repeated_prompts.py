@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from inl import EngineConfig, InferenceEngine
-from inl.weights.hub import resolve_model
+from inl.checkpoints.hub.resolve import resolve_model
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 

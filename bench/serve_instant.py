@@ -25,6 +25,7 @@ from typing import Any
 from host_steps import Instant
 from serve_overhead import Clients, generate
 
+from inl.checkpoints.hub.resolve import resolve_model
 from inl.config import EngineConfig
 from inl.engine.inference_engine import InferenceEngine
 from inl.executor.model_loader import open_model
@@ -32,7 +33,6 @@ from inl.protocol.runner import Limits, Reply
 from inl.serve.model_slot import ModelSource
 from inl.serve.server import Server, engine_config
 from inl.serve.settings import ServerConfig
-from inl.weights.hub import resolve_model
 
 CONTEXT = 512
 

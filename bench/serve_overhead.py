@@ -7,7 +7,8 @@
 Each round generates with an engine in this process, then with a server process of its
 own; the other one is idle. The clients run on the same machine, in ``--processes``
 processes of their own. They count bytes, and take the numbers of tokens from the usage
-that each stream reports. ``bench/serve_hashes.py`` measures the server alone.
+that each stream reports. ``serve_instant.py`` measures the server alone;
+``thin_model.py`` packs the default model for a machine without a network.
 """
 
 from __future__ import annotations

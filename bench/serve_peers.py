@@ -32,8 +32,8 @@ from peers.models import Models
 from peers.picture import check_picture
 from serve_processes import server
 
+from inl.checkpoints.hub.resolve import resolve_model
 from inl.serve.load_client import LoadClient, run_load
-from inl.weights.hub import resolve_model
 
 HERE = Path(__file__).parent
 sys.path.append(str(HERE / "peers" / "drivers"))

@@ -15,8 +15,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from inl.weights.files import Entry
-from inl.weights.gguf import GgufFile
+from inl.checkpoints.files.tensor_file import Entry
+from inl.checkpoints.gguf.file import GgufFile
 
 LAYER = re.compile(r"blk\.\d+\.(.*)")
 

@@ -121,8 +121,8 @@ def plain_deep():
 @pytest.fixture(scope="session")
 def deep_made():
     """Config and tensors of the recorded 0.13 model, as NumPy arrays by name."""
+    from inl.checkpoints.checkpoint import open_checkpoint
     from inl.dtypes import widen
-    from inl.weights.checkpoint import open_checkpoint
 
     checkpoint = open_checkpoint(DATA / "inl-v013")
     names = checkpoint.names()

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from inl.checkpoints.blocks.decode_32 import E4M3
 from inl.dtypes import (
     EPSILON,
     FLOATS,
@@ -20,7 +21,6 @@ from inl.dtypes import (
     widen,
     wrap,
 )  # fmt: skip
-from inl.weights.quant_blocks import E4M3
 
 
 def value_of(bits):

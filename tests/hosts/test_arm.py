@@ -28,7 +28,7 @@ from inl_cpu import library
 place = Path(os.environ["INL_NATIVE_LIBRARY"])
 library.open_library.__wrapped__.__defaults__ = (place,)
 from inl import EngineConfig, InferenceEngine
-from inl.weights.hub import default_model
+from inl.checkpoints.hub.resolve import default_model
 case = json.loads(Path("tests/data/smollm2-oracle.json").read_text("utf-8"))["cases"][0]
 config = EngineConfig(backend="cpu", dtype="float32", max_batch=1, context=256)
 with InferenceEngine.from_pretrained(default_model(), config) as engine:

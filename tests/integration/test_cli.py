@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from inl import EngineConfig, InferenceEngine
+from inl.checkpoints.hub.resolve import default_model
 from inl.plugin import make_backend
-from inl.weights.hub import default_model
 
 
 @pytest.fixture(scope="module")

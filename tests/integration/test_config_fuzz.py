@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 
 from depth import scaled
+from inl.checkpoints.checkpoint import Checkpoint
 from inl.dtypes import wrap
 from inl.errors import InlError
 from inl.executor.model_loader import read_model
 from inl.models.registry import find_model
-from inl.weights.checkpoint import Checkpoint
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from inl import EngineConfig, InferenceEngine
+from inl.checkpoints.blocks.dtypes import dequantize
+from inl.checkpoints.checkpoint import open_checkpoint
 from inl.spec.message import Row, admit_frame, step_frame
 from inl.spec.step import Bucket
 from inl.testing.near_tie import compare
-from inl.weights.checkpoint import open_checkpoint
-from inl.weights.quant import dequantize
 
 CODER = "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
 GEMMA = "gemma-3-270m-q4_k_m.gguf"

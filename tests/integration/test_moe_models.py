@@ -15,6 +15,7 @@ import tokenizers
 
 from inl import EngineConfig, InferenceEngine
 from inl.backend.reference import ReferenceBackend
+from inl.checkpoints.checkpoint import open_checkpoint
 from inl.device import Device
 from inl.dtypes import widen
 from inl.errors import WeightMismatch
@@ -28,8 +29,7 @@ from inl.spec.model import Model
 from inl.spec.step import Bucket
 from inl.testing.near_tie import compare
 from inl.testing.oracle import prompt_logits
-from inl.weights.checkpoint import open_checkpoint
-from inl.weights.loader import stored_specs
+from inl.weights.load import stored_specs
 from inl.weights.plan import check_tensors, plan_weights
 from inl_cpu.backend import open_cpu
 

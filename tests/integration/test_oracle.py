@@ -10,11 +10,11 @@ import pytest
 
 from depth import mostly_full
 from inl import Device, EngineConfig, InferenceEngine
+from inl.checkpoints.hub.resolve import default_model
 from inl.executor.model_loader import open_model, start_runner
 from inl.spec.message import Row, admit_frame, step_frame
 from inl.spec.step import Bucket
 from inl.testing.near_tie import BOUNDS, compare
-from inl.weights.hub import default_model
 
 ORACLE = json.loads(
     (Path(__file__).parents[1] / "data" / "smollm2-oracle.json").read_text("utf-8")

@@ -343,7 +343,7 @@ def test_a_method_that_is_no_object_is_refused(tmp_path):
 def test_compressed_tensors_unpacks_the_same_codes():
     """Against the package that writes the format, where it is installed."""
     pack = pytest.importorskip("compressed_tensors.compressors.pack_quantized.helpers")
-    from inl.weights.quant_matrix import unpack_words
+    from inl.checkpoints.quantized.matrix import unpack_words
 
     codes = torch.randint(-8, 8, (6, 40), dtype=torch.int8)
     for axis in (0, 1):

@@ -7,9 +7,9 @@ import json
 import numpy as np
 import pytest
 
-from inl.weights.checkpoint import open_checkpoint
-from inl.weights.quant import dequantize
-from inl.weights.quantized import quantized
+from inl.checkpoints.blocks.dtypes import dequantize
+from inl.checkpoints.checkpoint import open_checkpoint
+from inl.checkpoints.quantized.checkpoint import quantized
 
 torch = pytest.importorskip("torch")
 torchao = pytest.importorskip("torchao")

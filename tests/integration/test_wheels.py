@@ -126,12 +126,15 @@ def installed(request, wheels, tmp_path):
     return tmp_path
 
 
-def test_wheels_install_and_run(installed):
+def test_wheels_install_and_run(installed, wheels):
     dropped = ("PYTHONPATH", "INL_PLUGINS", "VIRTUAL_ENV")
     env = {name: value for name, value in os.environ.items() if name not in dropped}
 
     def inl(*words):
         return run(installed / "bin" / "inl", *words, env=env, cwd=installed)
+
+    def python(*words):
+        return run(installed / "bin" / "python", *words, env=env, cwd=installed)
 
     plugins = inl("plugins").stdout
     assert re.search(r"^toy .* ready ", plugins, re.M), plugins
@@ -144,3 +147,14 @@ def test_wheels_install_and_run(installed):
     for device in ("reference:0", "cpu:0"):
         answer = inl("generate", *words, "--device", device, "--temperature", "0")
         assert answer.stdout.strip() == "Paris.", answer.stderr
+    plan = inl("plan", "--devices", "4x80GB")
+    assert plan.returncode == 0, plan.stderr
+    losses = ("-c", "import inl.nn.losses as losses; print(losses.mse_loss.__name__)")
+    assert (
+        "MissingPackage: inl-toolkit, which has inl.nn, is not installed"
+        in python(*losses).stderr
+    )
+    pip = ("-m", "pip", "install", "-q", "--no-deps", "--find-links", wheels)
+    done = python(*pip, "inl-toolkit")
+    assert done.returncode == 0, done.stderr
+    assert python(*losses).stdout.strip() == "mse_loss"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from inl.checkpoints.blocks.dtypes import dequantize
 from inl.dtypes import HostArray, wrap
 from inl.ops import catalog
 from inl.spec.op import Case, Spec
@@ -12,7 +13,6 @@ from inl.spec.selection import KernelSelection
 from inl.testing.check import CheckFailed
 from inl.testing.op_call import OpCall
 from inl.testing.op_check import judged, require_passed, run_checked
-from inl.weights.quant import dequantize
 from inl_onnx import kernels
 from inl_onnx.kernels import nbits
 

@@ -14,13 +14,13 @@ import pytest
 from depth import mostly_full, mostly_long
 from http_servers import HashServer
 from inl import EngineConfig
+from inl.checkpoints.checkpoint import open_checkpoint
+from inl.checkpoints.hub.resolve import default_model
 from inl.cli.serve_models import make_server
 from inl.errors import RequestError
 from inl.serve.gate import ADMIN_PATHS
 from inl.serve.openapi import openapi
 from inl.serve.settings import ServerConfig
-from inl.weights.checkpoint import open_checkpoint
-from inl.weights.hub import default_model
 from lora_files import LoraFiles
 from waiting import until
 

@@ -10,9 +10,9 @@ import time
 import pytest
 
 from http_servers import HashServer
+from inl.checkpoints.hub.resolve import resolve_model
 from inl.executor.model_loader import open_model
 from inl.serve import bounded_calls, conversions, gate
-from inl.weights.hub import resolve_model
 from model_servers import ModelServer, Source
 from waiting import until
 

@@ -7,11 +7,11 @@ import pytest
 
 from http_servers import HashServer
 from inl import EngineConfig, InferenceEngine
+from inl.checkpoints.checkpoint import open_checkpoint
+from inl.checkpoints.hub.resolve import default_model
 from inl.cli.serve_models import make_server
 from inl.errors import RequestError
 from inl.serve.settings import ServerConfig
-from inl.weights.checkpoint import open_checkpoint
-from inl.weights.hub import default_model
 from lora_files import LoraFiles
 
 PROMPT = list(range(40, 60))

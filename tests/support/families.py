@@ -17,7 +17,7 @@ from inl.spec.limits import Limits
 from inl.spec.message import Row, admit_frame, release_frame, step_frame
 from inl.spec.selection import KernelSelection
 from inl.spec.step import Bucket
-from inl.weights.loader import load_weights, stored_specs
+from inl.weights.load import load_weights, stored_specs
 from inl.weights.plan import plan_weights
 
 TOKENS, VOCAB, LAYERS, WINDOW = 40, 96, 4, 7

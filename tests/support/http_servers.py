@@ -17,6 +17,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from held_runner import HeldRunner, wait_submitted
+from inl.checkpoints.hub.resolve import resolve_model
 from inl.config import EngineConfig
 from inl.engine.inference_engine import InferenceEngine
 from inl.executor.model_loader import open_model
@@ -24,7 +25,6 @@ from inl.protocol.runner import Limits
 from inl.serve.model_slot import ModelSource
 from inl.serve.server import Server, engine_config
 from inl.serve.settings import ServerConfig
-from inl.weights.hub import resolve_model
 from waiting import until
 
 CONTEXT = 1024

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from inl.backend.weight_cache import FileIdentity
+from inl.checkpoints.blocks.dtypes import dequantize
 from inl.dtypes import HostArray
-from inl.weights.quant import dequantize
 from inl_cpu.abi import Flag
 from inl_cpu.kernels.dense import Products
 from inl_cpu.matrix import pack_pairs, pack_rows

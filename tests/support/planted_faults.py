@@ -154,7 +154,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "troubleshooting.md"
 
 def quotations():
     """List (heading, quoted report) of each section of docs/troubleshooting.md."""
-    return re.findall(r"^## (.+?)\n\n```\n(.*?)```\n", PAGE.read_text(), re.M | re.S)
+    return re.findall(r"^### (.+?)\n\n```\n(.*?)```\n", PAGE.read_text(), re.M | re.S)
 
 
 def matches(quoted, lines):

@@ -140,22 +140,28 @@ def per_block(weight, block=48):
     return scale, each
 
 
+def per_block_of_powers(weight):
+    scale, each = (2 ** one.log2().ceil() for one in per_block(weight))
+    return scale.to(torch.float8_e8m0fnu), each
+
+
 def int8_rows(weight):
     scale = weight.abs().amax(1, keepdim=True) / 127
     codes = (weight / scale).round().to(torch.int8)
     return codes * scale, {"weight": codes, "weight_scale": scale}
 
 
-def packed(symmetric):
+def packed(symmetric, bits=4):
     def store(weight):
-        codes, scale, zero, values = grouped(weight, 4, 64, symmetric)
+        codes, scale, zero, values = grouped(weight, bits, 64, symmetric)
         tensors = {
-            "weight_packed": words(codes, 4),
+            "weight_packed": words(codes, bits),
             "weight_shape": torch.tensor(weight.shape),
             "weight_scale": scale,
         }
         if not symmetric:
-            tensors["weight_zero_point"] = words(zero.T.contiguous(), 4).T.contiguous()
+            zeros = words(zero.T.contiguous(), bits)
+            tensors["weight_zero_point"] = zeros.T.contiguous()
         return values, tensors
 
     return store, {"quant_method": "compressed-tensors", "format": "pack-quantized"}
@@ -231,6 +237,9 @@ FORMATS = {
     "awq": (awq(), "AWQ, 4 bits, groups of 64: 7 matrices repacked as q8_0"),
     "fp8-tensor": (fp8("fp8", per_tensor), "FP8: 7 matrices decoded"),
     "fp8-blocks": (fp8("fp8", per_block, **BLOCKS), "FP8, blocks of 48 x 48"),
+    "fp8-powers": (
+        fp8("fp8", per_block_of_powers, **BLOCKS), "FP8, blocks of 48 x 48"
+    ),
     "compressed-fp8-rows": (
         fp8("compressed-tensors", per_row, format="float-quantized"), "float-quantized"
     ),
@@ -243,6 +252,7 @@ FORMATS = {
     ),
     "compressed-int4": (packed(True), "pack-quantized: 7 matrices repacked as q4_0"),
     "compressed-int4-zeros": (packed(False), "repacked as q8_0"),
+    "compressed-int8-zeros": (packed(False, bits=8), "7 matrices decoded"),
     "nf4": (nf4(False), "bitsandbytes NF4: 7 matrices decoded"),
     "nf4-nested": (nf4(True), "bitsandbytes NF4"),
     "bnb-int8": (

@@ -34,7 +34,7 @@ class Recorded:
         from inl.executor.local_runner import Loaded, LocalRunner
         from inl.spec.limits import Limits
         from inl.spec.selection import KernelSelection
-        from inl.weights.loader import load_weights, stored_specs
+        from inl.weights.load import load_weights, stored_specs
         from inl.weights.plan import plan_weights
 
         model, checkpoint = self.language.model, self.language.checkpoint

@@ -11,6 +11,7 @@ import torch
 
 from inl.backend.base import DeviceMemory, Traits
 from inl.backend.host import host_memory
+from inl.checkpoints.checkpoint import Checkpoint
 from inl.device import Device
 from inl.dtypes import cast, widen, wrap
 from inl.executor.local_runner import Loaded, LocalRunner
@@ -20,8 +21,7 @@ from inl.spec.limits import Limits
 from inl.spec.selection import KernelSelection
 from inl.spec.tolerance import stored
 from inl.spec.tree import leaves, tree_map
-from inl.weights.checkpoint import Checkpoint
-from inl.weights.loader import load_weights, stored_specs
+from inl.weights.load import load_weights, stored_specs
 from inl.weights.plan import check_tensors, plan_weights
 from inl_torch.backend import TorchBackend
 from inl_torch.tensors import from_host, to_host

@@ -8,9 +8,9 @@ import shutil
 import pytest
 import torch
 
+from inl.checkpoints.checkpoint import open_checkpoint
 from inl.dtypes import widen
 from inl.executor.model_loader import open_model
-from inl.weights.checkpoint import open_checkpoint
 
 DTYPES = (
     torch.float64, torch.float32, torch.float16, torch.bfloat16,

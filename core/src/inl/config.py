@@ -8,9 +8,9 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from inl.errors import RequestError
-from inl.spec.mesh import parse_mesh
+from inl.placement.mesh import parse_mesh
 from inl.spec.step import SAMPLERS
-from inl.weights.quantization import KINDS
+from inl.weights.quantize.report import KINDS
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -29,7 +29,11 @@ SIZES = {
 """Bytes per element of every plain dtype."""
 
 FLOAT8 = ("float8_e4m3", "float8_e5m2")
-"""8-bit float dtypes, stored as bytes; :mod:`inl.weights.quant` decodes them."""
+"""8-bit float dtypes, stored as bytes, which :mod:`inl.checkpoints.blocks.dtypes`
+decodes."""
+
+E8M0 = "float8_e8m0"
+"""8 bits of an exponent: powers of two, in which newer checkpoints store scales."""
 
 E4M3 = FLOAT8[0]
 E4M3_LARGEST = 448.0
@@ -91,7 +95,8 @@ def _name(dtype: Any) -> str:
 def widen(array: HostArray) -> NDArray[Any]:
     """Return an array that NumPy computes with: bfloat16 becomes float32.
 
-    Raises ``TypeError`` for a quantized dtype; :mod:`inl.weights.quant` decodes those.
+    Raises ``TypeError`` for a quantized dtype, which
+    :mod:`inl.checkpoints.blocks.dtypes` decodes.
     """
     import numpy as np
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from inl.checkpoints.hub.resolve import default_model
 from inl.cli.main import main
 from inl.testing.tiny import tiny_llama
-from inl.weights.hub import default_model
 from lora_files import LoraFiles
 
 REFUSES = """

@@ -7,8 +7,8 @@ import os
 
 import pytest
 
+from inl.checkpoints.hub.resolve import DEFAULT, DEFAULT_NAME
 from inl.plugin import registry
-from inl.weights.hub import DEFAULT, DEFAULT_NAME
 
 
 @pytest.fixture

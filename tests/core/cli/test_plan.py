@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from inl.checkpoints.checkpoint import open_checkpoint
 from inl.cli.main import main
-from inl.weights.checkpoint import open_checkpoint
 
 
 def run(capsys, *words):

@@ -13,7 +13,6 @@ import pytest
 
 from depth import mostly_full
 from inl.backend.base import Collectives
-from inl.backend.ranks import over_ranks
 from inl.backend.reference import (
     ReferenceBackend,
     Rendezvous,
@@ -26,6 +25,7 @@ from inl.executor import rank_runner as ranks
 from inl.executor.rank_runner import RankRunner
 from inl.models.llama import MODEL
 from inl.ops import catalog
+from inl.placement.ranks import over_ranks
 from inl.spec.dispatch import DynamicOps
 from inl.spec.kernel import Kernel
 from inl.spec.limits import Limits

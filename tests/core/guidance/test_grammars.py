@@ -10,12 +10,12 @@ import time
 import pytest
 
 from inl import EngineConfig, InferenceEngine
+from inl.checkpoints.hub.resolve import resolve_model
 from inl.errors import MissingPackage, RequestError
 from inl.executor.model_loader import open_model
 from inl.guidance.structured import read_structured
 from inl.spec.limits import Limits
 from inl.testing.hash_runner import HashRunner
-from inl.weights.hub import resolve_model
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,10 @@ import pytest
 
 from depth import scaled
 from inl import EngineConfig, InferenceEngine
+from inl.checkpoints.hub.resolve import resolve_model
 from inl.executor.model_loader import open_model
 from inl.spec.limits import Limits
 from inl.testing.hash_runner import HashRunner
-from inl.weights.hub import resolve_model
 from json_schemas import schemas
 
 pytest.importorskip("llguidance")

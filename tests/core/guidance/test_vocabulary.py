@@ -44,8 +44,8 @@ def sentencepiece(index):
 
 
 def default_model():
-    from inl.weights.checkpoint import open_checkpoint
-    from inl.weights.hub import default_model
+    from inl.checkpoints.checkpoint import open_checkpoint
+    from inl.checkpoints.hub.resolve import default_model
 
     return open_checkpoint(default_model()).tokenizer()
 

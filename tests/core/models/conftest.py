@@ -8,7 +8,7 @@ import pytest
 from inl.executor.model_loader import LanguageModel
 from inl.models import deep
 from inl.testing.tiny import MemoryCheckpoint
-from inl.weights.loader import stored_specs
+from inl.weights.load import stored_specs
 from inl.weights.plan import check_tensors, plan_weights
 from random_families import drawn, random_family
 

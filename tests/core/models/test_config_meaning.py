@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 from inl.errors import CheckpointError, UnknownArchitecture
 from inl.executor.model_loader import open_model
 from inl.executor.tied_weights import without_copies
-from inl.models import gemma3, llama, mistral, mixtral, qwen3
+from inl.models import deepseek_v3, gemma3, llama, mistral, mixtral, olmo3, qwen3
 from inl.models.registry import find_model
 from inl.ops.rope import RopeScaling
 from inl.testing.tiny import tiny_llama
@@ -45,8 +45,35 @@ def test_model_type_decides(tmp_path):
     names = {"architectures": ["LlamaForCausalLM"], "model_type": "mistral"}
     assert find_model(names, tmp_path) is mistral.MODEL
     assert find_model({"architectures": ["LlamaForCausalLM"]}, tmp_path) is llama.MODEL
-    with pytest.raises(UnknownArchitecture, match="found 'mamba', 'LlamaForCausalLM'"):
-        find_model({**names, "model_type": "mamba"}, tmp_path)
+    with pytest.raises(UnknownArchitecture, match="found 'mamba', 'MambaForCausalLM'"):
+        find_model(
+            {"architectures": ["MambaForCausalLM"], "model_type": "mamba"}, tmp_path
+        )
+
+
+@pytest.mark.parametrize(
+    ("kind", "architecture", "model"),
+    [
+        ("code_llama", "LlamaForCausalLM", llama.MODEL),
+        ("kimi_k2", "DeepseekV3ForCausalLM", deepseek_v3.MODEL),
+    ],
+)
+def test_the_architecture_decides_for_an_unknown_model_type(
+    tmp_path, kind, architecture, model
+):
+    names = {"architectures": [architecture], "model_type": kind}
+    assert find_model(names, tmp_path) is model
+
+
+def test_olmo3_takes_the_fields_of_one_rotation():
+    """Layers with a window have the base of the others, without their scaling."""
+    kinds = {
+        "full_attention": YARN | {"rope_theta": 500.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+    }
+    flat = olmo3.config({**PLAIN, "rope_parameters": YARN | {"rope_theta": 500.0}})
+    assert flat == olmo3.config({**PLAIN, "rope_parameters": kinds})
+    assert flat.local_rope[0] == 500.0
 
 
 def test_rope_scaling_replaces_rope_parameters_and_raises_the_context():
@@ -122,7 +149,7 @@ def logits_of(language):
     """The head's weight, as it is loaded."""
     from inl.backend.reference import ReferenceBackend
     from inl.device import Device
-    from inl.weights.loader import load_weights, stored_specs
+    from inl.weights.load import load_weights, stored_specs
     from inl.weights.plan import plan_weights
 
     stored = stored_specs(language.checkpoint)

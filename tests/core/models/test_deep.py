@@ -10,6 +10,7 @@ import pytest
 
 from inl import Device, EngineConfig, InferenceEngine
 from inl.backend.reference import ReferenceBackend
+from inl.checkpoints.checkpoint import open_checkpoint
 from inl.dtypes import widen
 from inl.engine.core import EngineCore
 from inl.errors import CheckpointError, RequestError, WeightMismatch
@@ -21,7 +22,6 @@ from inl.spec.limits import Limits
 from inl.spec.selection import KernelSelection
 from inl.spec.step import Bucket
 from inl.testing.tiny import MemoryCheckpoint, reference_ranks
-from inl.weights.checkpoint import open_checkpoint
 from inl.weights.plan import plan_weights
 
 CLOSE = 1e-5

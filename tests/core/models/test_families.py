@@ -12,6 +12,7 @@ import pytest
 from depth import mostly_full
 from inl import EngineConfig, InferenceEngine
 from inl.backend.reference import ReferenceBackend
+from inl.checkpoints.gguf import names as gguf_names
 from inl.device import Device
 from inl.errors import CheckpointError, RequestError, RunnerError, WeightMismatch
 from inl.executor.model_executor import SIZE_CLASSES
@@ -22,7 +23,6 @@ from inl.spec.cache import Paged
 from inl.spec.limits import Limits
 from inl.testing.tiny import local_runner, reference_ranks
 from inl.testing.traffic import Traffic, play
-from inl.weights import gguf_names
 
 DEVICE = Device("reference:0")
 NAMES = sorted({module for _, _, module in FAMILIES})

@@ -19,7 +19,7 @@ from inl.spec.step import Bucket
 from inl.testing.oracle import prompt_logits
 from inl.testing.tiny import MemoryCheckpoint, local_runner, reference_ranks
 from inl.testing.traffic import Traffic, play
-from inl.weights.loader import stored_specs
+from inl.weights.load import stored_specs
 from inl.weights.plan import check_tensors, plan_weights
 
 DEVICE = Device("reference:0")

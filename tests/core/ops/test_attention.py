@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from depth import examples
+from inl.checkpoints.blocks.decode_32 import E4M3
 from inl.ops import catalog
 from inl.ops.attention import random_step
 from inl.ops.step import empty_tables, make_step
@@ -17,7 +18,6 @@ from inl.spec.cache import Cache
 from inl.spec.message import step_frame
 from inl.spec.step import Bucket
 from inl.spec.tolerance import BodyOps
-from inl.weights.quant_blocks import E4M3
 
 BLOCK = 4
 

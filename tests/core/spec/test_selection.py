@@ -13,7 +13,7 @@ from inl.config import EngineConfig
 from inl.device import Device
 from inl.dtypes import widen, wrap
 from inl.errors import NoKernel
-from inl.executor.model_loader import kernel_selection
+from inl.executor.load_plan import kernel_selection
 from inl.ops import catalog
 from inl.ops.linear import Linear, QkvLinear
 from inl.ops.norm import Norm

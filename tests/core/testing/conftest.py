@@ -81,7 +81,7 @@ def tensor(host):
 
 def backend(device):
     if FAULT == "leak":
-        from inl.scheduling.block_pool import BlockPool
+        from inl.kv.block_pool import BlockPool
 
         free = BlockPool.free
         BlockPool.free = lambda pool, blocks: free(

@@ -19,8 +19,8 @@ def oracle():
 @pytest.fixture(scope="session")
 def default_checkpoint():
     """SmolLM2-135M-Instruct, downloaded by the first test run on a machine."""
-    from inl.weights.checkpoint import open_checkpoint
-    from inl.weights.hub import default_model
+    from inl.checkpoints.checkpoint import open_checkpoint
+    from inl.checkpoints.hub.resolve import default_model
 
     checkpoint = open_checkpoint(default_model())
     yield checkpoint
@@ -38,7 +38,7 @@ def fallback_tokenizer(tmp_path_factory):
     import tokenizers
     from tokenizers import decoders, models, normalizers
 
-    from inl.weights.tokenizer_file import read_tokenizer_file
+    from inl.checkpoints.files.tokenizer_file import read_tokenizer_file
 
     tokens = ["<unk>", "<s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     tokens += ["▁", "▁▁", "▁a", "▁the", "a", "b", "é", "the", "日", "�", ".", "▁."]

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from depth import examples
+from inl.checkpoints.gguf.file import GgufFile
 from inl.errors import CheckpointError, MissingPackage, RequestError
 from inl.text.gguf_vocabulary import open_tokenizer, read_tokenizer
 from inl.text.plain_bpe import PlainBpe, translated, words_of
 from inl.text.pre_tokenizers import PATTERNS, pre_tokenizer
-from inl.weights.gguf import GgufFile
 from text_samples import TEXTS, metadata
 
 # Unicode versions differ: new characters are unassigned in the older one.

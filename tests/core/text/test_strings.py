@@ -8,10 +8,10 @@ import struct
 import numpy as np
 import pytest
 
+from inl.checkpoints.files.tensor_file import TensorFile
+from inl.checkpoints.gguf.header import CHUNK, Header
 from inl.errors import CheckpointError
 from inl.text.strings import PIECE, Strings, scan, walk
-from inl.weights.files import TensorFile
-from inl.weights.gguf_header import CHUNK, Header
 
 PAD = b"before"
 
@@ -127,7 +127,7 @@ def test_few_bytes_are_searched_twice(every, found, monkeypatch) -> None:
         searched.append(len(block))
         return bounds
 
-    monkeypatch.setattr("inl.weights.gguf_header.scan", counted)
+    monkeypatch.setattr("inl.checkpoints.gguf.header.scan", counted)
     texts = [b"x" * (300 if at % every == 0 else 9) for at in range(200_000)]
     data = written(texts)
     assert list(found(data, len(texts))[-2:]) == ["x" * 9] * 2
@@ -141,7 +141,7 @@ def test_one_long_string_costs_few_steps(found, monkeypatch) -> None:
         walked.append(count)
         return walk(block, count)
 
-    monkeypatch.setattr("inl.weights.gguf_header.walk", counted)
+    monkeypatch.setattr("inl.checkpoints.gguf.header.walk", counted)
     texts = [b"x" * (300 if at == 500 else 9) for at in range(50_000)]
     assert len(found(written(texts), len(texts))) == len(texts)
     assert sum(walked) < 100

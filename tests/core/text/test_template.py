@@ -19,7 +19,9 @@ HELLO = [{"role": "user", "content": "hello"}]
 
 
 def apply(source, messages=HELLO, **variables):
-    template = ChatTemplate(source, bos_token="<s>", eos_token="</s>")
+    template = ChatTemplate(
+        source, special_tokens={"bos_token": "<s>", "eos_token": "</s>"}
+    )
     try:
         return template.apply(messages, **variables)
     finally:

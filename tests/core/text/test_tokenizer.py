@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
 from depth import examples
+from inl.checkpoints.files.tokenizer_file import read_tokenizer_file
+from inl.checkpoints.gguf.file import GgufFile
 from inl.errors import CheckpointError, MissingPackage, RequestError
 from inl.text import tokenizer
 from inl.text.detokenize import Detokenizer
 from inl.text.gguf_vocabulary import open_tokenizer, read_tokenizer
 from inl.text.pre_tokenizers import PATTERNS, PRE, pre_tokenizer
 from inl.text.tokenizer import Tokenizer, library
-from inl.weights.gguf import GgufFile
-from inl.weights.tokenizer_file import read_tokenizer_file
 from text_samples import TEXTS, metadata
 
 

@@ -6,14 +6,14 @@ import gguf
 import numpy as np
 import pytest
 
+from inl.checkpoints.blocks.dtypes import dequantize
 from inl.dtypes import HostArray, wrap
 from inl.errors import WeightMismatch
 from inl.spec.op import Spec
 from inl.spec.weights import Group, Param, RowSlices
 from inl.testing.tiny import MemoryCheckpoint
-from inl.weights.loader import adjusted, read_shard
+from inl.weights.load import adjusted, read_shard
 from inl.weights.plan import WeightPlan, check_tensors, plan_weights
-from inl.weights.quant import dequantize
 
 STORED = np.arange(8 * 64, dtype=np.float32).reshape(8, 64)
 TURNED = Param("fused", (4, 64), axis=0, row_slices=RowSlices(((6, 8), (1, 3)), 8))
@@ -94,3 +94,11 @@ def test_check_tensors_compares_stored_shapes():
         check_tensors(tree, {"fused": Spec((4, 64), "float32")}, "here")
     with pytest.raises(WeightMismatch, match=r"missing fused \[8, 64\]"):
         check_tensors(tree, {}, "here")
+
+
+def test_layers_that_draft_are_left_out():
+    tree = {"out": WeightPlan(Group("linear", weight=Param("out", (4, 8))), None)}
+    stored = {"out": Spec((4, 8), "float32")}
+    check_tensors(tree, stored | {"mtp.norm.weight": Spec((8,), "float32")}, "m")
+    with pytest.raises(WeightMismatch, match=r"unused x\.mtp\.norm\.weight"):
+        check_tensors(tree, stored | {"x.mtp.norm.weight": Spec((8,), "float32")}, "m")

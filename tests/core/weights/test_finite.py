@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from inl.checkpoints.blocks.dtypes import BLOCK_DTYPES, BLOCKS, dequantize
 from inl.dtypes import HostArray, cast
 from inl.errors import CheckpointError
 from inl.weights.finite import CHUNK, check_finite
-from inl.weights.quant import BLOCKS, QUANTIZATIONS, dequantize
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -34,7 +34,7 @@ def test_the_largest_and_smallest_numbers_are_accepted(dtype):
     check_finite(HostArray(data, dtype, (3,)), "w")
 
 
-@pytest.mark.parametrize("dtype", QUANTIZATIONS)
+@pytest.mark.parametrize("dtype", BLOCK_DTYPES)
 def test_random_blocks_are_refused_exactly_if_they_decode_to_non_finite(dtype):
     elements, size = BLOCKS[dtype]
     rng, outcomes = np.random.default_rng(0), []

@@ -21,10 +21,10 @@ from pathlib import Path
 from inl.backend.reference import ReferenceBackend
 from inl.device import Device
 from inl.models import llama
-from inl.weights.checkpoint import open_checkpoint
-from inl.weights.folder import FolderCheckpoint
+from inl.checkpoints.checkpoint import open_checkpoint
+from inl.checkpoints.folder import FolderCheckpoint
 from inl.weights.plan import plan_weights
-from inl.weights.loader import load_weights, stored_specs
+from inl.weights.load import load_weights, stored_specs
 
 def memory(field):
     lines = Path("/proc/self/status").read_text().splitlines()

@@ -19,7 +19,7 @@ from inl.progress import LoadStage, ProgressReporter
 from inl.spec.kernel import Kernel
 from inl.spec.tree import leaves
 from inl.testing.tiny import MemoryCheckpoint, tiny_llama
-from inl.weights.loader import load_weights, stored_specs
+from inl.weights.load import load_weights, stored_specs
 from inl.weights.plan import plan_weights
 
 PACK_SECONDS = 0.02

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from inl.backend.base import Traits
+from inl.checkpoints.blocks.dtypes import dequantize
+from inl.checkpoints.checkpoint import Checkpoint
 from inl.dtypes import HostArray, cast, widen
 from inl.ops.moe import Experts
 from inl.spec.weights import FusedSlice, Group, Param
-from inl.weights.checkpoint import Checkpoint
-from inl.weights.loader import load_weights, read_shard, stored_specs
+from inl.weights.load import load_weights, read_shard, stored_specs
 from inl.weights.plan import plan_weights
-from inl.weights.quant import dequantize
 
 E, INNER, HIDDEN = 3, 64, 96
 

@@ -6,12 +6,12 @@ import gguf
 import numpy as np
 import pytest
 
+from inl.checkpoints.checkpoint import open_checkpoint
+from inl.checkpoints.files.tensor_file import TensorFile
 from inl.errors import CheckpointError
 from inl.models.llama import MODEL
 from inl.spec.tree import leaves
-from inl.weights.checkpoint import open_checkpoint
-from inl.weights.files import TensorFile
-from inl.weights.loader import read_shard, stored_specs
+from inl.weights.load import read_shard, stored_specs
 from inl.weights.plan import plan_weights
 from inl.weights.unread import UnreadArray
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from inl import EngineConfig, InferenceEngine
+from inl.checkpoints.gguf.file import GgufFile
+from inl.checkpoints.hub.resolve import default_model
 from inl.errors import CheckpointError
-from inl.weights.gguf import GgufFile
-from inl.weights.hub import default_model
 from inl_cpu.library import open_library
 
 ORACLE = Path(__file__).parents[2] / "data" / "smollm2-oracle.json"

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from inl import EngineConfig
+from inl.checkpoints.blocks.codebooks import FALLBACK_DTYPES
+from inl.checkpoints.blocks.dtypes import BLOCKS, dequantize
 from inl.dtypes import SIZES, widen
 from inl.errors import MissingPackage
 from inl.executor.model_loader import open_model, start_runner
@@ -16,8 +18,6 @@ from inl.plugin import make_backend
 from inl.protocol.runner import Limits
 from inl.testing.oracle import prompt_logits
 from inl.testing.tiny import plain_logits, tiny_llama
-from inl.weights.gguf_fallback import FALLBACK_DTYPES
-from inl.weights.quant import BLOCKS, dequantize
 from inl_cpu import matrix
 
 LIMITS = Limits(3, (9,), 16, 4, 256)

@@ -78,7 +78,7 @@ def faulty(device):
 
 
 def leak():
-    from inl.scheduling.block_pool import BlockPool
+    from inl.kv.block_pool import BlockPool
 
     free = BlockPool.free
     BlockPool.free = lambda pool, blocks: free(

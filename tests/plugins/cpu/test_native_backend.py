@@ -8,11 +8,11 @@ import gguf
 import numpy as np
 import pytest
 
+from inl.checkpoints.files.tensor_file import Entry, TensorFile
 from inl.device import Device
 from inl.dtypes import HostArray, cast, wrap
 from inl.errors import BackendUnavailable, DeviceError
 from inl.spec.op import Spec
-from inl.weights.files import Entry, TensorFile
 from inl_cpu import library, selection
 from inl_cpu.backend import open_cpu
 from inl_cpu.kernels.dense import can_pack

@@ -10,14 +10,14 @@ import pytest
 from safetensors.numpy import save_file
 
 from inl import EngineConfig
+from inl.cache_dir.packed_folder import SUFFIX
 from inl.dtypes import widen
 from inl.executor.model_loader import open_model, start_runner
 from inl.plugin import make_backend
 from inl.protocol.runner import Limits
 from inl.testing.oracle import prompt_logits
 from inl.testing.tiny import plain_logits, tiny_llama
-from inl.weights.packed_folder import SUFFIX
-from inl.weights.quantization import KINDS
+from inl.weights.quantize.report import KINDS
 from inl_cpu import weight_cache
 from quantized_blocks import decoded
 

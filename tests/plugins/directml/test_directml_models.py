@@ -14,12 +14,12 @@ import onnxruntime as ort
 import pytest
 
 from inl import EngineConfig, InferenceEngine
+from inl.checkpoints.hub.resolve import default_model
 from inl.device import Device
 from inl.errors import BackendUnavailable
 from inl.executor.model_loader import open_model, start_runner
 from inl.testing.near_tie import compare
 from inl.testing.oracle import prompt_logits
-from inl.weights.hub import default_model
 from inl_directml import providers
 from inl_directml.backend import DirectmlBackend
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from inl import EngineConfig, InferenceEngine
+from inl.checkpoints.hub.resolve import default_model
 from inl.errors import BackendUnavailable, RunnerError
 from inl.executor.model_loader import open_model
 from inl.testing.near_tie import compare
-from inl.weights.hub import default_model
 
 PLACE = "INL_TEST_TORCH_DIRECTML"
 SIMULATED = str(Path(__file__).with_name("simulated"))

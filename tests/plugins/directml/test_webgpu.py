@@ -14,6 +14,7 @@ import pytest
 
 from inl import EngineConfig, InferenceEngine
 from inl.backend.reference import ReferenceBackend
+from inl.checkpoints.hub.resolve import default_model
 from inl.device import Device
 from inl.errors import BackendUnavailable
 from inl.executor.model_loader import open_model, start_runner
@@ -22,7 +23,6 @@ from inl.spec.limits import Limits
 from inl.testing.oracle import prompt_logits
 from inl.testing.tiny import MemoryCheckpoint, local_runner, tiny_llama
 from inl.testing.traffic import Traffic, play
-from inl.weights.hub import default_model
 from inl_directml import probe
 from inl_directml.backend import DirectmlBackend
 

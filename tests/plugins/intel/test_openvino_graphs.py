@@ -6,6 +6,7 @@ import numpy as np
 import openvino as ov
 import pytest
 
+from inl.checkpoints.blocks.codes import SPLIT
 from inl.device import Device
 from inl.dtypes import HostArray
 from inl.errors import BackendUnavailable, DeviceError, OutOfMemory, RequestError
@@ -14,7 +15,6 @@ from inl.ops.cache import write_kv
 from inl.ops.step import empty_tables
 from inl.spec.cache import Cache, Paged, Slotted, State
 from inl.spec.limits import Limits
-from inl.weights.quant_codes import SPLIT
 from inl_intel.openvino import gathered, paged
 from inl_intel.openvino.backend import OpenVinoBackend
 from inl_intel.openvino.compiled import CompiledModel

@@ -19,20 +19,20 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from inl.checkpoints.blocks.dtypes import packed_bytes
 from inl.dtypes import HostArray
 from inl.executor.model_step import advance
 from inl.executor.tracing import trace
 from inl.models.llama import MODEL
+from inl.placement.mesh import MeshSizes, parse_mesh
 from inl.spec.dispatch import ResolvedOps
 from inl.spec.limits import Limits
-from inl.spec.mesh import MeshSizes, parse_mesh
 from inl.spec.message import layout
 from inl.spec.op import CATALOG, Spec
 from inl.spec.selection import KernelSelection
 from inl.spec.step import Bucket
 from inl.spec.tree import leaves, tree_map
 from inl.weights.plan import plan_weights
-from inl.weights.quant import packed_bytes
 from inl_jax import pallas, xla
 from inl_jax.mesh.backend import CACHE_SPEC, over_mesh, spread
 from inl_jax.pages import Pages, paged_state

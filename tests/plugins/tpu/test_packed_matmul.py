@@ -6,12 +6,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from inl.checkpoints.blocks.dtypes import BLOCKS, dequantize
 from inl.dtypes import HostArray
 from inl.ops import catalog
 from inl.spec.op import Case
 from inl.testing.op_call import OpCall
 from inl.testing.packed_checks import ATTRS, SHAPES
-from inl.weights.quant import BLOCKS, dequantize
 from inl_jax import pallas, xla
 from inl_jax.pallas import linear, matmul, packed
 from inl_jax.pallas.packed import CODE8

@@ -28,7 +28,6 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from inl.kernels.block_structure import structure_of
 from inl.ops.attention import random_step
 from inl.ops.embedding import Embedding
 from inl.ops.group_route import ExpertBias
@@ -40,6 +39,7 @@ from inl.ops.norm import Norm
 from inl.ops.recurrent import Decay, Taps
 from inl.ops.rope import RopeScaling
 from inl.ops.step import empty_tables
+from inl.spec.block_structure import structure_of
 from inl.spec.cache import Cache
 from inl.spec.message import Row, admit_frame, step_frame
 from inl.spec.step import Bucket, Step, Tables

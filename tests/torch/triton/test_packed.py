@@ -9,6 +9,8 @@ import pytest
 import torch
 from triton_place import DTYPES, IS_SLOW, PDL, PLACE
 
+from inl.checkpoints.blocks.dtypes import dequantize
+from inl.checkpoints.blocks.encode import encode
 from inl.dtypes import HostArray, wrap
 from inl.ops import catalog
 from inl.ops.linear import Linear, QkvLinear
@@ -16,8 +18,6 @@ from inl.ops.mlp import GatedMlp
 from inl.ops.norm import Norm
 from inl.spec.op import Case, Spec
 from inl.spec.tolerance import judge
-from inl.weights.quant import dequantize
-from inl.weights.quant_encode import encode
 from quantized_blocks import decoded
 
 # isort: split

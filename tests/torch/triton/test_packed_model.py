@@ -11,13 +11,13 @@ from triton_place import PLACE
 
 from inl.backend.base import Traits
 from inl.backend.host import host_memory
+from inl.checkpoints.blocks.encode import encode
 from inl.device import Device
 from inl.dtypes import HostArray, widen
 from inl.spec.limits import Limits
 from inl.spec.message import Row, admit_frame, step_frame
 from inl.spec.step import Bucket
 from inl.spec.tree import leaves
-from inl.weights.quant_encode import encode
 
 # isort: split
 from inl_torch import triton

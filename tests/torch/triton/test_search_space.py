@@ -8,13 +8,11 @@ import torch
 from triton_place import PLACE
 
 from inl.backend.reference import ReferenceBackend
-from inl.config import EngineConfig
 from inl.device import Device
 from inl.errors import RequestError
-from inl.executor.model_loader import kernel_selection
 from inl.ops import catalog
 from inl.spec.tolerance import judge
-from inl.tune.models import calls
+from inl.tune.models import calls, plan_decoding
 
 # isort: split
 from inl_torch.triton import search_space
@@ -39,11 +37,10 @@ CONFIGS = {
 def calls_of():
     """Calls of the shape "smollm2" with one row, eight, and more."""
     backend = ReferenceBackend(Device("reference"))
-    policy = kernel_selection(backend, EngineConfig())
     return {
         (call.spec.name, rows): call
         for rows in (1, 8, 9)
-        for call in calls(backend, policy, "smollm2", "bfloat16", rows)
+        for call in calls(plan_decoding(backend, "smollm2", "bfloat16", rows))
     }
 
 

@@ -12,6 +12,8 @@ import pytest
 import torch
 from triton_place import PDL, PLACE
 
+from inl.checkpoints.blocks.dtypes import dequantize
+from inl.checkpoints.blocks.encode import encode
 from inl.dtypes import HostArray, wrap
 from inl.ops import catalog
 from inl.ops.linear import Linear, QkvLinear
@@ -23,8 +25,6 @@ from inl.spec.op import Case, Spec
 from inl.spec.tolerance import judge
 from inl.spec.weights import Group, Param
 from inl.weights.plan import plan_weights
-from inl.weights.quant import dequantize
-from inl.weights.quant_encode import encode
 
 # isort: split
 from inl_torch import eager

@@ -263,6 +263,8 @@ class Ranks(NamedTuple):
     joining: Callable[[Rank], Backend]
     """Opens the same device as a backend that offers :class:`Collectives`. Blocks until
     all ranks have joined; raises :class:`~inl.errors.RunnerError` on timeout."""
+    invariant_ranks: int = 1
+    """Largest group whose :attr:`Collectives.invariant` is set."""
 
 
 class StorageDtypes(NamedTuple):

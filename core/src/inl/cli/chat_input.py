@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from inl.weights.hub import cache_folder
+from inl.checkpoints.hub.resolve import cache_folder
 
 PROMPT = "> "
 MORE = ". "

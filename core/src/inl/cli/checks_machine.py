@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Final
 
 from inl.backend.host import host_memory
+from inl.checkpoints.hub.resolve import cache_folder
 from inl.cli.checks import Check
 from inl.cli.devices import show_bytes
-from inl.weights.hub import cache_folder
 
 NEEDED_MEMORY: Final = 1 << 30
 """Bytes for the default model on the CPU in float32, with its cache and torch."""

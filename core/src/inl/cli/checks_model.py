@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+from inl.checkpoints.hub.resolve import DEFAULT, DEFAULT_NAME, cache_folder
 from inl.cli.checks import Check
 from inl.cli.checks_machine import nearest
 from inl.cli.devices import show_bytes
 from inl.errors import InlError
-from inl.weights.hub import DEFAULT, DEFAULT_NAME, cache_folder
 
 
 def model_checks() -> Iterator[Check]:

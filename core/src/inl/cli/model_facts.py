@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from inl.checkpoints.blocks.dtypes import packed_bytes
+from inl.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from inl.checkpoints.hub.resolve import resolve_model
 from inl.cli.devices import show_bytes
 from inl.errors import InlError, MissingPackage
 from inl.executor.model_loader import open_model
 from inl.plugin import registry
-from inl.weights.checkpoint import Checkpoint, open_checkpoint
-from inl.weights.hub import resolve_model
-from inl.weights.loader import stored_specs
-from inl.weights.quant import packed_bytes
+from inl.weights.load import stored_specs
 
 FIELDS = (
     "model_type",

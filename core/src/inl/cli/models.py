@@ -10,15 +10,15 @@ from typing import Annotated, Any
 
 import typer
 
+from inl.cache_dir.packed_folder import PackedFile, packed_files, packed_folder
+from inl.cache_dir.packed_folder import prune as prune_packed
+from inl.cache_dir.private_folder import IS_SUPPORTED, PrivateFolder, Untrusted
+from inl.checkpoints.hub.resolve import DEFAULT, DEFAULT_NAME, cache_folder
 from inl.cli import arguments
 from inl.cli.devices import show_bytes
 from inl.cli.table import print_table
 from inl.errors import InlError
 from inl.plugin import registry
-from inl.weights.hub import DEFAULT, DEFAULT_NAME, cache_folder
-from inl.weights.packed_folder import PackedFile, packed_files, packed_folder
-from inl.weights.packed_folder import prune as prune_packed
-from inl.weights.private_folder import IS_SUPPORTED, PrivateFolder, Untrusted
 
 
 def run(

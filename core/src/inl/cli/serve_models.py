@@ -10,11 +10,11 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from inl.checkpoints.hub.resolve import DEFAULT_NAME, resolve_model
 from inl.cli.progress import loading_bar
 from inl.device import DeviceType
 from inl.errors import RequestError
 from inl.plugin import choose_device
-from inl.weights.hub import DEFAULT_NAME, resolve_model
 
 if TYPE_CHECKING:
     from inl.config import EngineConfig

@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from inl.checkpoints.quantized.kv_cache_scheme import CacheScheme
 from inl.dtypes import E4M3
 from inl.errors import CheckpointError, RequestError
 from inl.spec.cache import Paged
 from inl.spec.model import Model
-from inl.weights.cache_scheme import CacheScheme
 
 if TYPE_CHECKING:
     from inl.backend.base import Backend, StateSpec
-    from inl.weights.checkpoint import Checkpoint
+    from inl.checkpoints.checkpoint import Checkpoint
 
 log = logging.getLogger("inl")
 

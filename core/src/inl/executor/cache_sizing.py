@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from inl.backend.ranks import AXIS, collectives_of
 from inl.backend.state_bytes import array_bytes, block_bytes
 from inl.config import EngineConfig
 from inl.dtypes import wrap
 from inl.errors import OutOfMemory
+from inl.placement.mesh import mesh_of
+from inl.placement.ranks import AXIS, collectives_of
 from inl.protocol.runner import Limits
 from inl.spec.cache import Paged
-from inl.spec.mesh import mesh_of
 from inl.spec.model import Model
 from inl.spec.tree import leaves
 

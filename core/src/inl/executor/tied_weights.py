@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from inl.checkpoints.checkpoint import Checkpoint
 from inl.models.groups import HEAD, TABLE
 from inl.spec.op import Spec
-from inl.weights.checkpoint import Checkpoint
-from inl.weights.loader import stored_specs
+from inl.weights.load import stored_specs
 
 
 def without_copies(checkpoint: Checkpoint, *, tied: bool) -> dict[str, Spec]:

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from inl.cache_dir.location import cache_folder
 from inl.errors import RequestError
 from inl.executor.tuning_record import Record, dump, parse
 from inl.file_lock import locked
-from inl.weights.cache_folder import cache_folder
 
 NAME = "tuning.json"
 MAX_BYTES = 16 << 20

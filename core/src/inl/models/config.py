@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from inl.checkpoints.files.tensor_file import show
 from inl.errors import CheckpointError
-from inl.weights.files import show
 
 LEAST, MOST = 1e-30, 1e30
 """Default range of numbers, in which float32 can compute with them."""

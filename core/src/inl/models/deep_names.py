@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from inl.checkpoints.adapted import AdaptedCheckpoint, Make, Piece
 from inl.dtypes import HostArray
 from inl.errors import CheckpointError, WeightMismatch
-from inl.weights.adapted import AdaptedCheckpoint, Make, Piece
 
 if TYPE_CHECKING:
+    from inl.checkpoints.checkpoint import Checkpoint
     from inl.models.deep_config import RoutedConfig
-    from inl.weights.checkpoint import Checkpoint
 
 RENAMED = {
     ".dynamics.controller.0.": ".dynamics.controller_in.",

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from inl.checkpoints.adapted import AdaptedCheckpoint, Piece
+from inl.checkpoints.checkpoint import Checkpoint
 from inl.errors import CheckpointError, RequestError
 from inl.models import blocks, groups, llama, mla, mlp, moe, qwen3_moe
 from inl.models.config import number, refuse_unless, whole
@@ -16,8 +18,6 @@ from inl.ops.group_route import check_groups
 from inl.spec.cache import State
 from inl.spec.step import Step
 from inl.spec.weights import Group, Param
-from inl.weights.adapted import AdaptedCheckpoint, Piece
-from inl.weights.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
     from inl.ops.protocol import Ops

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, final
 
+from inl.checkpoints.files.tensor_file import show
 from inl.errors import CheckpointError
-from inl.weights.files import show
 
 WITHOUT_EFFECT: Final = frozenset({
     # Names and versions of the files.

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from inl.checkpoints.adapted import AdaptedCheckpoint, Piece
+from inl.checkpoints.checkpoint import Checkpoint
 from inl.dtypes import HostArray
 from inl.models import blocks, groups, llama, moe
 from inl.models.config import fields_of, number, refuse_unless
@@ -20,8 +22,6 @@ from inl.ops.linear import Linear
 from inl.ops.moe import ExpertLinear
 from inl.ops.norm import Norm
 from inl.spec.weights import Group, Param
-from inl.weights.adapted import AdaptedCheckpoint, Piece
-from inl.weights.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
     from inl.ops.protocol import Ops

@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from inl.checkpoints.adapted import AdaptedCheckpoint, Piece
+from inl.checkpoints.checkpoint import Checkpoint
+from inl.checkpoints.files.tensor_file import show
 from inl.dtypes import HostArray, cast
 from inl.errors import CheckpointError
 from inl.models import blocks, groups, llama, mlp, moe
@@ -28,9 +31,6 @@ from inl.ops.norm import Norm
 from inl.spec.cache import State
 from inl.spec.step import Array, Step
 from inl.spec.weights import Group, Param
-from inl.weights.adapted import AdaptedCheckpoint, Piece
-from inl.weights.checkpoint import Checkpoint
-from inl.weights.files import show
 
 if TYPE_CHECKING:
     from inl.ops.protocol import Ops

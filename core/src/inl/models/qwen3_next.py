@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from inl.checkpoints.files.tensor_file import show
 from inl.errors import CheckpointError
 from inl.models import blocks, groups, llama, mlp, moe, qwen2_moe, qwen3_moe
 from inl.models.config import flag, number, refuse_unless, whole
@@ -22,7 +23,6 @@ from inl.ops.recurrent import Decay, Taps
 from inl.spec.cache import Paged, Slotted, State
 from inl.spec.step import Array, Step
 from inl.spec.weights import Group, Param
-from inl.weights.files import show
 
 if TYPE_CHECKING:
     from inl.ops.protocol import Ops

@@ -8,24 +8,22 @@ from typing import Any
 
 from inl.errors import UnknownArchitecture
 from inl.plugin import builtin_registry, registry
-from inl.plugin.builtin import FAMILIES
 from inl.spec.model import Model
 
 
 def find_model(hf: Mapping[str, Any], path: Path) -> Model:
     """Return the model for a config's ``model_type``, else for its ``architectures``.
 
-    Only a name of an architecture whose ``model_type`` is not known decides without
-    ``model_type``, as of a plugin that registers no other. Raises
-    :class:`UnknownArchitecture`, which lists the registered names.
+    ``architectures`` decides where no family has the ``model_type``: derived models
+    keep the class whose config they have. Raises :class:`UnknownArchitecture`, which
+    lists the registered names.
     """
     architectures = hf.get("architectures")
     listed = architectures if isinstance(architectures, (list, tuple)) else []
     names = [name for name in listed if isinstance(name, str)]
     kind = hf.get("model_type")
     if isinstance(kind, str):
-        types = {architecture: name for architecture, name, _ in FAMILIES}
-        names = [kind, *(name for name in names if types.get(name, kind) == kind)]
+        names = [kind, *names]
     for name in names:
         # No plugin can replace a built-in model: do not wait for their imports.
         model = builtin_registry().model(name) or registry().model(name)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
+from inl.checkpoints.files.tensor_file import show
 from inl.errors import CheckpointError
 from inl.models.config import (
     context_length,
@@ -22,7 +23,6 @@ from inl.models.config import (
 )
 from inl.models.fields import Fields
 from inl.ops.rope import RopeScaling
-from inl.weights.files import show
 
 THETA: Final = 10000.0
 """Default base frequency of most families."""
@@ -112,10 +112,16 @@ def local_ropes(
     """Return the rotations of layers without and with a window.
 
     ``rope_parameters`` has fields for each kind of layer, or else ``rope_scaling`` is
-    that of layers without a window. theta, local_theta: the family's defaults.
-    local_name: top-level field with the base of layers with a window, if there is one.
+    that of layers without a window. A family whose kinds share a base may have its
+    fields without a kind, as of layers without a window. theta, local_theta: the
+    family's defaults. local_name: top-level field with the base of layers with a
+    window, if there is one.
     """
     nested = fields_of(hf, "rope_parameters")
+    if not local_name and nested and not {FULL, LOCAL} & set(nested):
+        # The fields of one rotation: layers with a window share its base alone.
+        base = {name: nested[name] for name in ("rope_theta",) if name in nested}
+        nested = {FULL: nested, LOCAL: base}
     scaling = fields_of(hf, "rope_scaling")
     if "type" in scaling and "rope_type" not in scaling:
         raise CheckpointError(

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from inl.checkpoints.files.tensor_file import show
 from inl.errors import CheckpointError
 from inl.models import llama
 from inl.models.config import flag, whole
 from inl.models.fields import with_defaults
 from inl.models.views import views, windows
-from inl.weights.files import show
 
 THETA = 2e6
 DEFAULTS = {

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from inl.checkpoints.files.tensor_file import show
 from inl.errors import CheckpointError
 from inl.models.config import whole
 from inl.spec.cache import Paged
-from inl.weights.files import show
 
 
 class View(NamedTuple):

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from inl import __version__
+from inl.cache_dir.location import cache_folder
 from inl.plugin.discover import Origin
-from inl.weights.cache_folder import cache_folder
 
 MAX_BYTES = 16_384
 """Size limit of a file; larger ones are ignored."""

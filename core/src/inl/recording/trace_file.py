@@ -44,7 +44,7 @@ class RunHeader(NamedTuple):
     model: str = ""
     """Path of the model's files; "" for a runner without a model."""
     digest: str = ""
-    """See :func:`inl.weights.digest.model_digest`."""
+    """See :func:`inl.checkpoints.digest.model_digest`."""
 
 
 Item = RunHeader | Reply | TokenMasks | AdapterSource | Any

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from inl.kv.block_pool import BlockPool
+from inl.kv.kv_cache_manager import KVCacheManager
+from inl.kv.prefix_cache import PrefixCache
 from inl.protocol.runner import Limits
-from inl.scheduling.block_pool import BlockPool
-from inl.scheduling.kv_cache_manager import KVCacheManager
 from inl.scheduling.plan import SchedulerConfig, StepBuilder
-from inl.scheduling.prefix_cache import PrefixCache
 from inl.scheduling.request import Request, Status
 from inl.scheduling.waiting_queue import WaitingQueue
 from inl.spec.message import (

@@ -39,6 +39,10 @@ class Call(NamedTuple):
     results: Any
 
 
+Choices = dict[str, dict[Key, Choice]]
+"""Choice for each site, by op."""
+
+
 @dataclass(slots=True)
 class Tracer:
     """An ``ops`` that records every call while a model runs on strict arrays."""
@@ -46,8 +50,8 @@ class Tracer:
     selection: KernelSelection
     bucket: Bucket
     block_size: int
-    choices: dict[str, dict[Key, Choice]] = field(default_factory=dict)
-    """Choice for each site, by op."""
+    choices: Choices = field(default_factory=dict)
+    """Those that are given are not made again."""
     counts: dict[tuple[str, Key], int] = field(default_factory=dict)
     """Calls of each site."""
     calls: dict[tuple[str, Key], tuple[tuple[Any, ...], dict[str, Any]]] = field(

@@ -10,7 +10,7 @@ from inl.spec.limits import Limits
 from inl.spec.selection import KernelSelection
 from inl.spec.step import SAMPLERS, Bucket
 from inl.testing.tiny import MemoryCheckpoint, tiny_llama
-from inl.weights.loader import stored_specs
+from inl.weights.load import stored_specs
 from inl.weights.plan import plan_weights
 
 

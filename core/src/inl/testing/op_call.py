@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from inl.checkpoints.blocks.dtypes import dequantize
 from inl.dtypes import E4M3, HostArray, cast, widen, wrap
 from inl.spec.cache import Cache, KvScales, Paged
 from inl.spec.dispatch import ResolvedOps, Tracer
@@ -20,9 +21,8 @@ from inl.spec.tolerance import stored, truth
 from inl.spec.tree import leaves, tree_map
 from inl.spec.weights import Group, Param
 from inl.testing.tiny import MemoryCheckpoint
-from inl.weights.loader import load_weights
+from inl.weights.load import load_weights
 from inl.weights.plan import WeightPlan, plan_weights
-from inl.weights.quant import dequantize
 
 if TYPE_CHECKING:
     from inl.backend.base import Backend

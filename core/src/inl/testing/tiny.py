@@ -11,14 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inl.backend.reference import ReferenceBackend, Rendezvous, ThreadCollectives
+from inl.checkpoints.checkpoint import Checkpoint
 from inl.dtypes import HostArray, wrap
 from inl.errors import TokenizerNotFound
 from inl.executor.local_runner import Loaded, LocalRunner
 from inl.executor.rank_runner import RankRunner
-from inl.executor.sharding import check_shares
+from inl.placement.sharding import check_shares
 from inl.spec.selection import KernelSelection
-from inl.weights.checkpoint import Checkpoint
-from inl.weights.loader import load_weights, stored_specs
+from inl.weights.load import load_weights, stored_specs
 from inl.weights.plan import check_tensors, plan_weights
 
 if TYPE_CHECKING:

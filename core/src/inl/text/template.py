@@ -45,8 +45,9 @@ class ChatTemplate:
     """A jinja2 chat template of a model, rendered in a separate process.
 
     The process starts at the first use and serves all later ones; a forked child of
-    this process starts its own. where: prefix of error messages. tool_use: renders
-    conversations with tools, if the model has another template for them. Thread-safe.
+    this process starts its own. where: prefix of error messages. special_tokens:
+    variables of the template, such as ``pad_token``. tool_use: renders conversations
+    with tools, if the model has another template for them. Thread-safe.
     """
 
     def __init__(
@@ -54,14 +55,13 @@ class ChatTemplate:
         source: str,
         *,
         where: str = "chat template",
-        bos_token: str = "",
-        eos_token: str = "",
+        special_tokens: Mapping[str, str] | None = None,
         tool_use: ChatTemplate | None = None,
     ) -> None:
         self.source = source
         self.tool_use = tool_use
         self.where = where
-        self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        self._tokens = {"bos_token": "", "eos_token": "", **(special_tokens or {})}
         self._lock = threading.Lock()
         self._process: _Process | None = None
         on_fork(self)

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from inl.checkpoints.blocks.dtypes import BLOCKS, dequantize
 from inl.dtypes import HostArray
 from inl.errors import CheckpointError
-from inl.weights.quant import BLOCKS, dequantize
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

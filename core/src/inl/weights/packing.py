@@ -10,7 +10,7 @@ from inl.ops import catalog
 from inl.spec.kernel import HostGroup
 from inl.spec.op import Spec
 from inl.spec.weights import in_layout
-from inl.weights.loader import to_dtype
+from inl.weights.load import to_dtype
 
 
 def packer(

@@ -6,22 +6,22 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from inl.checkpoints.blocks.dtypes import packed_bytes
 from inl.dtypes import SIZES
 from inl.errors import NoKernel, WeightMismatch
+from inl.placement.mesh import EXPERT, EXPERT_OP, TENSOR, axes_of
 from inl.spec.kernel import PLAIN, Kernel
-from inl.spec.mesh import EXPERT, TENSOR, axes_of
 from inl.spec.op import CATALOG, Spec
 from inl.spec.strict_array import StrictArray
 from inl.spec.tree import leaves, tree_map
 from inl.spec.weights import Group, Param
-from inl.weights.quant import packed_bytes
 from inl.weights.sources import resolved, stored_spec, stored_tensors
 
-EXPERTS = "experts"
-"""Op whose weights are divided over the expert axis of a mesh."""
-
-IGNORED = ("rotary_emb.inv_freq",)
+COMPUTED = ("rotary_emb.inv_freq",)
 """Name suffixes of tensors that are computed from the config instead."""
+
+DRAFTING = ("mtp.",)
+"""Name prefixes of layers that predict further tokens, beside those of a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ def plan_weights(
         best = max(candidates, key=lambda kernel: kernel.preference, default=None)
         packing = best if best and best.pack else None
         dtypes = {name: spec.dtype for name, spec in specs.items()}
-        shares = expert_ranks if group.op == EXPERTS else 1
+        shares = expert_ranks if group.op == EXPERT_OP else 1
         return WeightPlan(group, packing, ranks, dtypes, shares)
 
     return tree_map(plan, tree)
@@ -149,8 +149,11 @@ def check_tensors(tree: Any, stored: Mapping[str, Spec], where: str) -> None:
                 problems.append(
                     f"{source} has shape {list(spec.shape)}, expected {list(shape)}"
                 )
-    unused = sorted(set(stored) - needed)
-    problems += [f"unused {name}" for name in unused if not name.endswith(IGNORED)]
+    problems += [
+        f"unused {name}"
+        for name in sorted(set(stored) - needed)
+        if not name.endswith(COMPUTED) and not name.startswith(DRAFTING)
+    ]
     if problems:
         shown = problems[:20]
         more = [f"and {len(problems) - 20} more"] if len(problems) > 20 else []

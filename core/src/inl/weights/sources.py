@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from inl.checkpoints.blocks.dtypes import convert, dequantize, packed_bytes
+from inl.checkpoints.checkpoint import Checkpoint
 from inl.dtypes import SIZES, HostArray, wrap
 from inl.spec.op import Spec
 from inl.spec.weights import Param
-from inl.weights.checkpoint import Checkpoint
-from inl.weights.quant import convert, dequantize, packed_bytes
 
 
 def stored_tensors(param: Param) -> dict[str, tuple[int, ...]]:

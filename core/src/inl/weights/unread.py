@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from inl.checkpoints.blocks.dtypes import packed_bytes
 from inl.dtypes import HostArray
 from inl.errors import CheckpointError
-from inl.weights.quant import packed_bytes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from inl.weights.checkpoint import Checkpoint
+    from inl.checkpoints.checkpoint import Checkpoint
 
 
 class UnreadArray(HostArray):

@@ -9,17 +9,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from inl.checkpoints.digest import model_digest
 from inl.config import REQUEST_BOUNDS, EngineConfig
 from inl.errors import BackendUnavailable, ProtocolError, RunnerError
 from inl.executor.model_loader import (
     LanguageModel,
-    compute_dtype,
     open_model,
     start_runner,
 )
+from inl.placement.mesh import Meshes, parse_mesh
 from inl.protocol.runner import Limits, Runner
-from inl.spec.mesh import Meshes, parse_mesh
-from inl.weights.digest import model_digest
 from inl.workers.address import WorkerAddress, parse_worker
 
 if TYPE_CHECKING:
@@ -112,9 +111,7 @@ def _start_here(
 
     backend = over_mesh(make_backend(config.backend), config.mesh)
     runner = start_runner(language, backend, config, limits=limits, progress=progress)
-    return StartedRunner(
-        runner, str(backend.device), compute_dtype(backend, config.dtype)
-    )
+    return StartedRunner(runner, str(backend.device), runner.loaded.config.dtype)
 
 
 def over_mesh(backend: Backend, mesh: str | None) -> Backend:

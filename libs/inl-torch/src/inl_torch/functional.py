@@ -88,8 +88,9 @@ def _steps(
     """coefs: alpha, beta and gate, or a controller's output."""
     state, rest = (x, _tensor(v, x), _tensor(mu, x)), (n_steps, most_beta, limit)
     if triton_module(x, n_steps) is None or is_transformed(*state, *coefs):
-        # Without a Triton kernel plain calls are faster, see decision 0132. The
-        # compiler fuses them with their neighbors, but no op.
+        # Without a Triton kernel plain calls are faster
+        # (docs/decisions/documents-surface.md), and the compiler fuses them with their
+        # neighbors, but no op.
         result = formula.steps(*state, list(coefs), dt, *rest)
     else:
         # A number stays on the host, where the op reads it.

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from inl.weights.quantization import LayerError, Quantization
+from inl.weights.quantize.report import LayerError, QuantizationReport
 
 GROUP = 32
 """Inputs that share a scale in int4."""
@@ -108,5 +108,5 @@ def quantize(model: nn.Module, dtype: str) -> nn.Module:
         layers.append(LayerError(name, error, before, quantized.nbytes, float(norm)))
         parent, _, attribute = name.rpartition(".")
         setattr(copy.get_submodule(parent), attribute, quantized)
-    copy.quantization = Quantization(dtype, tuple(layers))  # type: ignore[assignment]
+    copy.quantization = QuantizationReport(dtype, tuple(layers))  # type: ignore[assignment]
     return copy

@@ -359,7 +359,7 @@ class Pack(Instruction[D], opcode=19, flags=Flag.INTERLEAVE):
     kind is an ``inl_kind``, and the matrix has the format that ``inl_packing`` gives
     for it. With INTERLEAVE row r goes to first + r / 16 * 32 + r % 16. codebook, which
     the kinds iq1, iq2 and iq3 require: the codes of each index, see
-    :func:`inl.weights.gguf_fallback.codebook`.
+    :func:`inl.checkpoints.blocks.codebooks.codebook`.
     """
 
     rows: Dim

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from inl.checkpoints.blocks.codebooks import codebook
+from inl.checkpoints.blocks.dtypes import BLOCKS, convert
 from inl.dtypes import SIZES, HostArray
 from inl.errors import OutOfMemory
 from inl.plugin.environment import environment_choice
-from inl.weights.gguf_fallback import codebook
-from inl.weights.quant import BLOCKS, convert
 from inl_cpu.abi import KINDS, LANES, Flag, Format, MatrixStruct
 from inl_cpu.encoding import Addressed
 from inl_cpu.instructions import Pack

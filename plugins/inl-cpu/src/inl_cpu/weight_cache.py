@@ -25,13 +25,13 @@ import numpy as np
 
 import inl
 from inl.backend.weight_cache import FileIdentity, WeightCache
+from inl.cache_dir.file_digest import ChangedFile, RememberedDigests
+from inl.cache_dir.packed_folder import SUFFIX, default_limit, make_room, packed_folder
+from inl.cache_dir.private_folder import IS_SUPPORTED, PrivateFolder, Untrusted
+from inl.checkpoints.blocks.dtypes import dequantize
 from inl.dtypes import HostArray
 from inl.errors import DeviceError
 from inl.progress import LoadStage, ProgressReporter
-from inl.weights.file_digest import ChangedFile, RememberedDigests
-from inl.weights.packed_folder import SUFFIX, default_limit, make_room, packed_folder
-from inl.weights.private_folder import IS_SUPPORTED, PrivateFolder, Untrusted
-from inl.weights.quant import dequantize
 from inl_cpu.abi import ABI, LANES, Flag
 from inl_cpu.command_emitter import run_now
 from inl_cpu.instructions import Checksum, Embedding
@@ -331,7 +331,7 @@ class FileNames:
     def complete(self, folder: PrivateFolder, **threads: int) -> str | None:
         """The name, or ``None`` with a logged reason. Hashes files that are new.
 
-        threads: of :class:`~inl.weights.file_digest.RememberedDigests`. There is no
+        threads: of :class:`~inl.cache_dir.file_digest.RememberedDigests`. There is no
         name if a file has changed since it was opened.
         """
         try:

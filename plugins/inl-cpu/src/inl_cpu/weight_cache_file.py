@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple
 
 import numpy as np
 
-from inl.weights.private_folder import PrivateFolder, signature
+from inl.cache_dir.private_folder import PrivateFolder, signature
 from inl_cpu.memory import aligned
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class BlocksDigest:
 class CacheFile:
     """An open cache file, mapped if huge pages make that as fast as memory, else read.
 
-    Raises :class:`Damaged`, :class:`~inl.weights.private_folder.Untrusted`, or
+    Raises :class:`Damaged`, :class:`~inl.cache_dir.private_folder.Untrusted`, or
     :class:`OSError` if it cannot be opened.
     """
 

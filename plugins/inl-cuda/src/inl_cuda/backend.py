@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, TypeVar, cast, final
 import torch
 
 from inl.backend.base import DecodedBlocks, PackedKernels, WholeModels
+from inl.checkpoints.blocks.codes import FLOAT8_SCALED
 from inl.errors import BackendUnavailable
-from inl.weights.quant_codes import FLOAT8_SCALED
 from inl_cuda.settings import has_persistent_steps, requested_weights
 from inl_torch.gpu.backend import GpuBackend, has_triton
 

@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 from inl.backend.host import read_text
 from inl.device import DeviceInfo
 from inl.errors import BackendUnavailable
-from inl.plugin.torch_build import require_torch, without_triton
 from inl_intel.settings import requested_runtime
+from inl_torch.torch_build import require_torch, without_triton
 
 CARDS: Final = "sys/class/drm"
 VENDOR: Final = "0x8086"

@@ -9,9 +9,9 @@ import jax
 
 from inl.backend.base import Traits
 from inl.backend.tunable import Tunable
+from inl.cache_dir.location import cache_folder
 from inl.errors import BackendUnavailable
-from inl.spec.mesh import Meshes, MeshSizes
-from inl.weights.cache_folder import cache_folder
+from inl.placement.mesh import Meshes, MeshSizes
 from inl_jax import pallas
 from inl_jax.backend import JaxBackend
 from inl_jax.mesh.backend import MeshBackend

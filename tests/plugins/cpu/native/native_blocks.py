@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from inl.weights.quant import BLOCKS
+from inl.checkpoints.blocks.dtypes import BLOCKS
 
 HALVES = {
     "q4_0": (0,),

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 from native_blocks import random_blocks
 
+from inl.checkpoints.blocks.codebooks import codebook
+from inl.checkpoints.blocks.dtypes import BLOCKS, dequantize
 from inl.dtypes import EPSILON, HostArray, rounded
 from inl.spec.tolerance import FLOOR
-from inl.weights.gguf_fallback import codebook
-from inl.weights.quant import BLOCKS, dequantize
 from inl_cpu.abi import DATA, DIMS, INSTRUCTION, ISAS, KINDS, REALS, Flag, MatrixStruct
 from inl_cpu.instructions import Opcode as Op
 from inl_cpu.library import declare_signatures

@@ -7,7 +7,7 @@ import pytest
 from native_harness import Flag, Op, f32, i32, instruction, weights_of
 
 from depth import scaled
-from inl.weights.quant import BLOCKS
+from inl.checkpoints.blocks.dtypes import BLOCKS
 from inl_cpu.abi import KINDS
 
 BLOCK_KINDS = sorted(set(BLOCKS) & set(KINDS))

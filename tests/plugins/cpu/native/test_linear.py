@@ -17,8 +17,8 @@ from native_harness import (
     weights_of,
 )
 
+from inl.checkpoints.blocks.dtypes import BLOCKS
 from inl.dtypes import rounded
-from inl.weights.quant import BLOCKS
 
 KINDS = sorted(HALVES)
 ROWS = (1, 2, 3, 5, 7, 12, 13, 16, 29, 40)

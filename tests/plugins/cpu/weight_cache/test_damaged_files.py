@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from inl.weights import file_digest
+from inl.cache_dir import file_digest
 from inl_cpu import weight_cache_file
 from inl_cpu.weight_cache_file import Damaged
 from packed_weights import (

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from inl.backend.weight_cache import FileIdentity
+from inl.cache_dir import file_digest, packed_folder, private_folder
+from inl.cache_dir.private_folder import PrivateFolder
 from inl.errors import DeviceError
-from inl.weights import file_digest, packed_folder, private_folder
-from inl.weights.private_folder import PrivateFolder
 from inl_cpu import weight_cache, weight_cache_file
 from inl_cpu.matrix import pack_rows
 from inl_cpu.weight_cache import PackedWeightCache
@@ -343,7 +343,7 @@ from pathlib import Path
 import numpy as np
 from inl.device import Device
 from inl.dtypes import wrap
-from inl.weights import packed_folder
+from inl.cache_dir import packed_folder
 from inl_cpu import weight_cache
 from inl_cpu.matrix import pack_rows
 from inl_cpu.native_backend import NativeBackend

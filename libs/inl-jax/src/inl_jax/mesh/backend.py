@@ -20,13 +20,13 @@ from inl.backend.base import (
     StateSpec,
     WeightUpdates,
 )
-from inl.backend.ranks import over_ranks
 from inl.backend.state_bytes import state_bytes
 from inl.dtypes import HostArray
+from inl.placement.mesh import DATA, TENSOR, Mesh, MeshSizes
+from inl.placement.ranks import over_ranks
 from inl.spec.cache import Paged, State
 from inl.spec.kernel import Kernel
 from inl.spec.limits import Limits
-from inl.spec.mesh import DATA, TENSOR, Mesh, MeshSizes
 from inl_jax.backend import JaxBackend, device_memory
 from inl_jax.mesh import caches, experts
 from inl_jax.mesh.collectives import MeshCollectives
@@ -64,7 +64,7 @@ class MeshBackend(JaxBackend):
     def divided(
         self, data: HostArray, axes: tuple[str | None, ...], partial_sum: bool
     ) -> Any:
-        """Copy a whole array to the devices, see :class:`~inl.spec.mesh.Mesh`."""
+        """Copy a whole array to the devices, see :class:`~inl.placement.mesh.Mesh`."""
         if partial_sum and self.sizes.tensor > 1:
             data, axes = first_of(data, self.sizes.tensor), partial_axes(axes)
         sharding = NamedSharding(self.mesh, PartitionSpec(*axes))
@@ -73,7 +73,7 @@ class MeshBackend(JaxBackend):
             return from_host(data, sharding)
 
     def packed(self, pack: Callable[[int, JaxBackend], Any]) -> Any:
-        """Pack the weights of each rank, see :class:`~inl.spec.mesh.Mesh`.
+        """Pack the weights of each rank, see :class:`~inl.placement.mesh.Mesh`.
 
         Arrays of ranks follow each other along axis 0, which the tensor axis divides.
         Only ranks that have a device of this process are packed.

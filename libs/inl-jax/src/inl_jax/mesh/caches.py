@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from inl.ops.sink_attention import Sinks
+from inl.placement.mesh import DATA
 from inl.spec.kernel import Kernel
-from inl.spec.mesh import DATA
 from inl.spec.step import Step
 from inl_jax.pages import Pages
 from inl_jax.pages import write_kv as write_pages

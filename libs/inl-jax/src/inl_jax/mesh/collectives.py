@@ -7,7 +7,7 @@ from typing import final
 import jax
 
 from inl.backend.base import Collectives
-from inl.spec.mesh import MeshSizes
+from inl.placement.mesh import MeshSizes
 from inl_jax.tensors import Array
 
 

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 
 from inl.backend.traced.moe import combine_experts
 from inl.ops.moe import Experts
+from inl.placement.mesh import EXPERT
 from inl.spec.kernel import Kernel
-from inl.spec.mesh import EXPERT
 from inl_jax.tensors import Array
 from inl_jax.xla import functions
 from inl_jax.xla.kernel import kernel

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from inl.dtypes import HostArray
-from inl.spec.mesh import TENSOR
+from inl.placement.mesh import TENSOR
 
 Axes = tuple[str | None, ...]
 

@@ -9,7 +9,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from inl.errors import DeviceError
-from inl.spec.mesh import TENSOR
+from inl.placement.mesh import TENSOR
 from inl.weights.plan import WeightPlan
 from inl_jax.mesh.places import partial_axes
 

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from inl.checkpoints.blocks.codes import SPLIT, split_blocks, unpack_nibbles
 from inl.dtypes import HostArray, wrap
-from inl.weights.loader import to_dtype
-from inl.weights.quant_codes import SPLIT, split_blocks, unpack_nibbles
+from inl.weights.load import to_dtype
 from inl_jax.tensors import Array
 
 PACKED: Final = "packed"

@@ -14,7 +14,7 @@ from inl.ops.linear import Linear
 from inl.spec.kernel import HostGroup, Kernel
 from inl.spec.op import Spec
 from inl.spec.weights import in_layout
-from inl.weights.loader import to_dtype
+from inl.weights.load import to_dtype
 from inl.weights.packing import present
 
 QKV = "qkv_stacked"

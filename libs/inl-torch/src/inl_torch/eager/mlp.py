@@ -11,7 +11,7 @@ from torch.nn import functional
 from inl.ops.activation import check_kind
 from inl.spec.kernel import HostGroup, Kernel
 from inl.spec.weights import in_layout
-from inl.weights.loader import to_dtype
+from inl.weights.load import to_dtype
 from inl.weights.packing import present
 from inl_torch.eager.inl import upcast
 from inl_torch.eager.linear import product, stack

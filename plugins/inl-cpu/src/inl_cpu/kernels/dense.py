@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from inl.checkpoints.blocks.dtypes import dequantize
 from inl.dtypes import HostArray, widen
 from inl.ops.linear import Linear as LinearWeights
 from inl.ops.mlp import ACTIVATIONS
@@ -16,7 +17,6 @@ from inl.spec.kernel import HostGroup, Kernel, accepts
 from inl.spec.op import Spec
 from inl.spec.weights import in_layout
 from inl.weights.packing import present
-from inl.weights.quant import dequantize
 from inl_cpu.abi import Flag
 from inl_cpu.command_emitter import stride
 from inl_cpu.instructions import Embedding, Gated, Linear

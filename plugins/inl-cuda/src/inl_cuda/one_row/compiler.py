@@ -15,8 +15,8 @@ from typing import Any, Final
 import torch
 from cuda.bindings import driver, nvrtc
 
+from inl.cache_dir.location import cache_folder
 from inl.errors import DeviceError
-from inl.weights.cache_folder import cache_folder
 
 OPTIONS: Final = ("--std=c++17", "-default-device")
 

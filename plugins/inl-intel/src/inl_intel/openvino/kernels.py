@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from openvino import opset15 as ops
 
+from inl.checkpoints.blocks.codes import SPLIT
 from inl.ops.activation import check_kind
 from inl.ops.linear import Linear, QkvLinear
 from inl.ops.mlp import GatedMlp
@@ -19,7 +20,6 @@ from inl.spec.kernel import Kernel
 from inl.spec.op import CATALOG
 from inl.spec.tree import leaves, tree_map
 from inl.weights.packing import packer, refuse_dtypes
-from inl.weights.quant_codes import SPLIT
 from inl_intel.openvino.attention import attention, take, write_kv
 from inl_intel.openvino.graph import Value
 from inl_intel.openvino.single import evaluated

@@ -12,8 +12,8 @@ import numpy as np
 import openvino as ov
 from openvino import opset15 as ops
 
+from inl.checkpoints.blocks.codes import split_blocks, unpack_nibbles
 from inl.dtypes import HostArray
-from inl.weights.quant_codes import split_blocks, unpack_nibbles
 
 GROUP: Final = 32
 """Codes that share a scale."""

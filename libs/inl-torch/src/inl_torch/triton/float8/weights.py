@@ -13,14 +13,14 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 
-from inl.dtypes import HostArray, wrap
-from inl.spec.op import Spec
-from inl.weights.quant_codes import (
+from inl.checkpoints.blocks.codes import (
     FLOAT8_BLOCKS,
     FLOAT8_SCALED,
     split_float8,
     split_scaled_float8,
 )
+from inl.dtypes import HostArray, wrap
+from inl.spec.op import Spec
 from inl_torch.triton.matmul.stored import ROWS, joined, matrices, refuse_width
 
 FLOAT8_ROWS: Final = "float8_rows"
@@ -69,7 +69,7 @@ def _float8(array: HostArray, backend: Any) -> tuple[torch.Tensor, torch.Tensor]
     """Return codes [N, K] and scales [N] of a matrix in blocks."""
     if array.dtype == FLOAT8_SCALED:
         codes, scales = split_scaled_float8(array)
-        # The scales of a row are equal: see inl.weights.quant_scaled.
+        # The scales of a row are equal: see inl.checkpoints.quantized.scaled.
         first = np.ascontiguousarray(scales[:, 0])
         return backend.tensor(wrap(codes)).view(FLOAT8), backend.tensor(wrap(first))
     codes, bits = split_float8(array)

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from inl.checkpoints.blocks.codes import split_blocks
 from inl.dtypes import HostArray, wrap
 from inl.spec.op import Spec
-from inl.weights.quant_codes import split_blocks
 from inl_torch.triton.matmul.stored import ROWS, joined, matrices, refuse_width
 
 INT4_CHUNKS: Final = "int4_chunks"

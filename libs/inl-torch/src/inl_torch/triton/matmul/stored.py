@@ -13,7 +13,7 @@ from inl.ops.linear import Linear
 from inl.spec.kernel import HostGroup
 from inl.spec.op import Spec
 from inl.spec.weights import in_layout
-from inl.weights.loader import to_dtype
+from inl.weights.load import to_dtype
 from inl.weights.packing import present
 from inl_torch.eager.linear import StackedQkv, can_stack_qkv
 from inl_torch.eager.mlp import StackedMlp

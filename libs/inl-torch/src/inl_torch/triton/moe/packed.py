@@ -8,11 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from inl.dtypes import HostArray, wrap
-from inl.spec.op import Spec
-from inl.weights.loader import to_dtype
-from inl.weights.packing import refuse_dtypes
-from inl.weights.quant_codes import (
+from inl.checkpoints.blocks.codes import (
     FLOAT4_BLOCKS,
     FLOAT8_BLOCKS,
     SPLIT,
@@ -20,6 +16,10 @@ from inl.weights.quant_codes import (
     split_float4,
     split_float8,
 )
+from inl.dtypes import HostArray, wrap
+from inl.spec.op import Spec
+from inl.weights.load import to_dtype
+from inl.weights.packing import refuse_dtypes
 from inl_torch.triton.quantized.packed import FLOAT8, UNIT_BYTES
 
 BLOCKS: Final = (*SPLIT, FLOAT8_BLOCKS, FLOAT4_BLOCKS)

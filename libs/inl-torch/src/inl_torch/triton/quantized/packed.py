@@ -13,14 +13,19 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 
+from inl.checkpoints.blocks.codes import (
+    FLOAT8_BLOCKS,
+    SPLIT,
+    split_blocks,
+    split_float8,
+)
 from inl.dtypes import HostArray, wrap
 from inl.ops.linear import Linear
 from inl.spec.kernel import HostGroup
 from inl.spec.op import Spec
 from inl.spec.weights import in_layout
-from inl.weights.loader import to_dtype
+from inl.weights.load import to_dtype
 from inl.weights.packing import present, refuse_dtypes
-from inl.weights.quant_codes import FLOAT8_BLOCKS, SPLIT, split_blocks, split_float8
 from inl_torch.eager.linear import StackedQkv, can_stack_qkv
 from inl_torch.eager.mlp import StackedMlp
 

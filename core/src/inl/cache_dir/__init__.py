@@ -1,0 +1,1 @@
+"""Files that INL keeps between runs."""

@@ -1,0 +1,1 @@
+"""Model files: readers of every format, and where a model comes from."""

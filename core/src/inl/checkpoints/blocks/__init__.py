@@ -1,0 +1,1 @@
+"""Dtypes whose elements share scales in blocks: sizes, decoders and encoders."""

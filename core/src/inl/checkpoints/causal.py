@@ -1,0 +1,96 @@
+"""The causal language model of a checkpoint: of images and text, or without a prefix.
+
+A model of images and text has the config of its language model in ``text_config``, and
+the tensors of that model under a prefix of their own. A model that was saved without
+its head has no prefix ``model.``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from inl.checkpoints.adapted import AdaptedCheckpoint, Piece
+from inl.checkpoints.checkpoint import Checkpoint
+from inl.checkpoints.files.tensor_file import show
+from inl.errors import CheckpointError
+
+TEXT: Final = "text_config"
+PREFIXES: Final = {
+    "language_model.model.": "model.",
+    "model.language_model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+    "lm_head.": "lm_head.",
+}
+"""Prefixes of the language model's tensors in a model of images and text."""
+DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "gemma3": {
+        "model_type": "gemma3_text", "vocab_size": 262208, "hidden_size": 2304,
+        "intermediate_size": 9216, "num_hidden_layers": 26, "num_attention_heads": 8,
+        "tie_word_embeddings": True,
+    },
+    "qwen3_5": {
+        "model_type": "qwen3_5_text", "vocab_size": 248320, "hidden_size": 4096,
+        "intermediate_size": 12288, "num_hidden_layers": 32, "num_attention_heads": 16,
+        "tie_word_embeddings": False,
+    },
+    "qwen3_5_moe": {
+        "model_type": "qwen3_5_moe_text", "vocab_size": 248320, "hidden_size": 2048,
+        "num_hidden_layers": 40, "num_attention_heads": 16,
+        "tie_word_embeddings": False,
+    },
+    "llama4": {"model_type": "llama4_text", "tie_word_embeddings": False},
+}  # fmt: skip
+"""Models of images and text by ``model_type``, and defaults of their language model."""
+SHARED: Final = ("quantization_config", "architectures", "eos_token_id")
+"""Fields of the whole model that its language model takes."""
+TABLE: Final = "embed_tokens.weight"
+
+
+def causal(checkpoint: Checkpoint) -> Checkpoint:
+    """Return the checkpoint of the language model alone, with the usual names.
+
+    Raises :class:`~inl.errors.CheckpointError` for a ``text_config`` that is no object.
+    """
+    config, names = checkpoint.config, checkpoint.names()
+    kind = config.get("model_type")
+    if isinstance(kind, str) and kind in DEFAULTS:
+        renamed = {name: _text_name(name) for name in names}
+        return _renamed(checkpoint, renamed, _text_config(config, kind))
+    if TABLE in names and f"model.{TABLE}" not in names:
+        heads = {name: name.startswith("lm_head.") for name in names}
+        renamed = {
+            name: name if own else f"model.{name}" for name, own in heads.items()
+        }
+        return _renamed(checkpoint, renamed, config)
+    return checkpoint
+
+
+def _renamed(
+    checkpoint: Checkpoint, names: Mapping[str, str | None], config: Mapping[str, Any]
+) -> Checkpoint:
+    pieces = {
+        new: Piece((name,), checkpoint.spec(name)[1])
+        for name, new in names.items()
+        if new is not None
+    }
+    return AdaptedCheckpoint(checkpoint, pieces, config=config)
+
+
+def _text_name(name: str) -> str | None:
+    """Return the usual name of a tensor, ``None`` if it is not the language model's."""
+    for prefix, usual in PREFIXES.items():
+        if name.startswith(prefix):
+            return usual + name.removeprefix(prefix)
+    return None
+
+
+def _text_config(config: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    text = config.get(TEXT) or {}
+    if not isinstance(text, Mapping):
+        raise CheckpointError(
+            f"config field {TEXT!r}: found {show(text)}, expected an object"
+        )
+    shared = {name: config[name] for name in SHARED if name in config}
+    defaults, tied = DEFAULTS[kind], "tie_word_embeddings"
+    return {**defaults, **text, **shared, tied: config.get(tied, defaults[tied])}

@@ -1,0 +1,1 @@
+"""Bounds-checked readers of safetensors, torch and JSON files."""

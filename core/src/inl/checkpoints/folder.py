@@ -1,0 +1,195 @@
+"""Checkpoints in the Hugging Face folder layout: config.json with safetensors.
+
+A folder without safetensors may hold one ``torch.save`` file, whose pickle is parsed
+and never executed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, final
+
+from inl.checkpoints.checkpoint import Checkpoint
+from inl.checkpoints.files.json_text import read_json
+from inl.checkpoints.files.safetensors import Header, read_header
+from inl.checkpoints.files.tensor_file import Entry, TensorFile, listing, show
+from inl.checkpoints.files.tokenizer_settings import (
+    CONFIG,
+    PIECES,
+    RULES,
+    TokenizerSettings,
+    optional_json,
+)
+from inl.checkpoints.files.torch_file import SUFFIXES, read_archive
+from inl.dtypes import HostArray
+from inl.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from inl.backend.weight_cache import FileIdentity
+    from inl.text.template import ChatTemplate
+    from inl.text.tokenizer import Tokenizer
+
+
+GENERATION: Final = "generation_config.json"
+INDEX: Final = "model.safetensors.index.json"
+WHOLE: Final = "model.safetensors"
+
+
+@final
+class FolderCheckpoint(Checkpoint):
+    """Checkpoint of config.json, generation_config.json, tokenizer files and shards."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = _config(path / "config.json")
+        self._settings = TokenizerSettings(path)
+        self.eos_token_ids = _eos_ids(
+            {
+                "config.json": self.config,
+                GENERATION: optional_json(path / GENERATION),
+                CONFIG: {"eos_token_id": self._settings.end_token_id()},
+            },
+            path,
+        )
+        self._tensors: dict[str, tuple[TensorFile, Entry]] = {}
+        self.metadata: dict[str, str] = {}
+        for name, indexed in _shards(path).items():
+            self._add(TensorFile(path / name, path), indexed)
+
+    def _add(self, file: TensorFile, indexed: set[str] | None) -> None:
+        """Add a shard; ``indexed`` are the tensors that the index places in it."""
+        pickled = file.path.suffix in SUFFIXES
+        header = Header(read_archive(file), {}) if pickled else read_header(file)
+        entries = header.entries
+        absent = (indexed or set()) - set(entries)
+        if absent:
+            raise CheckpointError(
+                f"{file.path}: tensor {min(absent)!r}: missing, but the index places "
+                "it in this file; accepted: every tensor of the index"
+            )
+        for name, entry in entries.items():
+            if name in self._tensors:
+                other = self._tensors[name][0].path
+                raise CheckpointError(
+                    f"{file.path}: tensor {name!r}: also in {other}; "
+                    "accepted: each tensor once"
+                )
+            self._tensors[name] = file, entry
+        self.metadata.update(header.metadata)
+
+    def names(self) -> list[str]:
+        return list(self._tensors)
+
+    def spec(self, name: str) -> tuple[str, tuple[int, ...]]:
+        if name not in self._tensors:
+            raise self.missing(name)
+        _, entry = self._tensors[name]
+        return entry.dtype, entry.shape
+
+    def tensor(self, name: str) -> HostArray:
+        if name not in self._tensors:
+            raise self.missing(name)
+        file, entry = self._tensors[name]
+        return file.array(entry)
+
+    def files(self) -> Sequence[Path]:
+        shards = {file.path for file, _ in self._tensors.values()}
+        return self.path / "config.json", *sorted(shards)
+
+    def identities(self) -> Mapping[Path, FileIdentity]:
+        return {file.path: file.identity for file, _ in self._tensors.values()}
+
+    def tokenizer(self) -> Tokenizer:
+        rules, pieces = self.path / RULES, self.path / PIECES
+        if not os.path.lexists(rules) and os.path.lexists(pieces):
+            from inl.checkpoints.files.sentencepiece import read_sentencepiece
+
+            settings = self._settings
+            return read_sentencepiece(
+                pieces, self.path, settings.added_tokens(), settings.frame
+            )
+        from inl.checkpoints.files.tokenizer_file import read_tokenizer_file
+
+        return read_tokenizer_file(rules, self.path)
+
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        return self._settings.chat_template()
+
+    def close(self) -> None:
+        for file in {id(file): file for file, _ in self._tensors.values()}.values():
+            file.close()
+
+
+def _config(path: Path) -> dict[str, Any]:
+    config = read_json(path, path.parent)
+    names = config.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise CheckpointError(
+            f"{path}: architectures: found {show(names)}; accepted: a list of names"
+        )
+    return config
+
+
+def _shards(path: Path) -> dict[str, set[str] | None]:
+    """Return the weight files and, if there is an index, the tensors in each."""
+    # An index beside a whole file is of shards that were merged.
+    if os.path.lexists(path / WHOLE):
+        return {WHOLE: None}
+    if os.path.lexists(path / INDEX):
+        return dict(_indexed(path / INDEX))
+    files = sorted(file.name for file in path.glob("*.safetensors"))
+    files = files or sorted(
+        file.name
+        for pattern in ("*.pt", "*.pth", "pytorch_model.bin")
+        for file in path.glob(pattern)
+    )
+    if len(files) != 1:
+        raise CheckpointError(
+            f"{path}: found {', '.join(files) or listing(path)}; accepted: "
+            "model.safetensors, model.safetensors.index.json with its shards, or "
+            "exactly one *.safetensors, else exactly one *.pt, *.pth or "
+            "pytorch_model.bin"
+        )
+    return {files[0]: None}
+
+
+def _indexed(index: Path) -> dict[str, set[str]]:
+    weight_map = read_json(index, index.parent).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(
+            f"{index}: weight_map: found {show(weight_map)}; "
+            "accepted: an object from tensor names to file names"
+        )
+    shards: dict[str, set[str]] = {}
+    for tensor, name in weight_map.items():
+        # Shards must be in the folder itself: an index cannot name other files.
+        if not isinstance(name, str) or not _is_shard(index.parent, name):
+            raise CheckpointError(
+                f"{index}: weight_map: {show(tensor)}: found {show(name)}; "
+                "accepted: the name of a file that is in the same folder"
+            )
+        shards.setdefault(name, set()).add(tensor)
+    return shards
+
+
+def _is_shard(folder: Path, name: str) -> bool:
+    plain = not {"/", "\\"} & set(name) and name not in ("", ".", "..")
+    return plain and os.path.lexists(folder / name)  # false for any text
+
+
+def _eos_ids(configs: Mapping[str, Mapping[str, Any]], path: Path) -> tuple[int, ...]:
+    """Merge ``eos_token_id`` of every config: an id, a list of ids, or null."""
+    merged: set[int] = set()
+    for name, fields in configs.items():
+        value = fields.get("eos_token_id")
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(type(index) is int and index >= 0 for index in ids):
+            raise CheckpointError(
+                f"{path / name}: eos_token_id: found {show(value)}; "
+                "accepted: an id from 0, or a list of ids"
+            )
+        merged.update(ids)
+    return tuple(sorted(merged))

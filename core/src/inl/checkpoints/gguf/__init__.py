@@ -1,0 +1,1 @@
+"""GGUF files under the names of the Hugging Face layout."""

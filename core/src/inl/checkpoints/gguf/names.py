@@ -1,0 +1,195 @@
+"""Mapping of GGUF tensor names to those of the Hugging Face layout, by family."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from inl.checkpoints.files.tensor_file import show
+from inl.errors import CheckpointError
+
+NUMBER: Final = "0|[1-9][0-9]*"
+"""Pattern of a layer or expert number."""
+
+GLOBAL_NAMES: Final = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+
+LAYER_NAMES: Final = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+HEAD_NORMS: Final = {
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+}
+
+POST_NORMS: Final = {
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+
+QWEN3_NAMES: Final = LAYER_NAMES | HEAD_NORMS
+GEMMA2_NAMES: Final = (
+    LAYER_NAMES | POST_NORMS | {"ffn_norm": "pre_feedforward_layernorm"}
+)
+GEMMA3_NAMES: Final = GEMMA2_NAMES | HEAD_NORMS
+OLMO2_NAMES: Final = LAYER_NAMES | POST_NORMS | HEAD_NORMS
+PHI3_NAMES: Final = LAYER_NAMES | {
+    "attn_qkv": "self_attn.qkv_proj",
+    "ffn_up": "mlp.gate_up_proj",
+}
+
+MIXTRAL_NAMES: Final = LAYER_NAMES | {
+    "ffn_gate_inp": "block_sparse_moe.gate",
+    "ffn_gate_exps": "block_sparse_moe.experts.w1",
+    "ffn_up_exps": "block_sparse_moe.experts.w3",
+    "ffn_down_exps": "block_sparse_moe.experts.w2",
+    "ffn_gate.{}": "block_sparse_moe.experts.{}.w1",
+    "ffn_up.{}": "block_sparse_moe.experts.{}.w3",
+    "ffn_down.{}": "block_sparse_moe.experts.{}.w2",
+}
+"""Files from before April 2024 have one numbered tensor per expert."""
+
+QWEN3_MOE_NAMES: Final = QWEN3_NAMES | {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
+}
+
+DELTA_NAMES: Final = {
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_in": "linear_attn.in_proj_qkvz",
+    "ssm_ba": "linear_attn.in_proj_ba",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+}
+"""Recurrent layers; early files of Qwen3-Next have ``ssm_in``."""
+DELTA_VECTORS: Final = {
+    "ssm_a": "linear_attn.A_log",
+    "ssm_dt.bias": "linear_attn.dt_bias",
+}
+"""Tensors of recurrent layers whose names have no kind in one of the two layouts."""
+
+QWEN35_NAMES: Final = QWEN3_NAMES | DELTA_NAMES
+QWEN35_MOE_NAMES: Final = (
+    QWEN3_MOE_NAMES
+    | DELTA_NAMES
+    | {
+        "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+        "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+        "ffn_up_shexp": "mlp.shared_expert.up_proj",
+        "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Conventions of the files of one ``general.architecture``."""
+
+    architecture: str
+    """Class name in ``architectures`` of the Hugging Face config."""
+    model_type: str
+    layer_names: Mapping[str, str]
+    permuted: bool = False
+    """Whether the rows of q and k are ordered for a rotation of adjacent pairs."""
+    norm_offset: float = 0.0
+    """Offset that the stored norm weights include, except those of recurrent layers."""
+
+
+FAMILIES: Final = {
+    "llama": Family("LlamaForCausalLM", "llama", LAYER_NAMES, permuted=True),
+    "qwen2": Family("Qwen2ForCausalLM", "qwen2", LAYER_NAMES),
+    "qwen3": Family("Qwen3ForCausalLM", "qwen3", QWEN3_NAMES),
+    "gemma2": Family("Gemma2ForCausalLM", "gemma2", GEMMA2_NAMES, norm_offset=1.0),
+    "gemma3": Family("Gemma3ForCausalLM", "gemma3_text", GEMMA3_NAMES, norm_offset=1.0),
+    "phi3": Family("Phi3ForCausalLM", "phi3", PHI3_NAMES),
+    "qwen35": Family(
+        "Qwen3_5ForCausalLM", "qwen3_5_text", QWEN35_NAMES, norm_offset=1.0
+    ),
+    "olmo2": Family("Olmo2ForCausalLM", "olmo2", OLMO2_NAMES),
+}
+"""Dense families by ``general.architecture``; Mistral files use "llama"."""
+
+MOE_FAMILIES: Final = {
+    "llama": Family("MixtralForCausalLM", "mixtral", MIXTRAL_NAMES, permuted=True),
+    "qwen3moe": Family("Qwen3MoeForCausalLM", "qwen3_moe", QWEN3_MOE_NAMES),
+    "qwen3next": Family(
+        "Qwen3NextForCausalLM", "qwen3_next", QWEN35_MOE_NAMES, norm_offset=1.0
+    ),
+    "qwen35moe": Family(
+        "Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", QWEN35_MOE_NAMES, norm_offset=1.0
+    ),
+}
+"""Mixtures of experts by ``general.architecture``; Mixtral files use "llama"."""
+
+
+def hf_name(name: str, layer_names: Mapping[str, str] = LAYER_NAMES) -> str:
+    """Convert a tensor name, for example ``blk.3.attn_q.weight`` to
+    ``model.layers.3.self_attn.q_proj.weight``; an unknown name stays as it is.
+    """
+    vector = re.fullmatch(rf"blk\.({NUMBER})\.(ssm_a|ssm_dt\.bias)", name)
+    if vector and layer_names.keys() >= DELTA_NAMES.keys():
+        return f"model.layers.{vector[1]}.{DELTA_VECTORS[vector[2]]}"
+    stem, dot, kind = name.rpartition(".")
+    if stem in GLOBAL_NAMES:
+        return f"{GLOBAL_NAMES[stem]}{dot}{kind}"
+    layer = re.fullmatch(rf"blk\.({NUMBER})\.(\w+)(?:\.({NUMBER}))?", stem)
+    if layer:
+        index, module, expert = layer.groups()
+        target = layer_names.get(module if expert is None else f"{module}.{{}}")
+        if target is not None:
+            target = target.replace("{}", expert or "")
+            return f"model.layers.{index}.{target}{dot}{kind}"
+    return name
+
+
+def is_projector(name: str) -> bool:
+    """Return whether a GGUF file is called as the image encoder beside a model."""
+    return name.rpartition("/")[2].lower().startswith("mmproj")
+
+
+def architecture(metadata: Mapping[str, Any], where: Path) -> str:
+    """Return ``general.architecture``.
+
+    Raises :class:`CheckpointError` if it is missing or the file is a part of a split
+    model.
+    """
+    parts = metadata.get("split.count", 1)
+    if parts not in (0, 1):
+        raise CheckpointError(
+            f"{where}: split.count: found {show(parts)}; accepted: a whole model "
+            "in one file (llama-gguf-split --merge joins the parts)"
+        )
+    name = metadata.get("general.architecture")
+    if not isinstance(name, str) or not name:
+        raise CheckpointError(
+            f"{where}: general.architecture: found {show(name)}; accepted: a name"
+        )
+    return name
+
+
+def family(metadata: Mapping[str, Any], name: str) -> Family | None:
+    """Return the family of an architecture, or ``None`` if it is unknown."""
+    experts = metadata.get(f"{name}.expert_count", 0)
+    return (MOE_FAMILIES if experts else FAMILIES).get(name)

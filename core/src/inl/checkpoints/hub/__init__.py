@@ -1,0 +1,1 @@
+"""Names of models: local paths, downloads and the default model."""

@@ -1,0 +1,1 @@
+"""Checkpoints with quantized matrices, by method."""

@@ -1,0 +1,1 @@
+"""Division of a model among devices: meshes, ranks and shards."""

@@ -1,0 +1,141 @@
+"""Division of a model among ranks: checks, and key-value heads for more ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from inl.errors import RequestError, WeightMismatch
+from inl.placement.mesh import EXPERT_OP
+from inl.spec.cache import Paged, Slotted
+from inl.spec.tree import leaves, tree_map
+from inl.spec.weights import Group, Param, RowSlices
+
+if TYPE_CHECKING:
+    from inl.config import EngineConfig
+    from inl.placement.mesh import Mesh
+    from inl.spec.model import Model
+
+QKV = "qkv_linear"
+"""Op whose weights have rows for each key-value head."""
+
+
+def check_shares(groups: Any, state: tuple[Paged | Slotted, ...], ranks: int) -> None:
+    """Check that weights and cache divide evenly among ``ranks``.
+
+    groups: tree of :class:`~inl.weights.plan.WeightPlan`. state: specs of the whole
+    model's state; its key-value heads must divide too, since a rank attends to whole
+    heads only. Raises :class:`~inl.errors.WeightMismatch` naming the tensor and axis,
+    or the layers of the cache.
+    """
+    for plan in leaves(groups):
+        for param in plan.group.params.values():
+            plan.shard(param)
+    for item in state:
+        if isinstance(item, Paged) and item.kv_heads % ranks:
+            raise WeightMismatch(
+                f"cache of layers {item.layers[0]} to {item.layers[-1]}: found "
+                f"{item.kv_heads} key-value heads for {ranks} ranks; accepted: a "
+                f"number of ranks that divides {item.kv_heads}"
+            )
+        if isinstance(item, Slotted) and item.rebuild == "tokens" and ranks > 1:
+            raise WeightMismatch(
+                f"recurrent state {item.name}: found {ranks} ranks; accepted: 1 rank"
+            )
+
+
+def check_mesh(model: Model, config: Any, mesh: Mesh, wanted: EngineConfig) -> None:
+    """Check that a model and an engine's config can use the axes of a mesh.
+
+    Raises :class:`~inl.errors.RequestError`, or :class:`~inl.errors.WeightMismatch` for
+    an expert axis without experts. Choices from measured times would differ between
+    processes, so that several processes accept none.
+    """
+    sizes = mesh.sizes
+    timed = wanted.decode_steps not in (None, 1) or (
+        wanted.speculation is not None and wanted.adaptive_drafts
+    )
+    if mesh.processes > 1 and timed:
+        raise RequestError(
+            f"mesh {sizes} of {mesh.processes} processes: found decode_steps="
+            f"{wanted.decode_steps}, speculation={wanted.speculation!r}; accepted: "
+            "decode_steps=1, and speculation with adaptive_drafts=False"
+        )
+    if wanted.adapter_slots:
+        raise RequestError(
+            f"adapters: found {wanted.adapter_slots} on the mesh {sizes}; accepted: 0"
+        )
+    ops = {group.op for group in leaves(model.weights(config))}
+    if sizes.expert > 1 and EXPERT_OP not in ops:
+        raise WeightMismatch(
+            f"mesh {sizes}: the model has no weights of the op {EXPERT_OP} to divide; "
+            "accepted: expert=1"
+        )
+
+
+def with_repeated_heads(model: Model, config: Any, ranks: int) -> Model:
+    """Return the model with key-value heads repeated to one for each rank.
+
+    For a number of ranks that is a multiple of the number of key-value heads: ranks
+    whose query heads share a key-value head each have a copy of it. Other models are
+    returned as they are. Raises :class:`~inl.errors.WeightMismatch` if the ranks do not
+    divide the query heads.
+    """
+    paged = [item for item in model.state(config) if isinstance(item, Paged)]
+    counts = {(item.kv_heads, item.head_dim) for item in paged}
+    heads, dim = counts.pop() if len(counts) == 1 else (ranks, 1)
+    groups = list(leaves(model.weights(config)))
+    projections = [group for group in groups if group.op == QKV]
+    others = (
+        param.axis == 0 and param.shape[0] == heads * dim
+        for group in groups
+        if group.op != QKV
+        for param in group.params.values()
+    )
+    if heads % ranks == 0 or ranks % heads or not projections or any(others):
+        return model
+    for group in projections:
+        queries = group.params["q"].shape[0] // dim
+        if queries % ranks:
+            raise WeightMismatch(
+                f"tensor {group.params['q'].source}: found {queries} query heads for "
+                f"{ranks} ranks; accepted: a number of ranks that divides {queries}"
+            )
+    copies = ranks // heads
+
+    def repeated(group: Group) -> Group:
+        if group.op != QKV:
+            return group
+        given = {
+            name: _repeated(param, dim, copies) if name[0] in "kv" else param
+            for name, param in group.params.items()
+        }
+        return Group(group.op, **given)
+
+    def state(config: Any) -> tuple[Paged | Slotted, ...]:
+        return tuple(
+            item._replace(kv_heads=ranks) if isinstance(item, Paged) else item
+            for item in model.state(config)
+        )
+
+    weights = model.weights
+    return replace(model, weights=lambda c: tree_map(repeated, weights(c)), state=state)
+
+
+def _repeated(param: Param, dim: int, copies: int) -> Param:
+    """Return a parameter [heads * dim, ...] with each head ``copies`` times in turn."""
+    whole = param.row_slices or RowSlices(((0, param.shape[0]),), param.shape[0])
+    rows = np.concatenate([np.arange(*span) for span in whole.spans])
+    rows = np.repeat(rows.reshape(-1, 1, dim), copies, axis=1).reshape(-1)
+    ends = [*np.flatnonzero(np.diff(rows) != 1) + 1, len(rows)]
+    spans = tuple(
+        (int(rows[start]), int(rows[end - 1]) + 1)
+        for start, end in zip([0, *ends[:-1]], ends, strict=True)
+    )
+    return param._replace(
+        shape=(len(rows), *param.shape[1:]),
+        row_slices=RowSlices(spans, whole.rows),
+        aliases=tuple(_repeated(each, dim, copies) for each in param.aliases),
+    )

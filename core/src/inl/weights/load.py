@@ -1,0 +1,277 @@
+"""Weight loader: reads, shards, decodes or packs each group of a weight plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from inl.checkpoints.blocks.dtypes import (
+    BLOCKS,
+    convert,
+    decoder,
+    dequantize,
+    packed_bytes,
+)
+from inl.checkpoints.checkpoint import Checkpoint
+from inl.checkpoints.wrapped import CachedCheckpoint
+from inl.dtypes import SIZES, HostArray, wrap
+from inl.errors import CheckpointError, OutOfMemory
+from inl.placement.mesh import mesh_of
+from inl.spec.op import CATALOG, Spec, nbytes
+from inl.spec.tree import leaves, tree_map
+from inl.spec.weights import Param
+from inl.weights.finite import check_finite
+from inl.weights.plan import WeightPlan
+from inl.weights.sources import read_pieces, stored_tensors
+from inl.weights.unread import UnreadArray
+
+if TYPE_CHECKING:
+    from inl.backend.base import Backend
+
+MATRIX_RANK = 2
+SHARED_ELEMENTS = 1 << 16
+"""Plain tensors of at least this many elements are shared between groups."""
+INDEX_DTYPES = ("int32", "int64")
+"""Dtypes of lookup tables; they are not converted to the compute dtype."""
+
+
+def stored_specs(checkpoint: Checkpoint) -> dict[str, Spec]:
+    """Return dtype and shape of every tensor of a checkpoint, by name."""
+    specs: dict[str, Spec] = {}
+    for name in checkpoint.names():
+        dtype, shape = checkpoint.spec(name)
+        specs[name] = Spec(shape, dtype)
+    return specs
+
+
+def load_weights(
+    tree: Any,
+    checkpoint: Checkpoint,
+    backend: Backend,
+    dtype: str,
+    *,
+    rank: int = 0,
+    check: bool = True,
+    progress: Callable[[int, int], None] | None = None,
+) -> Any:
+    """Load a tree of :class:`WeightPlan` groups onto the backend.
+
+    Each group is read, sharded for ``rank`` and packed by its kernel, or converted to
+    ``dtype`` without one; its host memory is released before the next group. Up to
+    ``backend.traits.readers`` groups are loaded concurrently. A plain tensor that
+    several groups use is loaded once. check: whether to raise
+    :class:`~inl.errors.CheckpointError` for NaN and infinity. progress: called with
+    (bytes done, bytes in total) of the stored tensors before the first group and after
+    each group.
+    """
+    plan = list(leaves(tree))
+    shared: dict[Param, Any] = {}
+    mesh = mesh_of(backend)
+
+    def read(
+        planned: WeightPlan, rank: int = rank, source: Checkpoint = checkpoint
+    ) -> dict[str, HostArray | None]:
+        return {
+            name: read_shard(source, planned, param, rank, dtype, check=check)
+            for name, param in planned.group.params.items()
+        }
+
+    def load(number: int, planned: WeightPlan) -> Any:
+        pack = planned.kernel.pack if planned.kernel else None
+        try:
+            if pack and mesh:
+                # Each rank's part is padded by itself.
+                once = CachedCheckpoint(checkpoint)
+                result = mesh.packed(
+                    lambda rank, one: pack(read(planned, rank, once), one, dtype)
+                )
+            elif pack:
+                result = pack(read(planned), backend, dtype)
+            else:
+                # A mesh divides the whole tensor.
+                group = read(planned.whole if mesh else planned)
+                result = _plain(planned, group, backend, dtype, shared)
+        except OutOfMemory as error:
+            name = next(iter(planned.group.params.values())).source
+            size = sum(nbytes(each.specs(dtype)) for each in plan)
+            raise OutOfMemory(
+                f"weights: {name}, group {number} of {len(plan)}: {error} (all weights "
+                f"in {dtype} are about {size} bytes)"
+            ) from error
+        return result
+
+    sizes = [group_bytes(checkpoint, planned) for planned in plan]
+    if progress:
+        progress(0, sum(sizes))
+    loaded = []
+    for result in _in_order(load, plan, backend.traits.readers):
+        loaded.append(result)
+        if progress:
+            progress(sum(sizes[: len(loaded)]), sum(sizes))
+    results = iter(loaded)
+    return tree_map(lambda _: next(results), tree)
+
+
+def group_bytes(checkpoint: Checkpoint, planned: WeightPlan) -> int:
+    """Return the bytes of the stored tensors of a group, over all ranks."""
+    names = {
+        name
+        for param in planned.group.params.values()
+        for name in stored_tensors(param)
+    }
+    specs = [checkpoint.spec(name) for name in names & set(checkpoint.names())]
+    return sum(packed_bytes(shape, dtype) for dtype, shape in specs)
+
+
+def _in_order(
+    load: Callable[[int, WeightPlan], Any], plan: Sequence[WeightPlan], readers: int
+) -> Iterator[Any]:
+    """Yield ``load(number, group)`` in plan order; numbers count from 1."""
+    if readers == 1:
+        yield from map(load, range(1, len(plan) + 1), plan)
+        return
+    with ThreadPoolExecutor(readers, "inl-weights") as threads:
+        try:
+            yield from threads.map(load, range(1, len(plan) + 1), plan)
+        except BaseException:
+            threads.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def read_shard(
+    checkpoint: Checkpoint,
+    planned: WeightPlan,
+    param: Param,
+    rank: int,
+    dtype: str,
+    *,
+    check: bool = True,
+) -> HostArray | None:
+    """Return one rank's shard of a parameter, or ``None`` for an absent optional one.
+
+    A matrix as stored is read when it is used: none is with weights from a cache.
+    Keeps the stored dtype, but a parameter combined from several tensors is in
+    ``dtype`` unless all are quantized alike. Raises :class:`CheckpointError` for a
+    dtype without a decoder, and for non-finite values if ``check`` or ``param.finite``
+    is set.
+    """
+    if param.optional and param.source not in checkpoint.names():
+        return None
+    _check_dtypes(checkpoint, param)
+    shape = planned.shard(param)
+    where = f"{checkpoint.path}: tensor {param.source}"
+    check_numbers = partial(check_finite, where=where)
+    if _is_stored_whole(checkpoint, param, shape):
+        checked = check_numbers if check or param.finite else None
+        return UnreadArray(checkpoint, param.source, checked)
+    if (
+        param.stack
+        or param.fused_slice
+        or (shape != param.shape and len(shape) > MATRIX_RANK)
+    ):
+        array = read_pieces(checkpoint, param, shape, rank, dtype)
+    else:
+        array = _read_whole(checkpoint, param, shape, rank)
+    if param.partial and rank:
+        zeros = np.zeros(array.data.shape, array.data.dtype)
+        array = HostArray(zeros, array.dtype, array.shape)
+    if check or param.finite:
+        check_numbers(array)
+    return array
+
+
+def _is_stored_whole(
+    checkpoint: Checkpoint, param: Param, shape: tuple[int, ...]
+) -> bool:
+    """Whether a parameter is a matrix exactly as the checkpoint stores it."""
+    changed = param.stack or param.fused_slice or param.row_slices or param.offset
+    if changed or param.partial or len(shape) != MATRIX_RANK:
+        return False
+    return checkpoint.spec(param.source)[1] == shape
+
+
+def _check_dtypes(checkpoint: Checkpoint, param: Param) -> None:
+    """Raise for a dtype without a decoder, with the tensor's name in the message."""
+    for name in stored_tensors(param):
+        dtype, _ = checkpoint.spec(name)
+        if dtype not in SIZES:
+            try:
+                decoder(dtype, name)
+            except CheckpointError as error:
+                raise CheckpointError(f"{checkpoint.path}: {error}") from error
+
+
+def _read_whole(
+    checkpoint: Checkpoint, param: Param, shape: tuple[int, ...], rank: int
+) -> HostArray:
+    whole = adjusted(checkpoint.tensor(param.source), param)
+    if shape == whole.shape or param.axis is None:
+        return whole
+    size = shape[param.axis]
+    shard = slice(rank * size, (rank + 1) * size)
+    if param.axis == 0:
+        return HostArray(whole.data[shard], whole.dtype, shape)
+    elements, block = BLOCKS.get(whole.dtype, (1, 1))
+    if size % elements == 0:
+        data = whole.data.reshape(whole.shape[0], -1, block)
+        part = data[:, shard.start // elements : shard.stop // elements]
+        stored = np.ascontiguousarray(part).reshape(len(part), -1)
+        return HostArray(stored, whole.dtype, shape)
+    values = dequantize(whole, param.source)
+    return wrap(np.ascontiguousarray(values[:, shard]))
+
+
+def adjusted(whole: HostArray, param: Param) -> HostArray:
+    """Convert a stored tensor to the logical one: select rows, add the offset.
+
+    Rows are selected without decoding them; the offset is added in float64.
+    """
+    if param.row_slices is not None:
+        rows = [whole.data[start:stop] for start, stop in param.row_slices.spans]
+        data = rows[0] if len(rows) == 1 else np.concatenate(rows)
+        whole = HostArray(data, whole.dtype, param.shape)
+    if param.offset:
+        values = dequantize(whole, param.source).astype(np.float64)
+        whole = wrap(values + param.offset)
+    return whole
+
+
+def to_dtype(array: HostArray, dtype: str, name: str = "a tensor") -> HostArray:
+    """Convert to a plain dtype; returns ``array`` itself if it has that dtype."""
+    return convert(array, dtype, name)
+
+
+def _plain(
+    planned: WeightPlan,
+    group: Mapping[str, HostArray | None],
+    backend: Backend,
+    dtype: str,
+    shared: dict[Param, Any],
+) -> Any:
+    tensors: dict[str, Any] = {}
+    for name, array in group.items():
+        param = planned.group.params[name]
+        axis = param.axis if planned.ranks > 1 else None
+        key = param._replace(axis=axis)
+        if array is None:
+            continue
+        large = array.size >= SHARED_ELEMENTS
+        tensor = shared.get(key) if large else None
+        if tensor is None:
+            target = "int32" if array.dtype in INDEX_DTYPES else dtype
+            target = "float32" if param.wide else target
+            host = to_dtype(array, target, param.source)
+            mesh = mesh_of(backend)
+            if mesh is None:
+                tensor = backend.tensor(host, axis=axis)
+            else:
+                tensor = mesh.place(host, planned.axes(param), param.partial)
+            if large:  # another thread may have stored the same tensor meanwhile
+                tensor = shared.setdefault(key, tensor)
+        tensors[name] = tensor
+    weights: Any = CATALOG[planned.group.op].weights
+    return weights(**tensors)

@@ -1,0 +1,1 @@
+"""Quantization of a model's matrices while they are loaded."""
