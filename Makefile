@@ -10,8 +10,11 @@ TORCH = -e libs/inl-torch -e "plugins/inl-cpu[torch]"
 EVERYTHING = -e "core[cli,edge,guidance,otel,serve]" $(TORCH) -e "plugins/inl-cuda[nvrtc]" \
 	-e plugins/inl-rocm -e "plugins/inl-intel[openvino]" -e libs/inl-jax -e plugins/inl-tpu \
 	-e "libs/inl-onnx[cpu]" -e plugins/inl-directml
-NATIVE = plugins/inl-cpu/src/inl_cpu/native/libinl.so
-NATIVE_SOURCES = $(shell find plugins/inl-cpu/src/inl_cpu/native -name '*.cpp' -o -name '*.h')
+LIBRARY = plugins/inl-cpu/src/inl_cpu/native/libinl.so
+BUILD_NATIVE = $(PYTHON) plugins/inl-cpu/build_native.py $(1) || \
+	echo "the native library was not built, see above: torch computes instead"
+# The instruction sets of the native library: of this processor, or all (native-all).
+NATIVE = native-host
 PARALLEL = $(MAKE) --no-print-directory -j2
 SOURCES = core/src libs/inl-jax/src libs/inl-onnx/src libs/inl-torch/src plugins/inl-cpu/src \
 	plugins/inl-cuda/src plugins/inl-directml/src plugins/inl-intel/src \
@@ -36,7 +39,7 @@ OTHER_TESTS = tests/plugins/tpu tests/integration/test_wheels.py \
 # pip compiles one file after the other.
 COMPILE = $(1)/bin/python -m compileall -qq -j 2 $(1)/lib || true
 
-.PHONY: demo test test-all test-deep test-others test-long test-hosts test-tpu-compiler test-intel-compiler \
+.PHONY: demo native-host native-all test test-all test-deep test-others test-long test-hosts test-tpu-compiler test-intel-compiler \
 	test-webgpu test-torch-directml lint docs clean
 
 demo:
@@ -45,7 +48,7 @@ demo:
 
 # Minutes, downloads included. Prints what it leaves out.
 test:
-	$(PARALLEL) TOOLS=.venv/.tools .venv/.demo
+	$(PARALLEL) TOOLS=.venv/.tools NATIVE=native-all .venv/.demo
 	INL_TEST_DEPTH=quick .venv/bin/python $(PYTEST) $(CORE_TESTS)
 
 # What `make test` leaves out: its tests at full depth, and the frameworks' tests.
@@ -140,17 +143,20 @@ docs: .venv-docs/.docs
 	$(call PIP,.venv) --group test
 	@touch $@
 
-# An editable install takes the library as it is where it is up to date.
-$(NATIVE): plugins/inl-cpu/build_native.py $(NATIVE_SOURCES)
-	@$(PYTHON) $< --objects plugins/inl-cpu/build/objects || echo "the native library was not built, see above: torch computes instead"
+# They compile what has changed. An editable install takes their object files.
+native-host:
+	@$(call BUILD_NATIVE,--host)
+
+native-all:
+	@$(call BUILD_NATIVE)
 
 # TOOLS: two pips must not change one environment at the same time.
-.venv/.demo: .venv/.core $(NATIVE) | $(TOOLS)
+.venv/.demo: .venv/.core | $(NATIVE) $(TOOLS)
 	$(call PIP,.venv) $(EDITABLE) -e plugins/inl-cpu
-	@test -e $(NATIVE) || $(call PIP,.venv) $(EDITABLE) $(TORCH)
+	@test -e $(LIBRARY) || $(call PIP,.venv) $(EDITABLE) $(TORCH)
 	@touch $@
 
-.venv-all/.test: $(PROJECTS) constraints.txt pyproject.toml $(NATIVE)
+.venv-all/.test: $(PROJECTS) constraints.txt pyproject.toml | native-all
 	$(PYTHON) -m venv .venv-all
 	$(call PIP,.venv-all) -U $(BUILD)
 	$(call PIP,.venv-all) --no-compile $(EDITABLE) $(EVERYTHING) --group test --group outside --group lint
