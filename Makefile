@@ -2,7 +2,9 @@
 # .venv has no framework; .venv-all has torch, JAX, Triton and the linters as well.
 
 PYTHON ?= python3
-PIP = $(1)/bin/python -m pip --disable-pip-version-check install -q -q -c constraints.txt
+# The native library is compiled meanwhile. pip compiles Python one file after the other.
+PIP = INL_BUILD_NATIVE=0 $(1)/bin/python -m pip --disable-pip-version-check install -q -q \
+	--no-compile -c constraints.txt
 PROJECTS = $(wildcard core/pyproject.toml libs/*/pyproject.toml plugins/*/pyproject.toml)
 BUILD = "pip>=25.1" "setuptools>=77"
 EDITABLE = --no-build-isolation
@@ -36,7 +38,6 @@ OTHER_TESTS = tests/plugins/tpu tests/integration/test_wheels.py \
 	$(patsubst %/,%,$(wildcard tests/*/))) tests/torch tests/plugins/cuda \
 	tests/plugins/directml tests/plugins/intel tests/plugins/rocm
 
-# pip compiles one file after the other.
 COMPILE = $(1)/bin/python -m compileall -qq -j 2 $(1)/lib || true
 
 .PHONY: demo native-host native-all test test-all test-deep test-others test-long test-hosts test-tpu-compiler test-intel-compiler \
@@ -136,14 +137,14 @@ docs: .venv-docs/.docs
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "INL needs Python 3.11 or newer; try: make PYTHON=python3.12 demo")'
 	$(PYTHON) -m venv .venv
 	$(call PIP,.venv) -U $(BUILD)
-	$(call PIP,.venv) $(EDITABLE) -e "core[cli]"
+	$(call PIP,.venv) $(EDITABLE) -e "core[cli]" -e plugins/inl-cpu
 	@touch $@
 
 .venv/.tools: .venv/.core pyproject.toml
 	$(call PIP,.venv) --group test
 	@touch $@
 
-# They compile what has changed. An editable install takes their object files.
+# They compile what has changed.
 native-host:
 	@$(call BUILD_NATIVE,--host)
 
@@ -152,15 +153,14 @@ native-all:
 
 # TOOLS: two pips must not change one environment at the same time.
 .venv/.demo: .venv/.core | $(NATIVE) $(TOOLS)
-	$(call PIP,.venv) $(EDITABLE) -e plugins/inl-cpu
 	@test -e $(LIBRARY) || $(call PIP,.venv) $(EDITABLE) $(TORCH)
 	@touch $@
 
 .venv-all/.test: $(PROJECTS) constraints.txt pyproject.toml | native-all
 	$(PYTHON) -m venv .venv-all
 	$(call PIP,.venv-all) -U $(BUILD)
-	$(call PIP,.venv-all) --no-compile $(EDITABLE) $(EVERYTHING) --group test --group outside --group lint
-	$(call PIP,.venv-all) --no-compile --no-deps triton
+	$(call PIP,.venv-all) $(EDITABLE) $(EVERYTHING) --group test --group outside --group lint
+	$(call PIP,.venv-all) --no-deps triton
 	@$(call COMPILE,.venv-all)
 	@touch $@
 

@@ -1,7 +1,12 @@
-"""Builds the native library if there is a C++ compiler."""
+"""Builds the native library if there is a C++ compiler.
+
+With INL_BUILD_NATIVE=0 an editable install leaves it as it is in the source tree, for
+who runs ``build_native.py`` at the same time.
+"""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +33,8 @@ class BuildNative(build_ext):
         return f"{fullname.replace('.', '/')}{LIBRARY.suffix}"
 
     def build_extension(self, ext: Extension) -> None:
+        if self.editable_mode and os.environ.get("INL_BUILD_NATIVE") == "0":
+            return
         output = Path(self.get_ext_fullpath(ext.name))
         output.parent.mkdir(parents=True, exist_ok=True)
         try:
