@@ -47,10 +47,10 @@ demo:
 	$(PARALLEL) .venv/.demo
 	.venv/bin/inl generate "Why is the sky blue? Answer in two sentences." --max-tokens 40
 
-# Minutes, downloads included. Prints what it leaves out.
+# Minutes, downloads included. Prints what it leaves out. SELECT: arguments of pytest.
 test:
 	$(PARALLEL) TOOLS=.venv/.tools NATIVE=native-all .venv/.demo
-	INL_TEST_DEPTH=quick .venv/bin/python $(PYTEST) $(CORE_TESTS)
+	INL_TEST_DEPTH=quick .venv/bin/python $(PYTEST) $(SELECT) $(CORE_TESTS)
 
 # What `make test` leaves out: its tests at full depth, and the frameworks' tests.
 test-all: test-deep test-others
@@ -74,7 +74,7 @@ test-long: .venv-all/.test
 		tests/integration/test_wheels.py tests/documents/test_documents.py \
 		tests/plugins/tpu/test_packed_matmul.py tests/plugins/tpu/test_paged_attention.py \
 		tests/plugins/tpu/test_tpu_contract.py tests/plugins/tpu/test_tpu_mesh.py \
-		tests/core/testing/test_sound_checks.py \
+		tests/core/testing/test_sound_checks.py tests/plugins/cpu/test_interrupts.py \
 		tests/plugins/intel/test_xpu_contract.py tests/plugins/intel/test_xpu_compile.py \
 		tests/serve tests/torch/test_eagle_graphs.py
 
