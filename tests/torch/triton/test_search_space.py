@@ -102,8 +102,9 @@ def test_an_override_applies_to_one_row_and_to_several():
 
 
 @pytest.mark.parametrize("op", CONFIGS)
-def test_a_kernel_of_another_configuration_is_right(op, on_torch, on_host, monkeypatch):
-    seed = int(np.random.default_rng().integers(1 << 31))
+def test_a_kernel_of_another_configuration_is_right(
+    op, seed, on_torch, on_host, monkeypatch
+):
     spec, made = catalog()[op], search_space.kernel(op, CONFIGS[op], TUNING)
     seen = []
     plain = Tuning.tile
