@@ -7,13 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from inl.backend.base import Traits
-from inl.backend.simple import simple_backend
-from inl.config import EngineConfig
-from inl.device import Device
-from inl.dtypes import widen, wrap
 from inl.errors import NoKernel
-from inl.executor.model_loader import kernel_selection
 from inl.ops import catalog
 from inl.ops.linear import Linear, QkvLinear
 from inl.ops.norm import Norm
@@ -118,26 +112,6 @@ def test_invariant_mode_refuses_other_kernels():
     assert choice.refusals[0][0] == "linear/fast"
     assert "not batch-invariant" in choice.refusals[0][1]
     assert choose(policy(fast, invariant=True)).how == "missing"
-
-
-def test_a_backend_that_captures_programs_refuses_kernels_that_are_not_capturable():
-    waits = kernel("waits", preference=9, capturable=False)
-    assert choose(policy(waits, kernel("a"))).winner == "linear/waits"
-    choice = choose(policy(waits, kernel("a"), captured=True))
-    assert choice.winner == "linear/a"
-    refusal = "is not capturable, and this backend captures programs"
-    assert choice.refusals == (("linear/waits", refusal),)
-    assert choose(policy(waits, captured=True)).how == "missing"
-
-
-@pytest.mark.parametrize("captures", [False, True])
-def test_the_traits_of_a_backend_decide_whether_kernels_must_be_capturable(captures):
-    make = simple_backend(
-        tensor=widen, numpy=wrap, kernels=lambda: [kernel("a")],
-        traits=Traits(captures_programs=captures),
-    )  # fmt: skip
-    selection = kernel_selection(make(Device("npu")), EngineConfig())
-    assert selection.captured is captures
 
 
 def test_a_kernel_is_refused_for_another_weight_layout():

@@ -45,9 +45,6 @@ class Kernel:
     :data:`inl.spec.activation_quant.ACTIVATION_QUANTS`. Empty: none beyond storage."""
     note: str = ""
     """What else users should know of its precision, shown by ``inl explain``."""
-    capturable: bool = True
-    """Whether the kernel neither waits for the device nor branches on its data. A
-    backend that captures programs (``Traits.captures_programs``) requires this."""
     preference: int = 0
     """Rank among the kernels that support a call; the highest wins."""
     config: Mapping[str, int] = field(default_factory=dict)

@@ -45,8 +45,6 @@ class KernelSelection:
     """Makes an op that runs its body in NumPy; set if ``allow_hosted`` is on."""
     invariant: bool = False
     """Whether to accept only kernels with ``Kernel.invariant``."""
-    captured: bool = False
-    """Whether to accept only kernels with ``Kernel.capturable``."""
     device_name: str = "this device"
     tuning_results: TuningResults = field(default_factory=TuningResults)
     """Results of ``inl tune`` on this device."""
@@ -124,8 +122,6 @@ def _refusal(
         return f"takes weights in layout {kernel.layout}, found {layout}"
     if selection.invariant and not kernel.invariant:
         return "is not batch-invariant, which the invariant option requires"
-    if selection.captured and not kernel.capturable:
-        return "is not capturable, and this backend captures programs"
     return kernel.refuse(*args, **attrs)
 
 
