@@ -30,7 +30,7 @@ from inl.spec.step import Step
 from inl_cuda.backend import CudaBackend
 from inl_torch.triton.attention.attention import paged_attention
 from inl_torch.triton.attention.plan import Work
-from inl_torch.triton.attention.prompt import attend_prompt, uses_library
+from inl_torch.triton.attention.prompt import attend_prompt, refuse_prompt
 from inl_torch.triton.tuning import Tuning
 
 BLOCK = 16
@@ -83,13 +83,13 @@ def methods(load: Load, tuning: Tuning) -> Methods:
     def attend(fewest: int) -> torch.Tensor:
         return paged_attention(
             q, cache, step, work, scale=scale, window=None, cap=None, group=0,
-            tuning=replace(tuning, long_row_tokens=fewest),
+            tuning=replace(tuning, long_row_tokens=fewest), gathers=fewest > 0,
         )  # fmt: skip
 
     found: Methods = {
         "paged": partial(attend, 0), "apart": partial(attend, tuning.long_row_tokens)
     }  # fmt: skip
-    if uses_library(q, cache, step, window=None, cap=None):
+    if not refuse_prompt(q, None, None, None, None, cache, step):
         k, v = (x.flatten(0, 1)[step.writes[0].long()] for x in cache[:2])
         found["library"] = partial(
             attend_prompt, q, k, v, cache, step, scale=scale, group=0

@@ -134,6 +134,27 @@ def test_a_composite_with_packed_weights_is_neither_composed_nor_hosted():
     assert choice.how == "missing"
 
 
+def test_rows_of_a_part_of_the_step_may_use_another_kernel():
+    """The last layer computes the sampled tokens only, with the same weights."""
+    ran = []
+
+    def run(name):
+        return lambda x, w: ran.append(name) or BODIES["linear"](x, w)
+
+    few = kernel(
+        "few", run=run("few"), preference=1,
+        refuse=lambda x, w: "more than 2 rows" if x.shape[0] > 2 else None,
+    )  # fmt: skip
+    tracer = tracer_of(few, kernel("many", run=run("many")))
+    for rows in (BUCKET.tokens, BUCKET.rows):
+        tracer.linear(strict(rows, 8), linear_site()[1])
+    ops, w = ResolvedOps(tracer), Linear(np.ones((3, 8)))
+    for exact in (BUCKET, Bucket(7, 2)):
+        for rows in (exact.tokens, exact.rows):
+            ops.at(exact).linear(np.ones((rows, 8)), w)
+    assert ran == ["many", "few"] * 2
+
+
 def test_two_call_sites_of_an_op_may_use_two_kernels():
     ran = []
 

@@ -50,12 +50,17 @@ class KernelSelection:
     """Results of ``inl tune`` on this device."""
 
 
-def site_key(spec: OpSpec, args: tuple[Any, ...], attrs: dict[str, Any]) -> Key:
-    """Return the key of a call site: weight layouts, inner sizes and attributes.
+def site_key(
+    spec: OpSpec, args: tuple[Any, ...], attrs: dict[str, Any], tokens: int
+) -> Key:
+    """Return the key of a call site: weight layouts, inner sizes and attributes, and
+    whether the first argument has a row for each of the ``tokens`` of the step.
 
     Opaque arguments (caches, steps) are left out.
     """
-    parts: list[Any] = [tuple(sorted(attrs.items(), key=_name))]
+    first = getattr(args[0], "shape", ()) if args else ()
+    # The last layer may compute the sampled tokens only, with other kernels.
+    parts: list[Any] = [first[:1] == (tokens,), tuple(sorted(attrs.items(), key=_name))]
     for name, value in zip(spec.parameters, args, strict=True):
         if name == "w":
             layout = layout_of(value)

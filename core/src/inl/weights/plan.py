@@ -14,7 +14,7 @@ from inl.spec.op import CATALOG, Spec
 from inl.spec.strict_array import StrictArray
 from inl.spec.tree import leaves, tree_map
 from inl.spec.weights import Group, Param
-from inl.weights.quant import packed_bytes
+from inl.weights.quant import BLOCKS, packed_bytes
 from inl.weights.sources import resolved, stored_spec, stored_tensors
 
 EXPERTS = "experts"
@@ -56,9 +56,16 @@ class WeightPlan:
         return weights(**shapes)
 
     def _stored_bytes(self, name: str) -> int | None:
-        """Checkpoint bytes of a quantized tensor on one rank, if a kernel packs it."""
+        """Checkpoint bytes of a quantized tensor on one rank, if a kernel packs it.
+
+        ``None`` too for a shard of columns that would split a block, which the loader
+        decodes.
+        """
         param, dtype = self.group.params[name], self.stored.get(name, "float32")
         if self.kernel is None or dtype in SIZES:
+            return None
+        shape, (elements, _) = self.shard(param), BLOCKS.get(dtype, (1, 1))
+        if shape[-1] != param.shape[-1] and shape[-1] % elements:
             return None
         parts = 1 if param.axis is None else self.ranks
         return packed_bytes(param.shape, dtype) // parts

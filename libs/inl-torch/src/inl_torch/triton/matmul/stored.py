@@ -10,6 +10,7 @@ import torch
 
 from inl.dtypes import SIZES, HostArray
 from inl.spec.op import Spec
+from inl.spec.strict_array import StrictArray
 from inl.weights.loader import to_dtype
 from inl_torch.eager.linear import can_stack_qkv, present
 from inl_torch.triton.quantized.packed import stack_biases
@@ -93,6 +94,11 @@ Stack = Callable[[Sequence[HostArray], Any], Any]
 def matrices(stored: Mapping[str, Spec]) -> dict[str, Spec]:
     """Return the matrices among the parts of a group of weights."""
     return {name: one for name, one in stored.items() if not name.endswith("bias")}
+
+
+def is_decoded(spec: Any) -> bool:
+    """Whether the matrix of a traced spec is :class:`Plain`."""
+    return isinstance(spec, StrictArray) and spec.stored_bytes is None
 
 
 def refuse_width(stored: Mapping[str, Spec]) -> str | None:
