@@ -286,7 +286,7 @@ def test_shards_whose_blocks_were_decoded(kind, seed, on_torch, on_host):
     blocks = {name: one[0] for name, one in made.items()}
     shard = HostArray(to_bfloat16(down), dtype, down.shape)
     kernels = products.float8_kernels if kind == "mxfp8" else int4.int4_kernels
-    (kernel,) = (one for one in kernels(TUNING) if one.op == "gated_mlp")
+    kernel = next(one for one in kernels(TUNING) if one.op == "gated_mlp")
     w = kernel.pack(blocks | {"down": shard}, Place(), dtype)
     assert w.layout == kernel.layout
     logical = GatedMlp(made["gate"][1], made["up"][1], down)

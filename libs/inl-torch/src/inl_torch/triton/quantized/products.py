@@ -251,7 +251,7 @@ def norm_logits(
     )[1]  # fmt: skip
 
 
-def refuse(x: Any, **attrs: Any) -> str | None:
+def refuse(x: Any, *_: Any, **attrs: Any) -> str | None:
     """Refuse unsupported dtypes and activations."""
     reason = refuse_dtype(x)
     if "activation" in attrs:
