@@ -14,8 +14,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.jit import JITFunction
 
+from inl.backend.host import host_memory
+from inl.device import Device
 from inl.spec import dispatch
+from inl_cuda import tuning
+from inl_cuda.backend import CudaBackend
 from inl_cuda.one_row import attention, products
+from inl_cuda.one_row import kernels as one_row
 from inl_torch.triton.precompile import suppress_launches
 
 NAMES = """
@@ -101,6 +106,22 @@ class Launches(TorchDispatchMode):
             if used - named or (spare and not (either and spare < {"cuda", "triton"})):
                 wrong.append(f"{label} uses {sorted(used)}: {self.ops.get(label)}")
         return wrong
+
+
+def backend_of(monkeypatch, major, minor):
+    """Return the backend of a chip of this compute capability, in host memory."""
+    place = SimpleNamespace(major=major, minor=minor, multi_processor_count=132)
+    for owner, name, value in (
+        (torch.cuda, "get_device_capability", (major, minor)),
+        (torch.cuda, "get_device_properties", place),
+        (tuning, "shared_bytes", 232_448), (one_row, "can_compile", True),
+        (CudaBackend, "memory", host_memory()),
+    ):  # fmt: skip
+        monkeypatch.setattr(owner, name, lambda *_, value=value: value)
+    monkeypatch.setattr(CudaBackend, "to_device", lambda _, x: x.clone())
+    backend = object.__new__(CudaBackend)
+    backend.device, backend.place = Device("cuda:0"), torch.device("cpu")
+    return backend
 
 
 def _has_floats(value):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,8 +16,6 @@ import torch
 pytest.importorskip("triton")
 pytest.importorskip("cuda.bindings")
 
-from inl.backend.host import host_memory
-from inl.device import Device
 from inl.executor.model_step import advance
 from inl.models.llama import MODEL
 from inl.ops import catalog
@@ -29,13 +26,8 @@ from inl.spec.step import Bucket
 from inl.testing.op_call import OpCall
 from inl.testing.tiny import MemoryCheckpoint, local_runner, tiny_llama
 from inl.weights.quant_encode import encode
-from launches import launches
+from launches import backend_of, launches
 from op_cases import Target
-
-# isort: split
-from inl_cuda import tuning
-from inl_cuda.backend import CudaBackend
-from inl_cuda.one_row import kernels as one_row
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") == "1", reason="records launches"
@@ -61,23 +53,7 @@ FORMS = ("", "mxfp8", "q4_1", "q4_1, wide", "q8_0")
 def gpu(monkeypatch):
     """Return the backend of a chip, whose tensors are on the CPU."""
     monkeypatch.setenv("INL_CUDA_WEIGHTS", "packed")
-    monkeypatch.setattr(tuning, "shared_bytes", lambda _: 232_448)
-    monkeypatch.setattr(one_row, "can_compile", lambda: True)
-    monkeypatch.setattr(CudaBackend, "memory", lambda _: host_memory())
-    monkeypatch.setattr(CudaBackend, "to_device", lambda _, x: x.clone())
-
-    def opened(chip):
-        major, minor = CHIPS[chip]
-        place = SimpleNamespace(major=major, minor=minor, multi_processor_count=132)
-        for name, value in (
-            ("get_device_capability", (major, minor)), ("get_device_properties", place),
-        ):  # fmt: skip
-            monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
-        backend = object.__new__(CudaBackend)
-        backend.device, backend.place = Device("cuda:0"), torch.device("cpu")
-        return backend
-
-    return opened
+    return lambda chip: backend_of(monkeypatch, *CHIPS[chip])
 
 
 def runner_of(backend, form, sizes):
