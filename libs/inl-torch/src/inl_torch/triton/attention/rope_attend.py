@@ -230,14 +230,19 @@ def kernels(tuning: Tuning) -> Iterable[Kernel]:
         plan=decode_plan,
         preference=PREFERENCE,
     )
-    for number, (name, refuse) in enumerate(
-        ((MIXED, _refuse_mixed), (GATHERED, _refuse_gathered))
-    ):
-        yield Kernel(
-            "rope_attend",
-            name,
-            partial(mixed_attention, tuning=tuning, name=name),
-            refuse=partial(refuse, tuning=tuning),
-            plan=plan,
-            preference=PREFERENCE + number,
-        )
+    yield Kernel(
+        "rope_attend",
+        MIXED,
+        partial(mixed_attention, tuning=tuning, name=MIXED),
+        refuse=partial(_refuse_mixed, tuning=tuning),
+        plan=plan,
+        preference=PREFERENCE,
+    )
+    yield Kernel(
+        "rope_attend",
+        GATHERED,
+        partial(mixed_attention, tuning=tuning, name=GATHERED),
+        refuse=partial(_refuse_gathered, tuning=tuning),
+        plan=plan,
+        preference=PREFERENCE + 1,
+    )

@@ -110,16 +110,20 @@ def norm_mlp(
     return products.norm_mlp(residual, delta, norm, eps, w, activation)
 
 
+def size_of(spec: Any) -> MatrixSize:
+    rows, columns = spec.shape
+    return MatrixSize(rows, columns, is_decoded(spec))
+
+
 def sizes(w: Any) -> tuple[MatrixSize, ...]:
     """Return the sizes of the matrices of a group of weights, as they are stored."""
     if isinstance(w, Linear):
-        return (MatrixSize(*w.weight.shape, is_decoded(w.weight)),)
+        return (size_of(w.weight),)
     if isinstance(w, QkvLinear):
         rows = sum(part.shape[0] for part in (w.q, w.k, w.v))
         return (MatrixSize(rows, w.q.shape[1]),)
     inner, hidden = w.gate.shape
-    down = MatrixSize(*w.down.shape, is_decoded(w.down))
-    return MatrixSize(2 * inner, hidden), down
+    return MatrixSize(2 * inner, hidden), size_of(w.down)
 
 
 def joined_name(technologies: Iterable[str]) -> str:

@@ -310,8 +310,8 @@ def kernels(tuning: Tuning) -> Iterable[Kernel]:
     for name, product, own in (
         (NAME, multiply, refuse_decoded), (MIXED, fastest, refuse_packed),
     ):  # fmt: skip
-        products, any_rows = {"product": product}, partial(own, other=refuse)
-        one_row = partial(own, other=refuse_rows)
+        products: dict[str, Any] = {"product": product}
+        any_rows, one_row = (partial(own, other=each) for each in (refuse, refuse_rows))
         yield kernel("linear", name, partial(linear, **products), any_rows)
         yield kernel("qkv_linear", name, partial(qkv_linear, **products), any_rows)
         yield kernel("gated_mlp", name, partial(gated_mlp, **products), any_rows)
