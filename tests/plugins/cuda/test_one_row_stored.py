@@ -155,6 +155,8 @@ def test_a_product_is_named_by_what_computes_it(
     for kind, name in zip(("float8", "int4"), names, strict=True):
         w = Linear(traced(kind, 4096, 4096))
         assert chosen(kind, "linear", x, w) == f"{name}_{kind}"
+        shard = Linear(traced(kind, 4096, 4096, decoded=True))
+        assert chosen(kind, "linear", x, shard) == f"eager_{kind}"
 
 
 @pytest.mark.parametrize(("inner", "decoded", "rows", "names"), [

@@ -63,8 +63,8 @@ def float8_kernels(tuning: Tuning) -> Iterable[Kernel]:
         pdl=tuning.uses_pdl(1),
     )  # fmt: skip
     return stored_kernels(
-        "float8", ("cuda", "cuda+triton", "cuda+eager"), weights.FLOAT8_ROWS,
-        weights.refuse_float8, weights.stacked_float8, one_row,
+        "float8", ("cuda",), ("cuda", "cuda+triton", "cuda+eager"),
+        weights.FLOAT8_ROWS, weights.refuse_float8, weights.stacked_float8, one_row,
         activation_quant=FLOAT8, preference=STORED_PREFERENCE,
     )  # fmt: skip
 
@@ -85,7 +85,7 @@ def int4_kernels(tuning: Tuning) -> Iterable[Kernel]:
         pdl=tuning.uses_pdl(1),
     )  # fmt: skip
     return stored_kernels(
-        "int4", ("cuda+triton", "cuda+triton+eager"), weights.INT4_CHUNKS,
-        weights.refuse_int4, weights.stacked_int4, one_row,
+        "int4", ("cuda+triton",), ("cuda+triton", "cuda+triton+eager"),
+        weights.INT4_CHUNKS, weights.refuse_int4, weights.stacked_int4, one_row,
         activation_quant=FLOAT8, preference=STORED_PREFERENCE,
     )  # fmt: skip

@@ -248,7 +248,7 @@ def decoded(w: Matrix, dtype: torch.dtype) -> torch.Tensor:
 def float8_kernels(tuning: Tuning) -> Iterable[Kernel]:
     """Return the kernels for weights that are stored in E4M3."""
     return stored_kernels(
-        "float8", ("triton", "triton+eager", "eager"), FLOAT8_ROWS,
-        weights.refuse_float8, weights.stacked_float8, Products(tuning),
+        "float8", ("triton", "triton+eager", "eager"), ("triton", "triton+eager"),
+        FLOAT8_ROWS, weights.refuse_float8, weights.stacked_float8, Products(tuning),
         activation_quant=FLOAT8,
     )  # fmt: skip

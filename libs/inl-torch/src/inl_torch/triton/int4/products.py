@@ -282,6 +282,7 @@ def int4_kernels(tuning: Tuning) -> Iterable[Kernel]:
     which only the loaded scales show.
     """
     return stored_kernels(
-        "int4", ("triton", "triton+eager", "eager"), INT4_CHUNKS, refuse_int4,
-        stacked_int4, Products(tuning), activation_quant=FLOAT8,
+        "int4", ("triton", "triton+eager", "eager"), ("triton", "triton+eager"),
+        INT4_CHUNKS, refuse_int4, stacked_int4, Products(tuning),
+        activation_quant=FLOAT8,
     )  # fmt: skip

@@ -23,6 +23,8 @@ from inl_torch.triton.matmul.stored import (
     packers,
 )
 
+OTHERS: Final = "other kernels"
+
 ORDER: Final = ("cuda", "triton", "eager")
 """Technologies in the order in which names list them."""
 
@@ -132,14 +134,16 @@ def joined_name(technologies: Iterable[str]) -> str:
 
 
 def stored_kernels(
-    suffix: str, technologies: Sequence[str], layout: str, refuse_stored: Refuse,
-    stack: Stack, products: StoredProducts, **more: Any,
+    suffix: str, product_names: Sequence[str], layer_names: Sequence[str],
+    layout: str, refuse_stored: Refuse, stack: Stack, products: StoredProducts,
+    **more: Any,
 ) -> Iterable[Kernel]:  # fmt: skip
     """Return the kernels of a layout: see :class:`StoredProducts`.
 
-    They are named by what computes them, one of ``technologies``, and ``suffix``.
-    refuse_stored: why the parts of a group of weights cannot be packed. stack: packs
-    matrices. more: fields of the kernels.
+    They are named by what computes them and ``suffix``: products by one of
+    ``product_names``, feed-forward layers by one of ``layer_names``. refuse_stored: why
+    the parts of a group of weights cannot be packed. stack: packs matrices. more:
+    fields of the kernels.
     """
     groups = packers(layout, refuse_stored, stack)
 
@@ -150,7 +154,7 @@ def stored_kernels(
         found = joined_name(products.technologies(x, *sizes(rest[-1])))
         if reason is None and found != name:
             rows, dtype = x.shape[0], dtype_name(x)
-            reason = f"{rows} rows in {dtype} are computed by {found or 'others'}"
+            reason = f"{rows} rows in {dtype} are computed by {found or OTHERS}"
         return reason
 
     def refuse_norm(residual: Any, *rest: Any, **attrs: Any) -> str | None:
@@ -173,9 +177,11 @@ def stored_kernels(
             **options,
         )
 
-    for name in technologies:
+    for name in product_names:
         yield kernel("linear", name, linear, refuse)
         yield kernel("qkv_linear", name, qkv_linear, refuse)
+        if name != "eager":  # the norm is not torch's
+            yield kernel("norm_qkv", name, norm_qkv, refuse_norm, "qkv_linear")
+    for name in layer_names:
         yield kernel("gated_mlp", name, gated_mlp, refuse)
-        yield kernel("norm_qkv", name, norm_qkv, refuse_norm, "qkv_linear")
         yield kernel("norm_mlp", name, norm_mlp, refuse_norm, "gated_mlp")
