@@ -22,13 +22,13 @@ from cuda_steps import copy_rate
 
 from inl.ops.norm import Norm
 from inl_cuda.one_row.products import Launch, OneRowProducts
+from inl_cuda.one_row.stored import OneRowFirst
 from inl_cuda.tuning import tuning
 from inl_torch.eager.mlp import StackedMlp
 from inl_torch.triton.float8.products import Products as Float8Products
 from inl_torch.triton.float8.weights import Float8
 from inl_torch.triton.int4.products import Products as Int4Products
 from inl_torch.triton.int4.weights import Int4
-from inl_torch.triton.matmul.one_row import OneRowFirst
 
 EPS = 1e-5
 SHAPES = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096),
@@ -110,7 +110,9 @@ def main() -> int:
         ways = {"Triton": products}
         for shape in (None, *(launches() if given.all else ())):
             one_row = OneRowProducts(params.processors, shape)
-            ways[f"CUDA, {shape or 'default'}"] = OneRowFirst(products, one_row)
+            ways[f"CUDA, {shape or 'default'}"] = OneRowFirst(
+                products, one_row, is_int4=kind == "int4", pdl=params.uses_pdl(1)
+            )
         for label, way in ways.items():
             us = layer_time(way, layers)
             share = size / rate * 1e6 / us

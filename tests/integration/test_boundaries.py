@@ -164,6 +164,10 @@ WRONG_IMPORTS = {
         "inl.backend.base",
     ),
     "plugins do not import each other": ("inl_cuda.tuning", "inl_cpu.probe"),
+    "plugins and their libraries import no models": (
+        "inl_cuda.settings",
+        "inl.models.llama",
+    ),
     "eager torch kernels do not import Triton": ("inl_torch.eager.norm", "triton"),
 }
 """Contract -> (module, import that it forbids)."""

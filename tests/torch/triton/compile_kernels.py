@@ -56,7 +56,7 @@ from inl_torch.triton.int4.products import Products as Int4Products
 from inl_torch.triton.int4.products import decoded
 from inl_torch.triton.int4.weights import Int4
 from inl_torch.triton.matmul.invariant import product as fixed_product
-from inl_torch.triton.matmul.products import library_is_faster
+from inl_torch.triton.matmul.products import MIXED, library_is_faster
 from inl_torch.triton.matmul.streamed import stream_product
 from inl_torch.triton.moe import experts as moe
 from inl_torch.triton.moe.packed import ExpertStack
@@ -155,10 +155,16 @@ def torch_steps(sizes):
         yield Step(*(torch.from_numpy(np.asarray(a)) for a in host[:-1])), blocks
 
 
+def rope_attend(kernels, q, *rest, **attrs):
+    """Attention of a decoding step, or of another."""
+    step = rest[-1]
+    decodes = q.shape[0] == step.lengths.shape[0]
+    label = "rope_attend" if decodes else ("rope_attend", "triton_mixed")
+    kernels[label](q, *rest, **attrs)
+
+
 def call_attention(kernels, dtype, dim):
     """Attention of one row, of a few, with prompts, and of many."""
-    width = HEADS * dim
-    out = Linear(torch.ones(HIDDEN, width, dtype=dtype))
     many = [([40] * rows, [1] * rows) for rows in MANY]
     for step, blocks in torch_steps((*FEW, *many)):
         tokens = step.tokens.shape[0]
@@ -170,12 +176,11 @@ def call_attention(kernels, dtype, dim):
         for window, cap in ((None, None), (7, 3.0)):
             attrs = {"scale": 0.1, "window": window, "cap": cap, "group": 0}
             kernels["attention"](q, cache, step, **attrs)
-            kernels["attend_project"](q, k, k, turn, turn, cache, step, out, **attrs)
+            rope_attend(kernels, q, k, k, turn, turn, cache, step, **attrs)
 
 
 def call_float8(kernels, dtype, dim):
     """A cache in float8: writes, and attention of one row, of a few, with prompts."""
-    out = Linear(torch.ones(HIDDEN, HEADS * dim, dtype=dtype))
     attrs = {"scale": 0.1, "window": None, "cap": None, "group": 0}
     for step, blocks in torch_steps(FEW):
         tokens = step.tokens.shape[0]
@@ -185,7 +190,7 @@ def call_float8(kernels, dtype, dim):
         cache, turn = Cache(*numbers, torch.ones(2)), torch.ones(tokens, dim // 2)
         kernels["write_kv"](k, k, cache, step.writes[0])
         kernels["attention"](q, cache, step, **attrs)
-        kernels["attend_project"](q, k, k, turn, turn, cache, step, out, **attrs)
+        rope_attend(kernels, q, k, k, turn, turn, cache, step, **attrs)
 
 
 def call_long_rows(dtype, dim, tuning):
@@ -197,7 +202,7 @@ def call_long_rows(dtype, dim, tuning):
     for kind, scales in ((dtype, None), (torch.float8_e4m3fn, torch.ones(2))):
         cache = Cache(*(torch.zeros(shape, dtype=kind) for _ in range(2)), scales)
         attrs = {"scale": 0.1, "window": None, "cap": None, "group": 0}
-        kernels["attention"](q, cache, step, **attrs)
+        kernels["attention", "triton_gathered"](q, cache, step, **attrs)
 
 
 def call_many(kernels, dtype, dim):
@@ -250,7 +255,7 @@ def call_dynamics(kernels, dtype):
     kernels["inl_dynamics_step"](x, x, x[0], controller, **clamps)
     inner, wide = torch.ones(64, 1400, dtype=dtype), torch.ones(2100, 64, dtype=dtype)
     w = InlBlock(x[0], inner, inner[:, 0], wide, wide[:, 0], x[:1].expand(700, 700))
-    kernels["inl_block"](x, x, w, dt=0.1)
+    kernels["inl_block", MIXED](x, x, w, dt=0.1)
     operands = (x, x[0], *controller.chunk(3, -1))
     options = dynamics_training.Options(3, True, 2.0, 10.0)
     dynamics_training.gradients(x, x, x, operands, 0.1, options, (True,) * 6 + (False,))
@@ -403,7 +408,7 @@ def call_packed_experts(dtype):
 
 
 def named(tuning):
-    """Kernels by op, those of the invariant mode by op and name."""
+    """Kernels by op; those with other names than "triton" by op and name."""
     found = {}
     for kernel in ours.kernels(tuning):
         fast = kernel.name == "triton"
@@ -456,14 +461,17 @@ def call_all(dtype, dim, tuning, *, packed=True):
         own = not library_is_faster(tokens, dtype, mlp.gate_up.shape, tuning)
         for activation in ("silu", "gelu_tanh"):
             if own:
-                kernels["norm_mlp"](y, y, norm, mlp, activation=activation, **sums)
-            kernels["gated_mlp"](y, mlp, activation=activation)
+                kernels["norm_mlp", MIXED](
+                    y, y, norm, mlp, activation=activation, **sums
+                )
+            kernels["gated_mlp", MIXED](y, mlp, activation=activation)
             kernels["gated_activation"](y, y, activation=activation)
         kernels["reduce_add_norm"](y, y, norm, **sums)
         if own:
             kernels["norm_qkv"](y, y, norm, qkv, **sums)
         kernels["rms_norm"](y, norm, **sums)
-        kernels["linear"](y, Linear(x(HIDDEN, HIDDEN)))
+        if own:
+            kernels["linear"](y, Linear(x(HIDDEN, HIDDEN)))
         for linear, feed_forward in packings:
             more["linear"](y, linear)
             more["gated_mlp"](y, feed_forward, activation="silu")
@@ -472,7 +480,7 @@ def call_all(dtype, dim, tuning, *, packed=True):
                 more["norm_logits"](y, y, step.samples, norm, linear, **sums)
             packed_products.dequantized(linear.weight, dtype)
         head = Linear(x(HIDDEN, HIDDEN), x(HIDDEN))
-        logits = kernels["norm_logits"](y, y, step.samples, norm, head, **sums)
+        logits = kernels["norm_logits", MIXED](y, y, step.samples, norm, head, **sums)
         bucket = Bucket(tokens, rows)
         frame = step_frame(
             bucket, [Row(1, [-1])], step=0, groups=1, block_size=16, decode_rows=1

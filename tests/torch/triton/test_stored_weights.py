@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from selected import selected
 from triton_place import PDL, PLACE
 
 from inl.checkpoints.blocks.dtypes import dequantize
@@ -36,11 +37,8 @@ from inl_torch.triton.int4.weights import INT4_CHUNKS, Int4, refuse_int4
 from inl_torch.triton.tuning import Tuning
 
 TUNING = Tuning(pdl=PDL)
-KERNELS = {
-    (one.op, one.layout): one
-    for kernels in (products.float8_kernels, int4.int4_kernels)
-    for one in kernels(TUNING)
-}
+EVERY = [*products.float8_kernels(TUNING), *int4.int4_kernels(TUNING)]
+KERNELS = {(one.op, one.layout): one for one in EVERY}
 KINDS = ("mxfp8", "q4_1", "q4_0", "q4_1, wide")
 HALVES = ("bfloat16", "float16")
 DTYPES = (*HALVES, "float32")
@@ -98,11 +96,11 @@ def inputs(rng, rows, columns):
 
 
 def check(op, case, packed, dtype, on_torch, on_host, seed):
-    spec, kernel = catalog()[op], KERNELS[op, packed.layout]
+    spec = catalog()[op]
     *rest, _ = on_torch(spec, case, dtype, PLACE)
     traced = SimpleNamespace(shape=rest[0].shape, dtype=dtype)
-    refused = kernel.refuse(traced, *rest[1:], case.args[-1], **case.attrs)
-    assert refused is None, refused
+    kernels = [one for one in EVERY if one.layout == packed.layout]
+    kernel = selected(kernels, op, (traced, *rest[1:], case.args[-1]), case.attrs)
     got = on_host(kernel.run(*rest, packed, **case.attrs))
     is_exact = isinstance(packed[0], Int4) and int4.is_exact(rest[0], packed[0])
     is_rounded = dtype != "float32" and not is_exact
@@ -288,7 +286,7 @@ def test_shards_whose_blocks_were_decoded(kind, seed, on_torch, on_host):
     blocks = {name: one[0] for name, one in made.items()}
     shard = HostArray(to_bfloat16(down), dtype, down.shape)
     kernels = products.float8_kernels if kind == "mxfp8" else int4.int4_kernels
-    (kernel,) = (one for one in kernels(TUNING) if one.op == "gated_mlp")
+    kernel = next(one for one in kernels(TUNING) if one.op == "gated_mlp")
     w = kernel.pack(blocks | {"down": shard}, Place(), dtype)
     assert w.layout == kernel.layout
     logical = GatedMlp(made["gate"][1], made["up"][1], down)

@@ -266,7 +266,6 @@ def kernel_selection(backend: Backend, config: EngineConfig) -> KernelSelection:
         kernels,
         host=partial(hosted, backend) if config.allow_hosted else None,
         invariant=config.invariant,
-        captured=backend.traits.captures_programs,
         device_name=str(backend.device),
         tuning_results=load_tuning_results(backend),
     )

@@ -60,7 +60,6 @@ class GpuBackend(TorchBackend):
         depth=2,
         token_budget=8192,
         readers=min(os.cpu_count() or 1, 8),
-        captures_programs=True,
         cache_share=0.9,
         max_batch=256,
         kv_dtypes=(E4M3,),

@@ -12,15 +12,14 @@ from inl.spec.activation_quant import FLOAT8
 from inl.spec.kernel import Kernel
 from inl_torch.eager.linear import product as library_product
 from inl_torch.eager.mlp import StackedMlp
-from inl_torch.triton.common import dense, power
+from inl_torch.triton.common import dense, dtype_name, power
 from inl_torch.triton.counters import Counters
 from inl_torch.triton.float8 import weights
 from inl_torch.triton.float8.kernels import quantize, streamed_float8
 from inl_torch.triton.float8.weights import FLOAT8_ROWS, Float8
 from inl_torch.triton.matmul.activation import gated_activation
-from inl_torch.triton.matmul.one_row import one_row_first
 from inl_torch.triton.matmul.stored import Matrix, Plain
-from inl_torch.triton.matmul.stored_kernels import stored_kernels
+from inl_torch.triton.matmul.stored_kernels import MatrixSize, stored_kernels
 from inl_torch.triton.tuning import Tuning
 
 MAX_STREAMED: Final = 128
@@ -218,6 +217,20 @@ class Products:
         rows = quantized(both, self.tuning, gated=activation)
         return self.multiply(rows, down, None, dtype)
 
+    def technologies(
+        self, x: Any, matrix: MatrixSize, down: MatrixSize | None = None
+    ) -> set[str]:
+        """Return what computes a product, or a feed-forward layer."""
+
+        def product(size: MatrixSize) -> set[str]:
+            if size.is_decoded or dtype_name(x) == "float32":
+                return {"eager"}
+            return {"triton"} if x.shape[0] <= MAX_STREAMED else {"triton", "eager"}
+
+        if down is None:
+            return product(matrix)
+        return {"triton"} | product(matrix) | product(down)
+
     def refuse_norm(self, residual: Any) -> str | None:
         """Refuse rows that multiply decoded weights."""
         if str(residual.dtype).endswith("float32"):
@@ -236,6 +249,7 @@ def decoded(w: Matrix, dtype: torch.dtype) -> torch.Tensor:
 def float8_kernels(tuning: Tuning) -> Iterable[Kernel]:
     """Return the kernels for weights that are stored in E4M3."""
     return stored_kernels(
-        "triton_float8", FLOAT8_ROWS, weights.refuse_float8, weights.stacked_float8,
-        one_row_first(Products(tuning)), activation_quant=FLOAT8,
+        "float8", ("triton", "triton+eager", "eager"), ("triton", "triton+eager"),
+        FLOAT8_ROWS, weights.refuse_float8, weights.stacked_float8, Products(tuning),
+        activation_quant=FLOAT8,
     )  # fmt: skip

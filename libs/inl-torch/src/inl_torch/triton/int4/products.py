@@ -12,7 +12,7 @@ from inl.spec.activation_quant import FLOAT8
 from inl.spec.kernel import Kernel
 from inl_torch.eager.linear import product as library_product
 from inl_torch.eager.mlp import StackedMlp
-from inl_torch.triton.common import dense, power, refuse_row
+from inl_torch.triton.common import dense, dtype_name, power, refuse_row
 from inl_torch.triton.counters import Counters
 from inl_torch.triton.float8.products import Rows, normed, quantized
 from inl_torch.triton.int4.kernels import streamed_int4, sum_groups, unpack_int4
@@ -24,9 +24,8 @@ from inl_torch.triton.int4.weights import (
     stacked_int4,
 )
 from inl_torch.triton.matmul.activation import gated_activation
-from inl_torch.triton.matmul.one_row import one_row_first
 from inl_torch.triton.matmul.stored import Matrix, Plain
-from inl_torch.triton.matmul.stored_kernels import stored_kernels
+from inl_torch.triton.matmul.stored_kernels import MatrixSize, stored_kernels
 from inl_torch.triton.norm import norm_and_sums
 from inl_torch.triton.tuning import Tuning
 
@@ -170,6 +169,17 @@ class Products:
         inner = gated_activation(*both.chunk(2, 1), activation=activation)
         return self.product(inner, down, None)
 
+    def technologies(
+        self, x: Any, matrix: MatrixSize, down: MatrixSize | None = None
+    ) -> set[str]:
+        """Return what computes a product, or a feed-forward layer."""
+        is_few = x.shape[0] <= MAX_STREAMED and dtype_name(x) != "float32"
+        sizes = (matrix,) if down is None else (matrix, down)
+        found = {"triton"} if is_few else {"triton", "eager"}
+        if not any(size.is_decoded for size in sizes):
+            return found
+        return {"eager"} if down is None else found | {"eager"}
+
     def refuse_norm(self, residual: Any) -> str | None:
         """Refuse rows that multiply decoded weights."""
         rows = residual.shape[0]
@@ -273,6 +283,7 @@ def int4_kernels(tuning: Tuning) -> Iterable[Kernel]:
     which only the loaded scales show.
     """
     return stored_kernels(
-        "triton_int4", INT4_CHUNKS, refuse_int4, stacked_int4,
-        one_row_first(Products(tuning)), activation_quant=FLOAT8,
+        "int4", ("triton", "triton+eager", "eager"), ("triton", "triton+eager"),
+        INT4_CHUNKS, refuse_int4, stacked_int4, Products(tuning),
+        activation_quant=FLOAT8,
     )  # fmt: skip

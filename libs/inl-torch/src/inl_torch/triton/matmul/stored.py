@@ -12,6 +12,7 @@ from inl.dtypes import SIZES, HostArray
 from inl.ops.linear import Linear
 from inl.spec.kernel import HostGroup
 from inl.spec.op import Spec
+from inl.spec.strict_array import StrictArray
 from inl.spec.weights import in_layout
 from inl.weights.load import to_dtype
 from inl.weights.packing import present
@@ -53,6 +54,11 @@ Stack = Callable[[Sequence[HostArray], Any], Any]
 def matrices(stored: Mapping[str, Spec]) -> dict[str, Spec]:
     """Return the matrices among the parts of a group of weights."""
     return {name: one for name, one in stored.items() if not name.endswith("bias")}
+
+
+def is_decoded(spec: Any) -> bool:
+    """Whether the matrix of a traced spec is :class:`Plain`."""
+    return isinstance(spec, StrictArray) and spec.stored_bytes is None
 
 
 def refuse_width(stored: Mapping[str, Spec]) -> str | None:

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from inl.checkpoints.blocks.dtypes import packed_bytes
+from inl.ops.linear import Linear
+from inl.ops.mlp import GatedMlp
 from inl.ops.norm import Norm
-from inl.spec.cache import Cache
+from inl.spec.op import CATALOG
+from inl.spec.selection import KernelSelection, select_kernel
+from inl.spec.strict_array import StrictArray
+from inl_cuda.one_row import kernels
+from inl_cuda.one_row.stored import OneRowFirst
 from inl_torch.eager.mlp import StackedMlp
-from inl_torch.triton.attention import rope_attend
-from inl_torch.triton.attention.row_splits import DecodeWork
-from inl_torch.triton.float8.products import float8_kernels
-from inl_torch.triton.int4.products import int4_kernels
-from inl_torch.triton.matmul.one_row import OneRowFirst, one_row_first
+from inl_torch.triton.float8 import products as float8
+from inl_torch.triton.int4 import products as int4
 from inl_torch.triton.matmul.stored import Plain
-from inl_torch.triton.one_row import OneRowKernels
-from inl_torch.triton.tuning import AttentionConfig, Tuning
+from inl_torch.triton.tuning import Tuning
 
 EPS = 1e-5
 
@@ -87,7 +88,7 @@ def matrix(n: int, k: int, kind: type[Plain] = Plain) -> Plain:
 
 def both(x: Any, run: Any) -> tuple[Any, Any, OneRowFirst]:
     """Results of the products that prefer those of one row, and of others alone."""
-    first = OneRowFirst(Exact(), Exact())
+    first = OneRowFirst(Exact(), Exact(), is_int4=False, pdl=True)
     return run(first, x), run(Exact(), x), first
 
 
@@ -119,71 +120,67 @@ def test_products_of_one_row_are_computed_apart(rows: int, kind: type[Plain]) ->
     assert first.refuse_norm(x[0]) == f"{rows} rows"
 
 
-def test_a_chip_without_kernels_of_one_row_uses_triton() -> None:
-    products = Exact()
-    assert one_row_first(products) is products
+TUNING = Tuning(pdl=True)
+SELECTION = {
+    "int4": KernelSelection(
+        (*int4.int4_kernels(TUNING), *kernels.int4_kernels(TUNING))
+    ),
+    "float8": KernelSelection(
+        (*float8.float8_kernels(TUNING), *kernels.float8_kernels(TUNING))
+    ),
+}
+LAYOUTS = {"int4": "int4_chunks", "float8": "float8_rows"}
 
 
-@pytest.mark.parametrize("kernels", [float8_kernels, int4_kernels])
-def test_kernels_of_weights_prefer_those_of_one_row(kernels: Any) -> None:
-    one_row = OneRowKernels(Exact(), None)
-    for kernel in kernels(Tuning(one_row=one_row)):
-        assert isinstance(kernel.run.keywords["products"], OneRowFirst)
-    for kernel in kernels(Tuning()):
-        assert not isinstance(kernel.run.keywords["products"], OneRowFirst)
+def traced(kind: str, n: int, k: int, *, decoded: bool = False) -> StrictArray:
+    size = packed_bytes((n, k), "q4_1" if kind == "int4" else "mxfp8")
+    return StrictArray(
+        (n, k), "bfloat16", layout=LAYOUTS[kind], stored_bytes=None if decoded else size
+    )
 
 
-class Attention:
-    def __init__(self, takes: bool) -> None:
-        self._takes = takes
-
-    def takes(self, q: Any, cache: Any) -> bool:
-        return self._takes
-
-    def attend(self, q: Any, k: Any, v: Any, *_: Any, **options: Any) -> Any:
-        assert options == {"scale": 0.5, "window": None, "cap": None, "group": 0,
-                           "pdl": False}  # fmt: skip
-        return "attended"
+def chosen(kind: str, op: str, *args: Any, **attrs: Any) -> str:
+    choice = select_kernel(CATALOG[op], args, attrs, SELECTION[kind])
+    assert choice.kernel is not None, choice.refusals
+    return choice.kernel.name
 
 
-class TritonKernel:
-    def __init__(self) -> None:
-        self.launches = 0
-
-    def __getitem__(self, grid: Any) -> Any:
-        return self._launch
-
-    def _launch(self, *_: Any, **__: Any) -> None:
-        self.launches += 1
-
-
-def test_attention_of_one_row_is_that_of_the_chip(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("rows", "dtype", "names"), [
+    (1, "bfloat16", ("cuda", "cuda+triton")),
+    (1, "float16", ("cuda", "cuda+triton")),
+    (2, "bfloat16", ("triton", "triton")),
+    (128, "float16", ("triton", "triton")),
+    (129, "bfloat16", ("triton+eager", "triton+eager")),
+    (1, "float32", ("eager", "triton+eager")),
+])  # fmt: skip
+def test_a_product_is_named_by_what_computes_it(
+    rows: int, dtype: str, names: tuple[str, str]
 ) -> None:
-    q, k = torch.randn(1, 4, 16), torch.randn(1, 2, 16)
-    turn, index = torch.ones(1, 8), torch.ones(3, dtype=torch.int64)
-    cached = torch.randn(4, 16, 2, 16)
-    work = DecodeWork(index[:1], index[2:], 256)
-    step = SimpleNamespace(
-        positions=index[:1], used_counts=index, rows=index[:1] * 0, starts=index[:1],
-        writes=index[None, :1] + 16, blocks=torch.ones(1, 1, 3, dtype=torch.int64),
-        lengths=index[:1], plan={"attend_project/triton": work},
-    )  # fmt: skip
-    kernel = TritonKernel()
-    monkeypatch.setattr(rope_attend, "rope_attend", kernel)
+    x = StrictArray((rows, 4096), dtype)
+    for kind, name in zip(("float8", "int4"), names, strict=True):
+        w = Linear(traced(kind, 4096, 4096))
+        assert chosen(kind, "linear", x, w) == f"{name}_{kind}"
+        shard = Linear(traced(kind, 4096, 4096, decoded=True))
+        assert chosen(kind, "linear", x, shard) == f"eager_{kind}"
 
-    def attended(tuning: Tuning) -> Any:
-        return rope_attend.decode_attention(
-            q, k, k, turn, turn, Cache(cached, cached), step, scale=0.5, window=None,
-            cap=None, group=0, tuning=tuning,
-        )  # fmt: skip
 
-    own = Tuning(one_row=OneRowKernels(None, Attention(True)))
-    assert attended(own) == "attended"
-    assert not kernel.launches
-    # A configuration of Triton's kernel that was measured to be faster is used.
-    tuned = replace(own, attend=AttentionConfig(32, 2, 2, 2))
-    other = Tuning(one_row=OneRowKernels(None, Attention(False)))
-    for number, tuning in enumerate((Tuning(), other, tuned), 1):
-        assert attended(tuning).shape == (1, 4, 16)
-        assert kernel.launches == number
+@pytest.mark.parametrize(("inner", "decoded", "rows", "names"), [
+    (14336, False, 1, ("cuda", "cuda+triton")),
+    (53248, False, 1, ("cuda+triton", "cuda+triton")),  # too wide for a program
+    (14336, True, 1, ("cuda+eager", "cuda+triton+eager")),
+    (14336, True, 7, ("triton+eager", "triton+eager")),
+    (14336, False, 7, ("triton", "triton")),
+    (14336, False, 500, ("triton+eager", "triton+eager")),
+])  # fmt: skip
+def test_a_layer_is_named_by_what_computes_its_products(
+    inner: int, decoded: bool, rows: int, names: tuple[str, str]
+) -> None:
+    x = StrictArray((rows, 4096), "bfloat16")
+    norm = Norm(StrictArray((4096,), "bfloat16"))
+    for kind, name in zip(("float8", "int4"), names, strict=True):
+        gate = traced(kind, inner, 4096)
+        w = GatedMlp(gate, gate, traced(kind, 4096, inner, decoded=decoded))
+        assert chosen(kind, "gated_mlp", x, w, activation="silu") == f"{name}_{kind}"
+        if rows <= int4.MAX_STREAMED:
+            attrs = {"eps": EPS, "activation": "silu"}
+            assert chosen(kind, "norm_mlp", x, x, norm, w, **attrs) == f"{name}_{kind}"

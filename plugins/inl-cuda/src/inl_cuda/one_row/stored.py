@@ -1,4 +1,8 @@
-"""Products of one row by other kernels than those of several rows."""
+"""Ops over stored weights for one row of activations, in CUDA C++.
+
+What the kernels do not multiply is left to those of several rows: matrices in narrow
+groups, which only loaded scales show, and down projections of other sizes.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +11,41 @@ from typing import Any
 import torch
 
 from inl.ops.norm import Norm
+from inl_cuda.one_row.products import OneRowProducts
 from inl_torch.eager.mlp import StackedMlp
 from inl_torch.triton.matmul.stored import Matrix
-from inl_torch.triton.matmul.stored_kernels import StoredProducts
-from inl_torch.triton.one_row import OneRowProducts
+from inl_torch.triton.matmul.stored_kernels import MatrixSize, StoredProducts
 
 
 class OneRowFirst:
-    """:class:`StoredProducts` of which those of one row are computed apart."""
+    """:class:`StoredProducts` of one row.
 
-    def __init__(self, products: StoredProducts, one_row: OneRowProducts) -> None:
-        self.tuning = products.tuning
+    products: those of Triton. is_int4: whether matrices have 4 bits, not 8. pdl:
+    whether kernels may start before the previous one ends.
+    """
+
+    def __init__(
+        self, products: StoredProducts, one_row: OneRowProducts, *, is_int4: bool,
+        pdl: bool,
+    ) -> None:  # fmt: skip
         self.products, self.one_row = products, one_row
-        self.pdl = self.tuning.uses_pdl(1)
+        self.is_int4, self.pdl = is_int4, pdl
+
+    def technologies(
+        self, x: Any, matrix: MatrixSize, down: MatrixSize | None = None
+    ) -> set[str]:
+        """Return what computes a product, or a feed-forward layer."""
+        if not self._fits(x, matrix):
+            return set()
+        found = {"cuda", "triton"} if self.is_int4 else {"cuda"}
+        if down is None or self._fits(x, down):
+            return found
+        return found | self.products.technologies(x, down)
+
+    def _fits(self, x: Any, size: MatrixSize) -> bool:
+        return not size.is_decoded and self.one_row.fits(
+            x, size.rows, size.columns, is_int4=self.is_int4
+        )
 
     def product(
         self, x: torch.Tensor, w: Matrix, bias: torch.Tensor | None
@@ -65,9 +91,3 @@ class OneRowFirst:
     def refuse_norm(self, residual: Any) -> str | None:
         """Refuse rows whose norm and product are better computed apart."""
         return self.products.refuse_norm(residual)
-
-
-def one_row_first(products: StoredProducts) -> StoredProducts:
-    """Return products of which those of one row use the chip's kernels of one row."""
-    kernels = products.tuning.one_row
-    return products if kernels is None else OneRowFirst(products, kernels.products)
