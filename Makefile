@@ -2,20 +2,24 @@
 # .venv has no framework; .venv-all has torch, JAX, Triton and the linters as well.
 
 PYTHON ?= python3
-PIP = $(1)/bin/python -m pip --disable-pip-version-check install -q -q -c constraints.txt
+# The native library is compiled meanwhile. pip compiles Python one file after the other.
+PIP = INL_BUILD_NATIVE=0 $(1)/bin/python -m pip --disable-pip-version-check install -q -q \
+	--no-compile -c constraints.txt
 PROJECTS = $(wildcard core/pyproject.toml libs/*/pyproject.toml plugins/*/pyproject.toml)
 BUILD = "pip>=25.1" "setuptools>=77"
 EDITABLE = --no-build-isolation
 TORCH = -e libs/inl-torch -e "plugins/inl-cpu[torch]"
-EVERYTHING = -e "core[cli,edge,guidance,otel,serve]" $(TORCH) -e "plugins/inl-cuda[nvrtc]" \
+EVERYTHING = -e "core[cli,guidance,otel,serve]" -e "libs/inl-toolkit[edge]" $(TORCH) \
+	-e "plugins/inl-cuda[nvrtc]" \
 	-e plugins/inl-rocm -e "plugins/inl-intel[openvino]" -e libs/inl-jax -e plugins/inl-tpu \
 	-e "libs/inl-onnx[cpu]" -e plugins/inl-directml
-NATIVE = plugins/inl-cpu/src/inl_cpu/native/libinl.so
-NATIVE_SOURCES = $(shell find plugins/inl-cpu/src/inl_cpu/native -name '*.cpp' -o -name '*.h')
+LIBRARY = plugins/inl-cpu/src/inl_cpu/native/libinl.so
+BUILD_NATIVE = $(PYTHON) plugins/inl-cpu/build_native.py $(1) || \
+	echo "the native library was not built, see above: torch computes instead"
+# The instruction sets of the native library: of this processor, or all (native-all).
+NATIVE = native-host
 PARALLEL = $(MAKE) --no-print-directory -j2
-SOURCES = core/src libs/inl-jax/src libs/inl-onnx/src libs/inl-torch/src plugins/inl-cpu/src \
-	plugins/inl-cuda/src plugins/inl-directml/src plugins/inl-intel/src \
-	plugins/inl-rocm/src plugins/inl-tpu/src
+SOURCES = $(wildcard core/src libs/*/src plugins/*/src)
 
 PYTEST = -m pytest -n 2 --dist worksteal --durations=20 --durations-min=10
 # Torch and NumPy start a thread for each core. Those of two workers on two cores wait for
@@ -33,20 +37,19 @@ OTHER_TESTS = tests/plugins/tpu tests/integration/test_wheels.py \
 	$(patsubst %/,%,$(wildcard tests/*/))) tests/torch tests/plugins/cuda \
 	tests/plugins/directml tests/plugins/intel tests/plugins/rocm
 
-# pip compiles one file after the other.
 COMPILE = $(1)/bin/python -m compileall -qq -j 2 $(1)/lib || true
 
-.PHONY: demo test test-all test-deep test-others test-long test-hosts test-tpu-compiler test-intel-compiler \
+.PHONY: demo native-host native-all test test-all test-deep test-others test-long test-hosts test-tpu-compiler test-intel-compiler \
 	test-webgpu test-torch-directml lint docs clean
 
 demo:
 	$(PARALLEL) .venv/.demo
 	.venv/bin/inl generate "Why is the sky blue? Answer in two sentences." --max-tokens 40
 
-# Minutes, downloads included. Prints what it leaves out.
+# Minutes, downloads included. Prints what it leaves out. SELECT: arguments of pytest.
 test:
-	$(PARALLEL) TOOLS=.venv/.tools .venv/.demo
-	INL_TEST_DEPTH=quick .venv/bin/python $(PYTEST) $(CORE_TESTS)
+	$(PARALLEL) TOOLS=.venv/.tools NATIVE=native-all .venv/.demo
+	INL_TEST_DEPTH=quick .venv/bin/python $(PYTEST) $(SELECT) $(CORE_TESTS)
 
 # What `make test` leaves out: its tests at full depth, and the frameworks' tests.
 test-all: test-deep test-others
@@ -71,7 +74,7 @@ test-long: .venv-all/.test
 		tests/integration/test_wheels.py tests/documents/test_documents.py \
 		tests/plugins/tpu/test_packed_matmul.py tests/plugins/tpu/test_paged_attention.py \
 		tests/plugins/tpu/test_tpu_contract.py tests/plugins/tpu/test_tpu_mesh.py \
-		tests/core/testing/test_sound_checks.py \
+		tests/core/testing/test_sound_checks.py tests/plugins/cpu/test_interrupts.py \
 		tests/plugins/intel/test_xpu_contract.py tests/plugins/intel/test_xpu_compile.py \
 		tests/serve tests/torch/test_eagle_graphs.py
 
@@ -134,28 +137,30 @@ docs: .venv-docs/.docs
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "INL needs Python 3.11 or newer; try: make PYTHON=python3.12 demo")'
 	$(PYTHON) -m venv .venv
 	$(call PIP,.venv) -U $(BUILD)
-	$(call PIP,.venv) $(EDITABLE) -e "core[cli]"
+	$(call PIP,.venv) $(EDITABLE) -e "core[cli]" -e plugins/inl-cpu
 	@touch $@
 
 .venv/.tools: .venv/.core pyproject.toml
 	$(call PIP,.venv) --group test
 	@touch $@
 
-# An editable install takes the library as it is where it is up to date.
-$(NATIVE): plugins/inl-cpu/build_native.py $(NATIVE_SOURCES)
-	@$(PYTHON) $< --objects plugins/inl-cpu/build/objects || echo "the native library was not built, see above: torch computes instead"
+# They compile what has changed.
+native-host:
+	@$(call BUILD_NATIVE,--host)
+
+native-all:
+	@$(call BUILD_NATIVE)
 
 # TOOLS: two pips must not change one environment at the same time.
-.venv/.demo: .venv/.core $(NATIVE) | $(TOOLS)
-	$(call PIP,.venv) $(EDITABLE) -e plugins/inl-cpu
-	@test -e $(NATIVE) || $(call PIP,.venv) $(EDITABLE) $(TORCH)
+.venv/.demo: .venv/.core | $(NATIVE) $(TOOLS)
+	@test -e $(LIBRARY) || $(call PIP,.venv) $(EDITABLE) $(TORCH)
 	@touch $@
 
-.venv-all/.test: $(PROJECTS) constraints.txt pyproject.toml $(NATIVE)
+.venv-all/.test: $(PROJECTS) constraints.txt pyproject.toml | native-all
 	$(PYTHON) -m venv .venv-all
 	$(call PIP,.venv-all) -U $(BUILD)
-	$(call PIP,.venv-all) --no-compile $(EDITABLE) $(EVERYTHING) --group test --group outside --group lint
-	$(call PIP,.venv-all) --no-compile --no-deps triton
+	$(call PIP,.venv-all) $(EDITABLE) $(EVERYTHING) --group test --group outside --group lint
+	$(call PIP,.venv-all) --no-deps triton
 	@$(call COMPILE,.venv-all)
 	@touch $@
 

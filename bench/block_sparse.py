@@ -128,7 +128,7 @@ def product(framework, share, new, rng, blocks, rows):
 def gradients(x, values, dense, indices, name):
     """Print the relative time of both gradients of a product, without the product."""
     torch = import_module("torch")
-    from inl.kernels.block_structure import structure_of
+    from inl.spec.block_structure import structure_of
     from inl_torch.triton.sparse import products
 
     width = dense.shape[1]

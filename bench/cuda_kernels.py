@@ -28,6 +28,7 @@ from kernels.table import ROWS
 
 from inl.backend.tunable import Tunable
 from inl.device import Device
+from inl.spec.dispatch import DynamicOps
 from inl.spec.tree import leaves, tree_map
 from inl_cuda.backend import CudaBackend
 
@@ -60,8 +61,17 @@ class Bench:
     def __init__(self, compile_seconds: float) -> None:
         self.backend = CudaBackend(Device("cuda:0"))
         self.tuner = self.backend.offers(Tunable)
-        kernels = [k for k in self.backend.kernels() if k.name == "triton"]
-        self.kernels = {kernel.op: kernel.run for kernel in kernels}
+        kernels = tuple(self.backend.kernels())
+        # Of two kernels, the one that also computes what the library is faster at.
+        self.kernels = {
+            kernel.op: kernel.run
+            for name in ("triton", "triton+eager")
+            for kernel in kernels
+            if kernel.name == name
+        }
+        ops = DynamicOps(kernels)
+        for op in ("attend_project", "attention"):
+            self.kernels[op] = getattr(ops, op)
         self.copies, self.products = copy_rate(), product_rate()
         self._deadline = time.monotonic() + compile_seconds
         self.compile_left_out = 0

@@ -22,13 +22,13 @@ from cuda_steps import copy_rate
 
 from inl.ops.norm import Norm
 from inl_cuda.one_row.products import Launch, OneRowProducts
+from inl_cuda.one_row.stored import OneRowFirst
 from inl_cuda.tuning import tuning
+from inl_torch.eager.mlp import StackedMlp
 from inl_torch.triton.float8.products import Products as Float8Products
 from inl_torch.triton.float8.weights import Float8
 from inl_torch.triton.int4.products import Products as Int4Products
 from inl_torch.triton.int4.weights import Int4
-from inl_torch.triton.matmul.one_row import OneRowFirst
-from inl_torch.triton.matmul.stored import StreamedMlp
 
 EPS = 1e-5
 SHAPES = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096),
@@ -78,7 +78,7 @@ def layer_time(products: Any, layers: list[dict[str, Any]]) -> float:
         for w in layers:
             r, y = products.norm_product(y, x, norm, EPS, w["qkv"], None)
             y = products.product(y[:, :4096], w["o"], None)
-            mlp = StreamedMlp(w["gate_up"], w["down"])
+            mlp = StackedMlp(w["gate_up"], w["down"])
             y = products.norm_mlp(r, y, norm, EPS, mlp, "silu")[1]
 
     return timed(run) / len(layers)
@@ -110,7 +110,9 @@ def main() -> int:
         ways = {"Triton": products}
         for shape in (None, *(launches() if given.all else ())):
             one_row = OneRowProducts(params.processors, shape)
-            ways[f"CUDA, {shape or 'default'}"] = OneRowFirst(products, one_row)
+            ways[f"CUDA, {shape or 'default'}"] = OneRowFirst(
+                products, one_row, is_int4=kind == "int4", pdl=params.uses_pdl(1)
+            )
         for label, way in ways.items():
             us = layer_time(way, layers)
             share = size / rate * 1e6 / us

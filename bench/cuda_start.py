@@ -42,7 +42,7 @@ import numpy
 mark("NumPy")
 from inl import EngineConfig, InferenceEngine
 from inl.plugin import make_backend
-from inl.executor import model_loader
+from inl.executor import load_plan, model_loader
 from inl.executor.local_runner import LocalRunner
 mark("INL")
 language = model_loader.open_model(sys.argv[1])
@@ -50,7 +50,7 @@ mark("the model's file")
 backend = make_backend("cuda:0")
 mark("torch, context, Triton's digest")
 from inl_torch.gpu.graphs import CapturedStep
-timed(model_loader, "load_weights", "  weights")
+timed(load_plan, "load_weights", "  weights")
 timed(LocalRunner, "_precompile", "  kernels")
 timed(CapturedStep, "_capture", "  captures")
 config = EngineConfig(

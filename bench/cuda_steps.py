@@ -27,7 +27,6 @@ from cuda_engines import kernels_of, weight_bytes
 from random_models import SHAPES, Random, random_language
 from torch.profiler import ProfilerActivity, profile
 
-from inl.backend.base import PackedKernels
 from inl.device import Device
 from inl.executor.local_runner import Loaded, LocalRunner
 from inl.executor.tuning_results import load_tuning_results
@@ -42,9 +41,6 @@ from inl.weights.quantize.report import KINDS
 from inl_cuda.backend import CudaBackend
 from inl_cuda.settings import PERSISTENT
 from inl_cuda.tuning import tuning
-from inl_torch import eager, triton
-from inl_torch.triton.float8 import products as float8
-from inl_torch.triton.int4 import products as int4
 
 BLOCK = 16
 
@@ -192,10 +188,8 @@ def main() -> int:
         for early, persistent in product(ways[given.early], ways[given.persistent]):
             os.environ[PERSISTENT] = str(int(persistent))
             tuned = replace(tuning(backend.place), pdl=early)
-            kernels = (*eager.kernels(), *triton.kernels(tuned))
-            if packed := backend.offers(PackedKernels) if given.quantize else None:
-                streamed = *float8.float8_kernels(tuned), *int4.int4_kernels(tuned)
-                kernels += (*streamed, *packed.kernels())
+            backend.tuning = lambda tuned=tuned: tuned
+            kernels = kernels_of(backend, given.quantize)
             for known in (TuningResults(), found) if found else (found,):
                 selection = KernelSelection(kernels, tuning_results=known)
                 bench = Bench(

@@ -27,12 +27,12 @@ from inl.checkpoints.hub.resolve import resolve_model
 from inl.config import EngineConfig
 from inl.engine.core import EngineCore
 from inl.engine.dispatcher import RequestDispatcher
+from inl.engine.frame_encoder import frames
 from inl.engine.inference_engine import InferenceEngine
 from inl.engine.request_handle import RequestHandle
 from inl.executor.model_loader import LanguageModel, open_model
 from inl.protocol.frame_check import FrameCheck
 from inl.protocol.runner import Limits, Reply, Runner
-from inl.scheduling.frame_encoder import frames
 from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.request import Request
 from inl.scheduling.scheduler import Scheduler

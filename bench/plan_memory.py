@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from inl.optimizers import get_optimal_parallelism
+from inl.executor.planner import get_optimal_parallelism
 
 FIELDS = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from inl.config import EngineConfig
 from inl.engine.inference_engine import InferenceEngine
-from inl.scheduling.drafters import Drafter, SyntheticDrafter
+from inl.speculation.drafters import Drafter, SyntheticDrafter
 
 CODE = '''\
 def load_config(path):

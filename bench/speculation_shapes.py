@@ -16,7 +16,7 @@ from inl.config import EngineConfig
 from inl.dtypes import HostArray
 from inl.engine.inference_engine import InferenceEngine
 from inl.errors import TokenizerNotFound
-from inl.scheduling.drafters import SyntheticDrafter
+from inl.speculation.drafters import SyntheticDrafter
 
 PROMPT = 200
 LARGE = np.uint16(12 << 7)

@@ -9,7 +9,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from inl.ops.moe import Experts
 from inl_torch.triton.moe.experts import PACKED_KERNELS
-from inl_torch.triton.moe.packed import ExpertStack, PackedExperts
+from inl_torch.triton.moe.packed import ExpertStack
 from inl_torch.triton.quantized.packed import FLOAT8
 from kernels.rows import Row, x
 
@@ -90,9 +90,9 @@ def packed_experts(kind: str, tokens: int, count: int, k: int, hidden: int,
         chosen = torch.rand(tokens, count, device="cuda").topk(k).indices.int()
         weights = torch.rand(tokens, k, device="cuda").softmax(-1)
         matrices = stack(inner, hidden), stack(inner, hidden), stack(hidden, inner)
-        return x(tokens, hidden), chosen, weights, PackedExperts(*matrices)
+        return x(tokens, hidden), chosen, weights, Experts(*matrices)
 
-    def plain(a: Any, ids: Any, weights: Any, w: PackedExperts) -> Any:
+    def plain(a: Any, ids: Any, weights: Any, w: Experts) -> Any:
         unpacked = Experts(*(dequantized(matrix).to(a.dtype) for matrix in w))
         return dense.plain(a, ids, weights, unpacked)
 

@@ -1,19 +1,23 @@
 """Build the native library in the source tree: ``python build_native.py``.
 
-For development; wheels and editable installs build the same sources. ``CXX`` is the
-compiler, which may have arguments (``python -m ziglang c++ -target aarch64-macos``),
-``--output`` the library, ``--objects`` a folder that keeps the object files, and
-further arguments are passed to the compiler (``-fsanitize=address``).
+``--host`` leaves out the instruction sets that this processor does not use and that are
+yet to be compiled: an editable install takes no more, a wheel has all of them. ``CXX``
+is the compiler, which may have arguments (``python -m ziglang c++ -target
+aarch64-macos``), ``--output`` the library, and further arguments are passed to the
+compiler (``-fsanitize=address``). Object files are kept, and compiled again when their
+source, a header that it includes, or their command has changed.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shlex
 import subprocess
 import sys
 import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -32,6 +36,23 @@ FLAGS = (
 NAMES = {"win32": "libinl.dll", "darwin": "libinl.dylib"}
 LIBRARY = SOURCES / NAMES.get(sys.platform, "libinl.so")
 """Name by ``sys.platform``, as in ``inl_cpu.library``."""
+OBJECTS = Path(__file__).parent / "build" / "objects"
+SETS = ("scalar", "avx2", "avx_vnni", "avx512", "amx", "neon")
+"""Instruction sets, each compiled from ``isa/isa_NAME.cpp``; those of another
+architecture are empty."""
+SLOWEST = ("scalar", "neon", "avx512", "avx2", "avx_vnni")
+CHOICE = "sets"
+"""Stem of the source that knows which instruction sets are left out."""
+HOST = """
+#include <cstdio>
+#include "runtime/cpu.h"
+int main() {
+    const char *names[] = {"scalar", "avx2", "avx512", "amx", "neon", "avx_vnni"};
+    for (int isa : inl::BEST_FIRST)
+        if (inl::processor_has(isa)) return std::puts(names[isa]) < 0;
+}
+"""
+"""A program that prints the best instruction set of the processor."""
 # Each is used if the compiler and the linker accept it, of a group the first.
 HARDENING = (
     ("-fstack-protector-strong",),
@@ -69,6 +90,9 @@ def hardening(command: tuple[str, ...]) -> tuple[str, ...]:
             target = ["-o", f"{folder}/probe.so"]
             return subprocess.run(words + target, capture_output=True).returncode == 0
 
+    all_first = [flag for first, *_ in HARDENING for flag in first.split()]
+    if accepts(*all_first):
+        return tuple(all_first)
     chosen: list[str] = []
     for group in HARDENING:
         flags = (each.split() for each in group)
@@ -80,23 +104,110 @@ def all_flags(extra: tuple[str, ...]) -> list[str]:
     return [*compiler(), *FLAGS, *hardening(compiler()), *extra]
 
 
+def command_of(
+    source: Path, extra: tuple[str, ...], sets: tuple[str, ...]
+) -> list[str]:
+    """Return the command that compiles a source, without its files."""
+    without = [name for name in SETS if name not in sets]
+    flags = [f"-DINL_WITHOUT_{name.upper()}" for name in without]
+    return [*all_flags(extra), *(flags if source.stem == CHOICE else ()), "-c"]
+
+
+def is_current(target: Path, command: list[str]) -> bool:
+    """Whether an object file is newer than all it was made of, by the same command."""
+    record = target.with_suffix(".json")
+    try:
+        made = json.loads(record.read_text())
+        built = target.stat().st_mtime_ns
+        files = [Path(each).stat().st_mtime_ns for each in made["files"]]
+    except (OSError, ValueError):
+        return False
+    return made["command"] == command and all(each <= built for each in files)
+
+
+def compile_source(source: Path, target: Path, command: list[str]) -> None:
+    """Compile a source, unless its object file is current.
+
+    Files are renamed when they are complete: other processes may do the same.
+    """
+    if is_current(target, command):
+        return
+    began, record = time.time_ns(), target.with_suffix(".json")
+    new = target.with_suffix(f".{os.getpid()}.tmp")
+    rules = target.with_suffix(f".{os.getpid()}.d")
+    depends = ["-MMD", "-MF", str(rules), "-MT", "object"]
+    subprocess.run([*command, *depends, str(source), "-o", str(new)], check=True)
+    # What changes during the compilation is newer than the object file.
+    os.utime(new, ns=(began, began))
+    files = shlex.split(rules.read_text().replace("\\\n", " ").partition(":")[2])
+    rules.unlink()
+    new.replace(target)
+    written = record.with_suffix(f".{os.getpid()}.tmp")
+    written.write_text(json.dumps({"command": command, "files": files}))
+    written.replace(record)
+
+
+def sources_of(sets: tuple[str, ...]) -> list[Path]:
+    """Return the sources, those first that take longest to compile."""
+
+    def effort(source: Path) -> tuple[int, int, str]:
+        name = source.stem.removeprefix("isa_")
+        longest = SLOWEST.index(name) if name in SLOWEST else len(SLOWEST)
+        return longest, -source.stat().st_size, source.name
+
+    left_out = [f"isa_{name}" for name in SETS if name not in sets]
+    sources = [path for path in SOURCES.rglob("*.cpp") if path.stem not in left_out]
+    return sorted(sources, key=effort)
+
+
 def compile_all(
-    folder: Path, extra: tuple[str, ...] = (), *, jobs: int = 2
+    folder: Path,
+    extra: tuple[str, ...] = (),
+    *,
+    jobs: int = 2,
+    sets: tuple[str, ...] = SETS,
 ) -> dict[str, Path]:
-    """Compile every source; returns the object files by the stem of their source.
+    """Compile the sources; returns the object files by the stem of their source.
 
     Raises ``CalledProcessError`` after the compiler has printed its errors.
     """
 
     def compiled(source: Path) -> Path:
         target = folder / f"{source.stem}.o"
-        command = [*all_flags(extra), "-c", str(source), "-o", str(target)]
-        subprocess.run(command, check=True)
+        compile_source(source, target, command_of(source, extra, sets))
         return target
 
-    sources = sorted(SOURCES.rglob("*.cpp"))
+    folder.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(jobs) as pool:
-        return {path.stem: path for path in pool.map(compiled, sources)}
+        return {path.stem: path for path in pool.map(compiled, sources_of(sets))}
+
+
+def compiled_sets(folder: Path, extra: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Return the instruction sets whose object files are current."""
+    kept = (
+        name
+        for name in SETS
+        if is_current(folder / f"isa_{name}.o", [*all_flags(extra), "-c"])
+    )
+    return tuple(kept)
+
+
+def host_sets() -> tuple[str, ...]:
+    """Return the instruction sets that this processor uses, by the library's own test.
+
+    All of them if that cannot run here: the compiler makes code for another system.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        source, program = Path(folder) / "host.cpp", Path(folder) / "host"
+        source.write_text(HOST)
+        files = [str(source), str(SOURCES / "runtime" / "cpu.cpp"), "-o", str(program)]
+        try:
+            subprocess.run([*compiler(), *FLAGS, *files], check=True)
+            found = subprocess.run([str(program)], capture_output=True, check=True)
+        except (OSError, subprocess.CalledProcessError):
+            return SETS
+    name = found.stdout.decode().strip()
+    return ("avx512", "amx") if name == "amx" else (name,)
 
 
 def build(
@@ -105,15 +216,16 @@ def build(
     *,
     jobs: int = 2,
     objects: Path | None = None,
+    sets: tuple[str, ...] = SETS,
 ) -> Path:
     """Build the library ``output``; raises ``CalledProcessError``.
 
-    objects: folder that keeps the object files.
+    objects: folder that keeps the object files. sets: the instruction sets; AMX needs
+    AVX-512.
     """
     with tempfile.TemporaryDirectory() as temporary:
         folder = objects or Path(temporary)
-        folder.mkdir(parents=True, exist_ok=True)
-        compiled = compile_all(folder, extra, jobs=jobs)
+        compiled = compile_all(folder, extra, jobs=jobs, sets=sets)
         built = output.with_suffix(f".{os.getpid()}.tmp")
         parts = [str(path) for path in compiled.values()]
         link = [*all_flags(extra), "-shared", *parts, "-o", str(built)]
@@ -123,12 +235,24 @@ def build(
     return output
 
 
+def build_for_host(
+    output: Path = LIBRARY, extra: tuple[str, ...] = (), *, objects: Path = OBJECTS
+) -> Path:
+    """Build the library for this processor, and with what is compiled already."""
+    sets = {*host_sets(), *compiled_sets(objects, extra)}
+    chosen = tuple(name for name in SETS if name in sets)
+    return build(output, extra, objects=objects, sets=chosen)
+
+
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=LIBRARY)
-    parser.add_argument("--objects", type=Path)
+    parser.add_argument("--objects", type=Path, default=OBJECTS)
+    parser.add_argument("--host", action="store_true")
     known, extra = parser.parse_known_args(arguments)
-    built = build(known.output, tuple(extra), objects=known.objects)
+    built = (build_for_host if known.host else build)(
+        known.output, tuple(extra), objects=known.objects
+    )
     sys.stdout.write(f"{built}\n")
 
 

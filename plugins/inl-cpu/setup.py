@@ -1,8 +1,12 @@
-"""Builds the native library if there is a C++ compiler."""
+"""Builds the native library if there is a C++ compiler.
+
+With INL_BUILD_NATIVE=0 an editable install leaves it as it is in the source tree, for
+who runs ``build_native.py`` at the same time.
+"""
 
 from __future__ import annotations
 
-import shutil
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,30 +19,29 @@ from setuptools.errors import CompileError
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-from build_native import LIBRARY, SOURCES, build  # noqa: E402 - in this folder
-
-
-def is_current(library: Path) -> bool:
-    """Whether the library is newer than its sources and ``build_native.py``."""
-    sources = [HERE / "build_native.py", *SOURCES.rglob("*.cpp"), *SOURCES.rglob("*.h")]
-    newest = max(source.stat().st_mtime for source in sources)
-    return library.exists() and library.stat().st_mtime > newest
+from build_native import LIBRARY, SOURCES, build, build_for_host  # noqa: E402 - in this folder
 
 
 class BuildNative(build_ext):
-    """Builds a plain shared library that does not link to Python."""
+    """Builds a plain shared library that does not link to Python.
+
+    A wheel may run on other processors, and has every instruction set; an editable
+    install has that of this one.
+    """
 
     def get_ext_filename(self, fullname: str) -> str:
         return f"{fullname.replace('.', '/')}{LIBRARY.suffix}"
 
     def build_extension(self, ext: Extension) -> None:
+        if self.editable_mode and os.environ.get("INL_BUILD_NATIVE") == "0":
+            return
         output = Path(self.get_ext_fullpath(ext.name))
         output.parent.mkdir(parents=True, exist_ok=True)
-        if self.editable_mode and is_current(LIBRARY):
-            shutil.copy2(LIBRARY, output)
-            return
         try:
-            build(output)
+            if self.editable_mode:
+                build_for_host(output)
+            else:
+                build(output)
         except (OSError, subprocess.CalledProcessError) as error:
             raise CompileError(f"the native library was not built: {error}") from error
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import plan_memory
 import pytest
 
-from inl.optimizers import get_optimal_parallelism
+from inl.executor.planner import get_optimal_parallelism
 
 torch = pytest.importorskip("torch")
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402

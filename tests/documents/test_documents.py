@@ -22,8 +22,8 @@ from inl.device import Device
 from inl.errors import DeviceError
 from inl.executor.model_loader import LanguageModel
 from inl.models.llama import MODEL
-from inl.nn import place
 from inl.testing.tiny import MemoryCheckpoint, tiny_llama
+from inl_toolkit.nn import place
 
 jax = pytest.importorskip("jax")
 pytest.importorskip("torch")

@@ -15,8 +15,8 @@ import pytest
 import inl
 from inl import inference, kernels, optimizers
 from inl.errors import BackendUnavailable, InlError
-from inl.kernels.config import configured as in_force
 from inl.kernels.tpu import TPUAttentionKernel, TPULayerNormKernel
+from inl_toolkit.kernels.config import configured as in_force
 
 torch = pytest.importorskip("torch")
 jnp = pytest.importorskip("jax.numpy")

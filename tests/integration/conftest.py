@@ -3,13 +3,13 @@
 import pytest
 
 from inl import Device
-from inl.nn import place
 from traced import jax_module as jax_module
 
 
 @pytest.fixture(params=["reference", "cpu", "torch", "jax"])
 def tensor_device(request, monkeypatch):
     """A device; torch and JAX stand behind the names that no plugin serves here."""
+    place = pytest.importorskip("inl_toolkit.nn.place")
     place.place_of.cache_clear()
     if request.param in ("reference", "cpu"):
         yield Device(request.param)

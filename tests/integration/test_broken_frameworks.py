@@ -22,7 +22,7 @@ import waiting
 from inl.cli.devices import device_rows
 from inl.device import Device, DeviceInfo
 from inl.errors import BackendUnavailable
-from inl.plugin import device_selection, frameworks, torch_build
+from inl.plugin import device_selection, frameworks
 from inl.plugin.device_selection import make_backend
 from inl.plugin.loader import load_registry
 from inl.plugin.speed import Speed
@@ -32,6 +32,7 @@ from inl_directml import probe as directml
 from inl_intel import probe as intel
 from inl_rocm import probe as rocm
 from inl_rocm.kfd import Gpu
+from inl_torch import torch_build
 from inl_torch.gpu.backend import has_triton
 from inl_tpu import probe as tpu
 

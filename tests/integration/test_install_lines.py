@@ -11,10 +11,11 @@ import pytest
 from inl.cli.checks_packages import OLDEST_PYTHON
 from inl.device import DeviceType
 from inl.errors import BackendUnavailable
-from inl.plugin import rows, torch_build
+from inl.plugin import rows
 from inl_directml import settings
 from inl_intel import probe as intel
 from inl_rocm import probe as rocm
+from inl_torch import torch_build
 from inl_tpu import probe as tpu
 
 ROOT = Path(__file__).parents[2]

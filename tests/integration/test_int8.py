@@ -17,7 +17,7 @@ from inl.hardware.edge_tpu import EdgeTPUBackend, is_edge_tpu_available
 DIGITS = Path(__file__).parents[1] / "data" / "digits" / "digits.csv.gz"
 needs_litert = pytest.mark.skipif(
     find_spec("ai_edge_litert") is None,
-    reason="LiteRT is not installed: pip install 'inl-core[edge]'",
+    reason="LiteRT is not installed: pip install 'inl-toolkit[edge]'",
 )
 
 
@@ -153,7 +153,7 @@ def test_another_shape_is_refused():
 def test_without_litert_the_package_is_named(monkeypatch):
     for name in ("schema_py_generated", "interpreter"):
         monkeypatch.setitem(sys.modules, f"ai_edge_litert.{name}", None)
-    with pytest.raises(MissingPackage, match=r"inl-core\[edge\]"):
+    with pytest.raises(MissingPackage, match=r"inl-toolkit\[edge\]"):
         nn.export_int8(network(np.random.default_rng(0), 4, 3), np.ones((2, 4)))
 
 
@@ -170,7 +170,7 @@ def test_an_absent_edge_tpu_says_what_is_missing(tmp_path, monkeypatch):
         backend.load(plain)
     with pytest.raises(BackendUnavailable, match=r"is not open: .*install"):
         backend.load(compiled)
-    monkeypatch.setattr("inl.hardware.edge_tpu.find_spec", lambda _: object())
+    monkeypatch.setattr("inl_toolkit.hardware.edge_tpu.find_spec", lambda _: object())
     assert "libedgetpu" in backend.why_not()
-    monkeypatch.setattr("inl.hardware.edge_tpu.find_spec", lambda _: None)
+    monkeypatch.setattr("inl_toolkit.hardware.edge_tpu.find_spec", lambda _: None)
     assert "LiteRT is not installed" in backend.why_not()

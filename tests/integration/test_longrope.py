@@ -10,7 +10,8 @@ import pytest
 
 from inl import EngineConfig, InferenceEngine
 from inl.errors import CheckpointError
-from inl.executor.model_loader import configure, longest_context, open_model
+from inl.executor.load_plan import configure
+from inl.executor.model_loader import longest_context, open_model
 from inl.testing.near_tie import compare
 
 torch = pytest.importorskip("torch")

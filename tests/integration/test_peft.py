@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from inl.adapters.registry import check_adapter
 from inl.config import EngineConfig
 from inl.dtypes import widen
-from inl.engine.adapters import check_adapter
 from inl.executor.model_loader import open_model, start_runner
 from inl.plugin import make_backend
 from inl.protocol.runner import AdapterSource

@@ -66,7 +66,7 @@ def test_the_toy_is_a_ready_plugin():
 
 
 def test_the_packing_example_of_the_page_computes_what_linear_does():
-    (source,) = re.findall(r"```python\n(from typing.*?)```", PAGE, re.S)
+    (source,) = re.findall(r"```python\n(from dataclasses.*?)```", PAGE, re.S)
     space = {"__name__": "page"}
     exec(compile(source, "writing-a-backend.md", "exec"), space)
     kernel = space["KERNEL"]
@@ -92,7 +92,7 @@ def test_the_packing_example_of_the_page_computes_what_linear_does():
 
 
 def test_the_packing_example_keeps_the_bits_of_bfloat16():
-    (source,) = re.findall(r"```python\n(from typing.*?)```", PAGE, re.S)
+    (source,) = re.findall(r"```python\n(from dataclasses.*?)```", PAGE, re.S)
     space = {"__name__": "page"}
     exec(compile(source, "writing-a-backend.md", "exec"), space)
 

@@ -65,14 +65,13 @@ def test_products_are_those_of_the_stored_weights(onnx_backend, name, kind, dtyp
 
 
 def test_codes_in_another_order_are_found(onnx_backend, monkeypatch):
-    own = nbits.packed
+    own = nbits.NBits
 
-    def swapped(matrix, backend, dtype):
-        w = own(matrix, backend, dtype)
-        codes = backend.numpy(w.codes).data
-        return w._replace(codes=backend.tensor(wrap(codes >> 4 | codes << 4)))
+    def swapped(codes, *rest):
+        pairs = onnx_backend.numpy(codes).data
+        return own(onnx_backend.tensor(wrap(pairs >> 4 | pairs << 4)), *rest)
 
-    monkeypatch.setattr(nbits, "packed", swapped)
+    monkeypatch.setattr(nbits, "NBits", swapped)
     call, case = packed_call(OnOnnx(onnx_backend), "linear", "q4_0", "float32")
     with pytest.raises(CheckFailed, match="linear/nbits"):
         require_passed(judged(call, case, run_checked(call, 0)), call, 0)
@@ -81,7 +80,7 @@ def test_codes_in_another_order_are_found(onnx_backend, monkeypatch):
 def test_other_formats_are_refused():
     assert nbits.can_pack(q=Spec((8, 32), "q4_0"), b=Spec((8,), "float32")) is None
     reason = nbits.can_pack(weight=Spec((8, 256), "q4_k"))
-    assert reason == "weight is stored as q4_k, it takes q4_0 or q4_1"
+    assert reason == "weight is stored as q4_k, not as q4_0, q4_1"
 
 
 def test_a_program_keeps_packed_weights_and_notices_others(onnx_backend):

@@ -15,8 +15,10 @@ from inl.dtypes import wrap
 from inl.errors import DeviceError, OutOfMemory
 from inl.models.llama import MODEL
 from inl.spec.limits import Limits
+from inl.spec.message import POOLED
 from inl.spec.step import Bucket
 from inl.spec.tree import leaves
+from inl.testing.play import admission, one_step
 from inl.testing.tiny import MemoryCheckpoint, local_runner, tiny_llama
 from inl.testing.traffic import Traffic, play
 from inl_onnx.graph import Graph
@@ -50,6 +52,20 @@ def exported(runner, bucket):
     body = executor._body("advance", bucket, None)
     message = executor.dummy_message(bucket)
     return export(body, (executor.loaded.weights, message, executor.state), {})
+
+
+def test_pooled_steps_give_the_hidden_states_of_float64(onnx_backend, files):
+    exact = ReferenceBackend(Device("reference"), dtype="float64")
+    found = []
+    for backend, dtype in ((onnx_backend, "float32"), (exact, "float64")):
+        one = local_runner(backend, MODEL, files, LIMITS, dtype=dtype)
+        for slot in (1, 2):
+            one.submit(admission(one.limits, slot, [2 * slot - 1, 2 * slot]))
+        parts = [(1, [5, 6, 7, 8, 9]), (2, [3, 4, 1])]
+        one.submit(one_step(one.limits, parts, step=1, decoding=0, flags=POOLED))
+        found.append(one.collect().hidden[:2])
+    assert np.abs(found[0] - found[1]).max() < 2e-5
+    assert np.abs(found[1]).max() > 0.1
 
 
 @pytest.mark.parametrize("bucket", [Bucket(1, 1), Bucket(7, 7), Bucket(64, 7)])

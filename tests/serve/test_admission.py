@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inl.serve.admission import Admission, Clients
+from inl.serve.admission import Admission, Clients, Ticket
 from inl.serve.api_error import ApiError
 
 
@@ -21,6 +21,13 @@ def admission(**options):
     return Admission(**{**defaults, **options}, clock=clock), clock
 
 
+def enter(bounds, client):
+    """Admit a call of one request, and return it."""
+    ticket = Ticket(client, 1)
+    bounds.enter(ticket)
+    return ticket
+
+
 def refused(call, *args):
     with pytest.raises(ApiError) as caught:
         call(*args)
@@ -29,37 +36,37 @@ def refused(call, *args):
 
 def test_running_and_waiting_requests_are_bounded():
     bounds, _ = admission()
-    tickets = [bounds.enter("a", 1) for _ in range(5)]
+    tickets = [enter(bounds, "a") for _ in range(5)]
     assert bounds.waiting == 3
-    error = refused(bounds.enter, "a", 1)
+    error = refused(bounds.enter, Ticket("a", 1))
     assert (error.status, error.retry_after) == (503, 1)
     bounds.leave(tickets[0], finished=True)
-    bounds.enter("a", 1)
-    assert refused(bounds.enter, "a", 6).status == 400
+    enter(bounds, "a")
+    assert refused(bounds.enter, Ticket("a", 6)).status == 400
 
 
 def test_retry_after_is_the_queue_over_the_drain_rate():
     bounds, clock = admission(max_queue=18)
     for _ in range(10):
-        ticket = bounds.enter("a", 1)
+        ticket = enter(bounds, "a")
         clock.now += 0.5
         bounds.leave(ticket, finished=True)
     clock.now += 0.5  # ten requests in five seconds
     for _ in range(20):
-        bounds.enter("a", 1)
+        enter(bounds, "a")
     assert bounds.drain_rate == pytest.approx(2.0)
-    assert refused(bounds.enter, "a", 1).retry_after == 10  # 19 / 2, rounded up
+    assert refused(bounds.enter, Ticket("a", 1)).retry_after == 10  # 19 / 2, rounded up
 
 
 def test_cancelled_requests_do_not_raise_the_drain_rate():
     bounds, _ = admission()
-    bounds.leave(bounds.enter("a", 1), finished=False)
+    bounds.leave(enter(bounds, "a"), finished=False)
     assert bounds.drain_rate is None
 
 
 def test_queued_tokens_are_bounded_but_for_the_first():
     bounds, _ = admission()
-    first, second = bounds.enter("a", 1), bounds.enter("a", 1)
+    first, second = enter(bounds, "a"), enter(bounds, "a")
     bounds.charge(first, 1000)
     assert refused(bounds.charge, second, 1).status == 503
     bounds.begun(first)
@@ -71,25 +78,25 @@ def test_queued_tokens_are_bounded_but_for_the_first():
 
 def test_a_client_has_its_own_bound():
     bounds, _ = admission(max_per_client=1)
-    ticket = bounds.enter("a", 1)
-    assert refused(bounds.enter, "a", 1).status == 429
-    bounds.enter("b", 1)
+    ticket = enter(bounds, "a")
+    assert refused(bounds.enter, Ticket("a", 1)).status == 429
+    enter(bounds, "b")
     bounds.leave(ticket, finished=True)
-    bounds.enter("a", 1)
+    enter(bounds, "a")
 
 
 def test_a_draining_server_admits_nothing():
     bounds, _ = admission()
     bounds.is_draining = True
-    assert refused(bounds.enter, "a", 1).status == 503
+    assert refused(bounds.enter, Ticket("a", 1)).status == 503
 
 
 def test_models_share_the_bound_of_a_client():
     clients = Clients()
     first, _ = admission(max_per_client=2, clients=clients)
     second, _ = admission(max_per_client=2, clients=clients)
-    tickets = [first.enter("a", 1), second.enter("a", 1)]
-    assert refused(first.enter, "a", 1).status == 429
+    tickets = [enter(first, "a"), enter(second, "a")]
+    assert refused(first.enter, Ticket("a", 1)).status == 429
     second.leave(tickets[1], finished=True)
-    first.enter("a", 1)
+    enter(first, "a")
     assert (first.open, second.open) == (2, 0)

@@ -215,6 +215,8 @@ OPTIONS = {
     "--kv-dtype int8": ("engine", "kv_dtype", "int8"),
     "--quantize fp8": ("engine", "quantize", "fp8"),
     "--tensor-parallel 2": ("engine", "tensor_parallel", 2),
+    "--allow-hosted": ("engine", "allow_hosted", True),
+    "--invariant": ("engine", "invariant", True),
     "--mesh tensor=2": ("engine", "mesh", "tensor=2"),
     "--max-batch 5": ("engine", "max_batch", 5),
     "--context 77": ("engine", "context", 77),

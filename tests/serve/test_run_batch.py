@@ -193,3 +193,20 @@ def test_the_command_quantizes(tmp_path, monkeypatch):
     assert main([*words, "--quantize", "int4"]) == 2
     assert main(words) == 2
     assert found == ["int4", None]
+
+
+def test_the_command_bounds_the_context_and_loads_adapters(tmp_path, monkeypatch):
+    given = []
+
+    def record(models, config, engine):
+        given.append(engine)
+        raise RequestError("recorded")
+
+    monkeypatch.setattr("inl.cli.run_batch.make_server", record)
+    monkeypatch.setattr("inl.adapters.folder.highest_rank", lambda folder: 24)
+    requests = str(write(tmp_path / "in.jsonl", [line_of(0)]))
+    words = ["run-batch", requests, str(tmp_path / "out.jsonl"), "--context", "77"]
+    assert main([*words, "--adapter", "mine=folder", "--speculation", "ngram"]) == 2
+    (engine,) = given
+    assert (engine.context, engine.adapters) == (77, {"mine": "folder"})
+    assert (engine.max_adapter_rank, engine.speculation) == (24, "ngram")

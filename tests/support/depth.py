@@ -1,6 +1,9 @@
 """Test depth: the environment variable INL_TEST_DEPTH, ``quick`` (default), ``full`` or
 ``long``, which is ``full`` with more steps of the random tests.
 
+``quick`` and ``full`` draw from a constant seed: a run repeats the one before. ``long``
+draws from another seed each time, which is printed; INL_TEST_SEED repeats it.
+
 Tests marked ``full`` run only at full depth. Tests marked ``scaled`` run at both, with
 more examples, seeds or steps at full depth: property tests and those that take the
 ``depth`` fixture are marked automatically. A full run in an environment where the quick
@@ -33,12 +36,20 @@ def scaled(quick, full, long=None):
     return quick if DEPTH == "quick" else full
 
 
-RUN = os.environ.get("PYTEST_XDIST_TESTRUNUID") or secrets.token_hex(8)
-"""Differs between runs, and is equal in the processes of one run."""
+SEED_VARIABLE = "INL_TEST_SEED"
+SEED = int(
+    os.environ.get(SEED_VARIABLE)
+    or (secrets.randbelow(2**31) if DEPTH == "long" else 20261126)
+)
+"""Of every draw in the tests. Processes of pytest-xdist inherit it."""
+
+os.environ[SEED_VARIABLE] = str(SEED)
 
 
 # A deadline for each example would fail on a busy machine.
-settings.register_profile("inl", deadline=None, max_examples=scaled(30, 100))
+settings.register_profile(
+    "inl", deadline=None, max_examples=scaled(30, 100), derandomize=DEPTH != "long"
+)
 settings.load_profile("inl")
 
 
@@ -60,14 +71,19 @@ def mostly_long(values):
     return mostly_full(values, mark=pytest.mark.long)
 
 
+def seed_of(name):
+    """32 bits for the draws of a test, or whatever else has this name."""
+    return Random(f"{SEED} {name}").getrandbits(32)
+
+
 def drawn(values):
-    """Return one of ``values``, another one in other runs."""
+    """Return one of ``values``: the same in every run but those at long depth."""
     values = list(values)
-    return Random(f"{RUN} {values}").choice(values)
+    return Random(f"{SEED} {values}").choice(values)
 
 
 def mostly_drawn(values):
-    """Parametrize over ``values``: one drawn for each run, and all of them at long."""
+    """Parametrize over ``values``: one drawn by the seed, and all of them at long."""
     one = drawn(values)
     return [value if value == one else only_long(value) for value in values]
 

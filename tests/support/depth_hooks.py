@@ -1,26 +1,46 @@
-"""pytest hooks of the test depth: selection, and a summary of what was left out."""
+"""pytest hooks of the test depth: selection, seeds, a summary of what was left out."""
 
 from __future__ import annotations
 
 import os
+import random
+import sys
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from depth import DEPTH, VARIABLE
+from depth import DEPTH, SEED, SEED_VARIABLE, VARIABLE, seed_of
 
 TESTS = Path(__file__).parents[1]
 LEFT_OUT = pytest.StashKey[Counter]()
 """Tests that the depth deselects or reduces."""
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config):
     config.stash[LEFT_OUT] = Counter()
+    if DEPTH == "long" and config.getoption("hypothesis_seed", None) is None:
+        config.option.hypothesis_seed = str(SEED)
 
 
 def pytest_report_header():
-    return f"test depth: {DEPTH} ({VARIABLE})"
+    return f"test depth: {DEPTH} ({VARIABLE}); seed: {SEED} ({SEED_VARIABLE})"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Seed what draws without a generator: no test depends on those before it."""
+    from inl.engine import options
+
+    random.seed(SEED)
+    np.random.seed(SEED)
+    if "torch" in sys.modules:
+        # Not torch.manual_seed, which also asks devices that tests may simulate.
+        sys.modules["torch"].default_generator.manual_seed(SEED)
+    draws = random.Random(seed_of(item.nodeid))
+    options.random_seed = lambda: draws.getrandbits(63)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from inl.scheduling.drafters import NgramDrafter, SyntheticDrafter
 from inl.scheduling.request import Request
+from inl.speculation.drafters import NgramDrafter, SyntheticDrafter
 from toy_guide import ToyGrammar, ToyGuide
 
 REQUESTS = (

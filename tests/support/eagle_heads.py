@@ -12,9 +12,9 @@ from safetensors.numpy import save_file
 
 from drafted import REQUESTS, outputs, told
 from inl import EngineConfig, InferenceEngine
-from inl.engine.drafting import with_draft_head
 from inl.executor.model_loader import LanguageModel, start_runner
 from inl.models.llama import MODEL
+from inl.speculation.setup import with_draft_head
 from inl.testing.tiny import MemoryCheckpoint, tiny_llama
 
 TAPS, VOCAB = (0, 1, 2), 96

@@ -86,14 +86,29 @@ def expected(request, limits, context, stops):
                 ids[request.prompt_tokens :]
             ):
                 return ids[request.prompt_tokens :], "stop"
-        value = (adapter << 32) + ids[at] + 1
-        for group, (window, last) in enumerate(zip(windows, totals, strict=True)):
-            weight, mine = scrambled((group << 32) + at) | 1, value
-            if window is None:
-                last[0] += value * weight
-                continue
-            if len(last) == window:
-                del last[0]
-            mine = scrambled((value + sum(last)) % WORDS)
-            last.append(mine * weight)
+        add(totals, windows, at, (adapter << 32) + ids[at] + 1)
     return ids[request.prompt_tokens :], "length"
+
+
+def expected_hidden(request, limits):
+    """The hidden state that HashRunner documents, of the whole prompt."""
+    adapter = value_of_adapter(request.adapter_digest)
+    totals = [[0] for _ in limits.blocks]
+    windows = limits.windows or (None,) * limits.groups
+    for at, token in enumerate(request.prompt):
+        add(totals, windows, at, (adapter << 32) + token + 1)
+    total = (sum(map(sum, totals)) + request.prompt_tokens) % WORDS
+    return [scrambled((total + at) % WORDS) % 2**24 + 1 for at in range(8)]
+
+
+def add(totals, windows, at, value):
+    """Add a token at position ``at`` to the sums of every group."""
+    for group, (window, last) in enumerate(zip(windows, totals, strict=True)):
+        weight, mine = scrambled((group << 32) + at) | 1, value
+        if window is None:
+            last[0] += value * weight
+            continue
+        if len(last) == window:
+            del last[0]
+        mine = scrambled((value + sum(last)) % WORDS)
+        last.append(mine * weight)

@@ -72,8 +72,7 @@ class SimulatedGpu(GpuBackend):
     """Programs and step sizes of a GPU, with eager kernels in host memory."""
 
     traits = Traits(
-        dtypes=("float32", "bfloat16"), depth=2, captures_programs=True,
-        token_budget=256,
+        dtypes=("float32", "bfloat16"), depth=2, token_budget=256,
     )  # fmt: skip
     pool = SimpleNamespace(id=None)
 

@@ -6,8 +6,9 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from random import Random
 
-from hash_oracle import expected
+from hash_oracle import expected, expected_hidden
 from inl.engine.core import EngineCore
+from inl.engine.embedder import PooledRequest
 from inl.kv.block_pool import BlockPool
 from inl.kv.kv_cache_manager import KVCacheManager
 from inl.protocol.runner import AdapterSource, Limits
@@ -37,6 +38,8 @@ class Parts:
     """Whether steps are repeated."""
     adapters: bool = False
     """Whether adapters are loaded, replaced and used."""
+    pooled: bool = False
+    """Whether some requests are pooled."""
 
 
 class World:
@@ -53,6 +56,8 @@ class World:
         self.dice = Random(self.name) if parts.adapters else None
         if self.dice:
             self.limits = replace(self.limits, adapters=2, adapter_rank=1)
+        # As above.
+        self.pool_dice = Random(self.name) if parts.pooled else None
         if parts.repeats:
             steps = Random(self.name).choice([2, 3, 8, 17])
             self.limits = with_repeaters(self.limits, steps)
@@ -116,6 +121,14 @@ class World:
             else {}
         )
         adapter = self.adapter()
+        if self.pool_dice and self.pool_dice.random() < 0.4:
+            whole = [*ids, *self.pool_dice.choices(range(self.limits.vocab), k=99)]
+            ids = (ids, whole[: self.scheduler.context])[self.pool_dice.random() < 0.1]
+            fields = {"cache_salt": self.pool_dice.choice(["", "other"])}
+            for _ in range(self.pool_dice.randint(1, 4)):
+                self.add(PooledRequest(ids, **adapter, **fields))
+                ids = [*ids[:-1], self.pool_dice.randrange(self.limits.vocab)]
+            return
         group, samples = 0, 1
         if random.random() < 0.2:
             self.groups += 1
@@ -217,6 +230,9 @@ class World:
         request, found = self.requests.pop(number), self.answers.pop(number)
         eos = frozenset() if request.ignore_eos else self.config.eos_ids
         context = self.scheduler.context
+        if request.pooled:
+            self.check_hidden(request, found, reason)
+            return
         want, end = expected(request, self.limits, context, request.stop_ids | eos)
         if reason in ("cancelled", "deadline"):
             want, end = want[: len(found)], reason
@@ -225,6 +241,17 @@ class World:
         assert request.output_ids == found
         self.check_scores(request)
         self.check_prompt_scores(request, reason)
+
+    def check_hidden(self, request, found, reason):
+        assert found == request.output_ids == []
+        if reason in ("cancelled", "deadline"):
+            assert request.hidden is None
+            return
+        want = expected_hidden(request, self.limits)
+        if reason != "stop" or request.hidden.tolist() != want:
+            raise WrongText(f"{request.id}: {request.hidden} {reason}, not {want}")
+        self.counts["hidden states"] += 1
+        self.counts["cached hidden states"] += request.cached_tokens > 0
 
     def check_prompt_scores(self, request, reason):
         scores, vocab = request.prompt_token_logprobs, self.limits.vocab

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, final
@@ -9,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from depth import seed_of
 from inl.backend.base import DeviceMemory, Traits
 from inl.backend.host import host_memory
 from inl.checkpoints.checkpoint import Checkpoint
@@ -52,9 +52,9 @@ def meta_backend():
 
 
 @pytest.fixture
-def seed():
-    """A random seed; failing assertions must print it."""
-    return int.from_bytes(os.urandom(4), "little")
+def seed(request):
+    """A seed of the test, another one in every run at long depth."""
+    return seed_of(request.node.nodeid)
 
 
 @pytest.fixture(scope="session")

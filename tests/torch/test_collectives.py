@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 
 from inl import EngineConfig
 from inl.engine.core import EngineCore
+from inl.engine.embedder import PooledRequest
 from inl.errors import (
     DeviceError,
     OutOfMemory,
@@ -106,6 +107,19 @@ def test_ranks_give_the_logits_of_a_whole_model(begin, made, ranks):
         for row, found in zip(exact, request.token_logprobs, strict=True):
             told = [(row[token], value) for token, value in found.top]
             assert max(abs(want - got) for want, got in told) < 2e-5
+
+
+def test_ranks_give_the_hidden_states_of_a_whole_model(begin, made):
+    core = begin(2)
+    requests = [PooledRequest(ids) for ids in PROMPTS]
+    for request in requests:
+        core.add(request)
+    while core.has_work:
+        assert not [event.error for event in core.step() if event.error]
+    head = np.asarray(made[1]["lm_head.weight"], np.float64)
+    for request in requests:
+        exact = plain_logits(*made, list(request.prompt))[-1]
+        assert np.abs(head @ request.hidden - exact).max() < 2e-5
 
 
 def test_two_ranks_in_bfloat16_stay_as_close_as_one(begin, made):

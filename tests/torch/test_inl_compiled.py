@@ -16,7 +16,7 @@ from torch._functorch.compile_utils import fx_graph_cse
 from torch.nn import functional
 
 from inl import inl_dynamics, inl_dynamics_n_steps, inl_dynamics_step
-from inl.functional.dynamics import WHOLE
+from inl_toolkit.functional.dynamics import WHOLE
 
 DT = 0.1
 SHAPE = (2, 3, 8)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from inl.optimizers import apply_kernel_fusion, quantize_for_inference
-from inl.optimizers.quantize import FORMATS
+from inl_toolkit.optimizers.quantize import FORMATS
 
 BOUNDS = {"bf16": 2**-8, "fp16": 2**-11, "fp8": 0.04, "int8": 0.01, "int4": 0.11}
 """Relative error of normal weights, at most."""

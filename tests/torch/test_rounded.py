@@ -8,17 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from inl.kernels.precision import _rounded_bits
+from inl_toolkit.kernels.precision import _rounded_bits
 
 ROOT = Path(__file__).parents[2]
 EDGES = (65519.9, 65520.0, 65504.0, 6e-8, 2.98e-8, 3e-8, 2.0**-14, 2.0**-14 * 0.99999,
          0.0, 3.4e38, torch.inf, torch.nan)  # fmt: skip
 
 
-SOURCES = (
-    "libs/inl-torch/src", "core/src/inl/kernels", "core/src/inl/functional",
-    "core/src/inl/optimizers", "core/src/inl/nn",
-)  # fmt: skip
+SOURCES = ("libs/inl-torch/src", "libs/inl-toolkit/src")
 CASTS = {"to", "float", "half", "bfloat16", "double", "type"}
 
 
@@ -56,4 +53,4 @@ def test_pairs_of_conversions_stand_in_one_place():
                 if cast_of(cast_of(node)) is not None:
                     found.append(path.relative_to(ROOT).as_posix())
     assert files > 50
-    assert found == ["core/src/inl/kernels/precision.py"]
+    assert found == ["libs/inl-toolkit/src/inl_toolkit/kernels/precision.py"]

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from inl.functional import inl_dynamics_step as inl_dynamics_step
     from inl.functional import moe as moe
     from inl.functional import set_backend as set_backend
-    from inl.nn.tensor import Tensor as Tensor
-    from inl.nn.tensor import matmul as matmul
+    from inl.nn import Tensor as Tensor
+    from inl.nn import matmul as matmul
 
 __version__ = "0.1.0"
 
@@ -27,15 +27,19 @@ LAZY = {
     "Completion": "inl.engine.inference_engine",
     "EngineConfig": "inl.config",
     "InferenceEngine": "inl.engine.inference_engine",
-    "Tensor": "inl.nn.tensor",
+    "Tensor": "inl.nn",
     "get_backend": "inl.functional",
     "inl_dynamics": "inl.functional",
     "inl_dynamics_n_steps": "inl.functional",
     "inl_dynamics_step": "inl.functional",
-    "matmul": "inl.nn.tensor",
+    "matmul": "inl.nn",
     "set_backend": "inl.functional",
 }
-"""Public name -> module; imported on first use, to keep ``import inl`` fast."""
+"""Public name -> module; imported on first use, to keep ``import inl`` fast.
+
+Names that are not in ``__all__`` raise :class:`~inl.errors.MissingPackage` without the
+package inl-toolkit.
+"""
 
 LAZY_MODULES = {
     "hardware": "inl.hardware",
@@ -45,7 +49,7 @@ LAZY_MODULES = {
     "nn": "inl.nn",
     "optimizers": "inl.optimizers",
 }
-"""Public modules that are imported on first use."""
+"""Public modules of inl-toolkit, imported on first use."""
 
 __all__ = [
     "Completion",
@@ -54,19 +58,6 @@ __all__ = [
     "EngineConfig",
     "InferenceEngine",
     "InlError",
-    "Tensor",
-    "get_backend",
-    "hardware",
-    "inference",
-    "inl_dynamics",
-    "inl_dynamics_n_steps",
-    "inl_dynamics_step",
-    "kernels",
-    "matmul",
-    "moe",
-    "nn",
-    "optimizers",
-    "set_backend",
 ]
 
 
@@ -87,4 +78,9 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    from importlib.util import find_spec
+
+    names = {*globals(), *__all__}
+    if find_spec("inl_toolkit") is not None:
+        names |= {*LAZY, *LAZY_MODULES}
+    return sorted(names)

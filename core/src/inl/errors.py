@@ -6,7 +6,7 @@ InlError
 ├── KernelError     NoKernel · KernelFailed
 ├── ModelError      CheckpointError (TokenizerNotFound) · UnknownArchitecture ·
 │                   WeightMismatch · TemplateError
-├── RequestError    PromptTooLong · QueueFull · Cancelled
+├── RequestError    PromptTooLong · QueueFull
 ├── NonFiniteLogits
 ├── RunnerError     ProtocolError · WorkerLost
 └── MissingPackage
@@ -91,10 +91,6 @@ class PromptTooLong(RequestError):
 
 class QueueFull(RequestError):
     """As many requests or tokens wait as the engine accepts; try again later."""
-
-
-class Cancelled(RequestError):
-    """The caller cancelled the request."""
 
 
 class NonFiniteLogits(InlError):

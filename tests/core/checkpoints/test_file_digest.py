@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
+from random import Random
 
 import pytest
 from safetensors.numpy import save_file
@@ -38,7 +39,7 @@ def digest_of(file, size=None):
 def test_the_digest_is_that_of_the_pieces(tmp_path, monkeypatch, size):
     monkeypatch.setattr(file_digest, "PIECE", 1000)
     monkeypatch.setattr(file_digest, "READ", 300)
-    data = os.urandom(size)
+    data = Random(size).randbytes(size)
     (tmp_path / "file").write_bytes(data)
     pieces = [data[at : at + 1000] for at in range(0, size, 1000)]
     joined = b"".join(hashlib.sha256(piece).digest() for piece in pieces)

@@ -13,9 +13,7 @@ from inl.cli.checks import ORDER
 from inl.cli.checks_machine import NEEDED_MEMORY, cgroup_cores, memory, threads
 from inl.cli.checks_packages import Package
 from inl.device import DeviceType
-from inl.errors import BackendUnavailable
 from inl.plugin.rows import INSTALL
-from inl.plugin.torch_build import TorchBuild
 
 NPU = """
 from inl.device import DeviceInfo
@@ -175,10 +173,19 @@ def test_memory():
     ],
 )
 def test_packages(version, needed, status):
-    package = Package("acme", (1, 10), "text", "acme", needed)
+    package = Package("acme", (1, 10), "inl-core[text]", "acme", needed)
     check = checks_packages.package_version(package, version)
     assert check.status == ("wrong" if version == "1.9" else status)
     assert check.fix == ("" if status == "ok" else "pip install -U 'inl-core[text]'")
+
+
+def test_the_toolkit_is_known_and_not_needed(monkeypatch):
+    monkeypatch.setattr(checks_packages, "_version", lambda _: None)
+    rows = {check.subject: check for check in checks_packages.package_checks()}
+    assert (rows["inl-toolkit"].status, rows["inl-toolkit"].fix) == (
+        "warn",
+        "pip install -U 'inl-toolkit'",
+    )
 
 
 def test_an_old_python_is_wrong():
@@ -217,6 +224,12 @@ CUDA = {
         (CUDA, True, "ok", "with CUDA"),
         ({"torch": FakeDistribution("2.9.0+cpu", [], 1 << 20)}, False, "ok", "1.0 MiB"),
         (
+            {"torch": FakeDistribution("2.10.0+rocm7.1", ["triton-rocm"], 1 << 20)},
+            False,
+            "ok",
+            "2.10.0+rocm7.1, 1.0 MiB",
+        ),
+        (
             {"torch": FakeDistribution("2.9.0", ["sympy"], 1 << 20)},
             False,
             "ok",
@@ -232,27 +245,6 @@ def test_the_build_of_torch(monkeypatch, installed, gpu, status, said):
 
     monkeypatch.setattr(checks_packages, "distribution", distribution)
     (check,) = checks_packages.torch_build(lambda _: gpu)
-    assert check.status == status
-    assert said in check.finding
-
-
-@pytest.mark.parametrize(
-    ("found", "status", "said"),
-    [
-        (TorchBuild("2.10", {"hip": "7.1.2"}), "ok", "1.0 MiB, built for ROCm 7.1.2"),
-        (BackendUnavailable("torch is damaged: version.py"), "warn", "is damaged"),
-    ],
-)
-def test_other_builds_of_torch(monkeypatch, found, status, said):
-    def read():
-        if isinstance(found, Exception):
-            raise found
-        return found
-
-    monkeypatch.setattr(checks_packages, "installed_torch", read)
-    torch = FakeDistribution("2.10.0+rocm7.1", ["triton-rocm"], 1 << 20)
-    monkeypatch.setattr(checks_packages, "distribution", lambda _name: torch)
-    (check,) = checks_packages.torch_build(lambda _: True)
     assert check.status == status
     assert said in check.finding
 

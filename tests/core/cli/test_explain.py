@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
+from eagle_heads import random_head, written
 from inl.backend.base import WholeModels
 from inl.backend.reference import ReferenceBackend
 from inl.cli.main import main
+from inl.executor.model_loader import open_model
+from inl.weights.load import stored_specs
+from lora_files import LoraFiles
 
 
 def run(capsys, folder, *words):
@@ -110,3 +115,39 @@ def test_layers_that_a_backend_computes_at_once(capsys, tiny_folder, monkeypatch
     assert "\nlayers: one kernel of 1 x 16\n" in run(capsys, tiny_folder)[1]
     report = json.loads(run(capsys, tiny_folder, "--json")[1])
     assert report["layers"] == "one kernel of 1 x 16"
+
+
+def test_the_options_of_an_engine(capsys, tiny_folder, tmp_path):
+    """Adapters, a draft head, the invariant mode, hosted ops and ranks."""
+    hf = json.loads((tiny_folder / "config.json").read_text())
+    stored = stored_specs(open_model(tiny_folder).checkpoint)
+    tensors = {name: np.zeros(spec.shape) for name, spec in stored.items()}
+    lora = LoraFiles(tensors, seed=1).write(tmp_path / "lora")
+    taps = list(range(min(hf["num_hidden_layers"], 2)))
+    head = random_head(np.random.default_rng(8), hf, taps=taps)
+    folder = written(tmp_path / "head", *head)
+
+    def report(*words):
+        code, out, err = run(capsys, tiny_folder, "--json", *words)
+        assert code == 0, err
+        return json.loads(out)
+
+    def ops(table):
+        return {row["op"]: row["how"] for row in table}
+
+    plain = ops(report()["ops"])
+    assert "lora" in ops(report("--adapter", f"one={lora}")["ops"]).keys() - plain
+    drafted = report("--speculation", "eagle", "--draft-model", str(folder))
+    assert "join_lanes" in ops(drafted["ops"]).keys() - plain
+    assert "take_rows" in ops(drafted["draft_head"])
+    shown = run(
+        capsys, tiny_folder, "--speculation", "eagle", "--draft-model", str(folder)
+    )
+    assert "\ndraft head:\n" in shown[1]
+    assert plain["linear"] == "native"
+    assert ops(report("--invariant")["ops"])["linear"] == "missing"
+    hosted = report("--invariant", "--allow-hosted")["ops"]
+    assert ops(hosted)["linear"] == "hosted"
+    code, _, err = run(capsys, tiny_folder, "--tensor-parallel", "2")
+    assert code == 2
+    assert "does not support 2 ranks; accepted: tensor_parallel=1" in err

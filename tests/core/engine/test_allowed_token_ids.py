@@ -14,8 +14,8 @@ from inl.executor.rank_runner import RankRunner
 from inl.protocol.token_masks import TokenMasks, mask_words
 from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.request import Request
-from inl.scheduling.uniforms import uniform
 from inl.spec.step import Bucket
+from inl.spec.uniforms import uniform
 from inl.testing.hash_runner import HashRunner
 from inl.testing.tiny import plain_logits
 from inl.workers.worker_runner import WorkerRunner

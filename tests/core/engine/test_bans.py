@@ -10,7 +10,7 @@ from depth import examples
 from inl.checkpoints.hub.resolve import resolve_model
 from inl.errors import RequestError
 from inl.executor.model_loader import open_model
-from inl.scheduling.banned_tokens import BannedTokens
+from inl.guidance.banned_tokens import BannedTokens
 from inl.spec.limits import Limits
 from inl.testing.hash_runner import HashRunner
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from inl.engine.core import EngineCore, StepRecord
+from inl.engine.frame_encoder import frames
 from inl.errors import ProtocolError, RequestError, RunnerError, WorkerLost
 from inl.protocol.runner import Reply
-from inl.scheduling.frame_encoder import frames
 from inl.scheduling.plan import Chunk, Plan, SchedulerConfig
 from inl.scheduling.request import Event, Request
 from inl.spec.message import header

@@ -12,6 +12,7 @@ from safetensors.numpy import save_file
 
 from inl import EngineConfig, InferenceEngine
 from inl.engine.core import EngineCore
+from inl.engine.prompt_embeddings import PromptEmbeddings
 from inl.errors import ProtocolError, RequestError
 from inl.executor.model_loader import open_model
 from inl.protocol.runner import Limits
@@ -99,7 +100,8 @@ def test_a_preempted_prompt_is_computed_again_from_its_rows(folder, expected):
     runner = start(language, config).runner
     core = EngineCore(runner, SchedulerConfig(prefix_cache=False))
     spans = {3: MIXED[3], 22: MIXED[6]}
-    request = Request(IDS, max_tokens=COUNT, embeddings=spans)
+    embeddings = PromptEmbeddings(spans, len(IDS))
+    request = Request(IDS, max_tokens=COUNT, embeddings=embeddings)
     core.add(request)
     for _ in range(3):
         core.step()
@@ -145,13 +147,14 @@ def test_hash_runner_depends_on_every_row_and_on_its_position():
         core = EngineCore(
             HashRunner(limits, lag=random), SchedulerConfig(token_budget=budget)
         )
-        request = Request([0] * 11, max_tokens=5, embeddings=spans)
+        embeddings = PromptEmbeddings(spans, 11) if spans else None
+        request = Request([0] * 11, max_tokens=5, embeddings=embeddings)
         for _ in range(2):  # cold and warm
             core.add(request)
             while core.has_work:
                 core.step()
             texts.add(tuple(request.output_ids))
-            again = Request([0] * 11, max_tokens=5, embeddings=spans)
+            again = Request([0] * 11, max_tokens=5, embeddings=embeddings)
             found, request = request, again
         return tuple(found.output_ids)
 
@@ -204,7 +207,7 @@ def test_log_probabilities_of_embeddings_are_refused(folder):
 )
 def test_spans_outside_of_the_prompt_are_refused(spans, message):
     with pytest.raises(RequestError, match=message):
-        Request([0, 0, 0], embeddings=spans)
+        PromptEmbeddings(spans, 3)
 
 
 @pytest.mark.parametrize("make", [HashRunner, None])

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from depth import mostly_full
+from inl.engine import frame_encoder
 from inl.errors import ProtocolError
-from inl.scheduling import frame_encoder
 from inl.scheduling.scheduler import Scheduler
-from inl.scheduling.uniforms import mix
+from inl.spec.uniforms import mix
 from inl.testing.hash_runner import HashRunner
 from soak import Parts, soak
 

@@ -12,7 +12,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from depth import scaled
+from depth import SEED, scaled
 from inl.backend.reference import ReferenceBackend
 from inl.device import Device
 from inl.engine.core import EngineCore
@@ -133,10 +133,11 @@ def test_requests_go_on_exactly(core, events, report):
     report(f"{type(core.runner).__name__}: {counter.count // step} {events}")
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no timer")
 def test_signals_at_random_times(core):
-    wanted, random = outputs(core), Random(1)
-    for _ in range(scaled(10, 20, 40)):
+    wanted, random = outputs(core), Random(SEED)
+    for _ in range(40):
         try:
             found = interrupted(core, Alarm(random.uniform(0.0001, 0.01)))
         except KeyboardInterrupt:

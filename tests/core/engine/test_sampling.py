@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from inl.errors import RequestError
-from inl.scheduling.uniforms import uniform
+from inl.spec.uniforms import uniform
 from inl.testing.tiny import plain_logits
 
 OPTIONS = [

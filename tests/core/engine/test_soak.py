@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from depth import mostly_full
+from inl.engine.reply_check import read_hidden
 from inl.errors import ProtocolError, RequestError
 from inl.kv.block_pool import BlockPool
 from inl.kv.kv_cache_manager import KVCacheManager
 from inl.kv.prefix_cache import PrefixCache
 from inl.scheduling.scheduler import Scheduler
-from inl.scheduling.uniforms import mix
+from inl.spec.uniforms import mix
+from inl.speculation.planner import Speculation
 from inl.testing.hash_runner import HashRunner
 from soak import Parts, WrongText, soak
 from toy_guide import ToyGuide
@@ -46,6 +48,27 @@ def test_outputs_match_the_oracle_while_adapters_come_and_go(report, depth):
     for name in ("preemptions", "prefix hit tokens", "adapters"):
         assert counts[name] > 5, name
     assert counts["requests of adapters"] > 50
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"speculation": Speculation}, {"repeats": True}], ids=lambda m: [*m]
+)
+def test_pooled_requests_match_the_oracle_among_others(more, report, depth):
+    steps = depth(1_500, 4_000, 25_000)
+    counts = soak(2, steps, Parts(adapters=True, pooled=True, **more), world_steps=200)
+    report(", ".join(f"{counts[name]} {name}" for name in sorted(counts)))
+    for name in ("cancelled", "length", "hidden states", "cached hidden states"):
+        assert counts[name] > 5, name
+    assert counts["preemptions"] > 0
+
+
+def test_hidden_states_of_other_rows_are_found(monkeypatch):
+    def of_other_rows(reply, plan):
+        return read_hidden(reply, plan)[::-1]
+
+    monkeypatch.setattr("inl.engine.core.read_hidden", of_other_rows)
+    with pytest.raises(WrongText):
+        soak(2, 2_000, Parts(pooled=True), world_steps=200)
 
 
 class EarlyFree(KVCacheManager):

@@ -12,6 +12,7 @@ from inl.backend.simple import plain_state
 from inl.device import Device
 from inl.dtypes import widen, wrap
 from inl.engine.core import EngineCore
+from inl.engine.prompt_embeddings import PromptEmbeddings
 from inl.models.llama import MODEL
 from inl.ops import catalog
 from inl.plugin import simple_backend
@@ -37,9 +38,12 @@ FIELDS = [
 
 
 EMBEDDED = [
-    {"prompt": [0] * 9, "max_tokens": 3, "embeddings": {4: np.ones((3, 48))}},
-    {"prompt": [0] * 41, "max_tokens": 3, "embeddings": {0: np.ones((41, 48))}},
-]
+    {
+        "prompt": [0] * count, "max_tokens": 3,
+        "embeddings": PromptEmbeddings({start: np.ones((rows, 48))}, count),
+    }
+    for count, start, rows in ((9, 4, 3), (41, 0, 41))
+]  # fmt: skip
 EMBEDDED[1]["allowed_token_ids"] = range(30)
 
 
@@ -112,6 +116,7 @@ def test_a_program_is_compiled_with_its_name_limits_and_context():
     outputs(runner)
     outputs(runner, EMBEDDED[:1])
     outputs(runner, EMBEDDED[1:])
+    outputs(runner, [{"prompt": [5, 9], "pooled": True}])
     # Without loops on the device, no program repeats steps.
     assert {info.name for info in told.infos} == set(PROGRAMS) - {"repeat", "draft"}
     for info in told.infos:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from inl import EngineConfig
+from inl.adapters.folder import Adapter, LoraPair
 from inl.backend.reference import ReferenceBackend
 from inl.device import Device
 from inl.executor.model_loader import LanguageModel, start_runner
@@ -15,7 +16,6 @@ from inl.plugin.builtin import FAMILIES
 from inl.spec.message import admit_frame
 from inl.testing.play import one_step
 from inl.testing.tiny import MemoryCheckpoint
-from inl.weights.peft import Adapter, LoraPair
 
 NAMES = sorted({module for _, _, module in FAMILIES})
 IDS = [3, 17, 60, 2, 41, 41, 9, 77, 5, 30]

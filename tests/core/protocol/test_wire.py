@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from inl.errors import InlError, OutOfMemory, ProtocolError, RunnerError
 from inl.progress import LoadStage
 from inl.protocol import wire_arrays, wire_json
-from inl.protocol.runner import Limits, Reply
+from inl.protocol.runner import Limits, Reply, pooled_reply
 from inl.protocol.wire import MAX_BYTES, MAX_TEXT, Channel, Kind, read_prefix
-from inl.spec.step import Bucket, Scores
+from inl.spec.step import NO_TOKEN, Bucket, Scores
 from outcomes import Outcomes
 
 LIMITS = Limits(
@@ -31,6 +31,7 @@ LIMITS = Limits(
     "sample",
     max_drafts=4,
 )
+HIDDEN = np.array([[0.5, -1, 3], [2, 4, -0.25]], np.float32)
 SCORES = Scores(
     np.array([-0.5, -9.25], np.float32),
     np.array([[1, 2, 3], [4, 5, 6]], np.int32),
@@ -45,6 +46,7 @@ GOOD = {
     "failure": lambda b: wire_json.read_failure(b, "w"),
     "reply": wire_arrays.read_reply,
     "scored reply": wire_arrays.read_reply,
+    "pooled reply": wire_arrays.read_reply,
     "masks": wire_arrays.read_masks,
     "progress": wire_arrays.read_progress,
     "prefix": lambda b: read_prefix(b) if len(b) >= 8 else None,
@@ -58,6 +60,7 @@ SAMPLES = {
     "scored reply": bytes(
         wire_arrays.reply(Reply(3, np.array([[4], [5]], np.int32), SCORES))
     ),
+    "pooled reply": bytes(wire_arrays.reply(pooled_reply(3, HIDDEN))),
     "masks": bytes(wire_arrays.masks(3, np.ones((2, 4), np.int32))),
     "progress": wire_arrays.progress(1, 2, LoadStage.PACKING),
     "prefix": struct.pack("<HHI", 0x4C49, 8, 12),
@@ -135,9 +138,13 @@ def test_values_come_back():
     with pytest.raises(ProtocolError, match="stage: found 3, accepts 0 to 2"):
         wire_arrays.read_progress(wire_arrays.PROGRESS.pack(1, 2, 3))
     # A new field of either must also be sent.
-    assert Reply._fields == ("step", "tokens", "scores")
+    assert Reply._fields == ("step", "tokens", "scores", "hidden")
     assert len(fields(Limits)) == 15
     assert reply.scores is None
+    assert reply.hidden is None
+    told = wire_arrays.read_reply(SAMPLES["pooled reply"])
+    assert (told.step, told.tokens.tolist()) == (3, [[NO_TOKEN]] * 2)
+    assert (told.hidden.dtype, told.hidden.tolist()) == (np.float32, HIDDEN.tolist())
     told = wire_arrays.read_reply(SAMPLES["scored reply"]).scores
     for found, want in zip(told, SCORES, strict=True):
         assert found.dtype == want.dtype

@@ -9,7 +9,7 @@ from inl.protocol import wire_arrays
 from inl.protocol.runner import Reply
 from inl.recording.replay import replay
 from inl.recording.trace_file import read_trace
-from inl.scheduling.uniforms import mix
+from inl.spec.uniforms import mix
 from inl.testing.hash_runner import HashRunner
 
 

@@ -116,7 +116,7 @@ def test_a_planted_difference_is_named(record):
         for place, each in enumerate(items)
         if isinstance(each, Reply) and each.step == 7 and len(each.tokens) >= 2
     )
-    step, tokens, _ = items[at]
+    step, tokens = items[at][:2]
     wrong = tokens.copy()
     wrong[1, 0] = (tokens[1, 0] + 1) % 100
     items[at] = Reply(step, wrong)
@@ -225,7 +225,7 @@ def test_a_ring_that_begins_in_the_middle_still_finds_a_fault(record):
     path, _, _ = record(700, ring=True)
     items = read_trace(path)
     at = [place for place, each in enumerate(items) if isinstance(each, Reply)][-9]
-    step, tokens, _ = items[at]
+    step, tokens = items[at][:2]
     items[at] = Reply(step, (tokens + 1) % 100)
     found = replay(items, HashRunner)
     assert {each.step for each in found.differences} == {step}

@@ -63,6 +63,16 @@ def test_a_packed_group_counts_the_size_of_the_checkpoint():
     assert plain.weight.stored_bytes is None
 
 
+@pytest.mark.parametrize(("ranks", "size"), [(1, 4 * 60), (3, 4 * 20), (2, None)])
+def test_a_shard_that_ends_within_a_block_counts_as_decoded(ranks, size):
+    group = Group("linear", weight=Param("w", (4, 96), axis=1))
+    stored = {"w": Spec((4, 96), "q4_1")}
+    packs = Kernel("linear", "x", print, layout="blocks", pack=print)
+    w = plan_weights(group, (packs,), stored, ranks=ranks).specs("bfloat16")
+    assert w.weight.layout == "blocks"
+    assert w.weight.stored_bytes == size
+
+
 def test_rms_norm_reads_and_writes_each_element():
     found = cost("rms_norm", half(5, 8), half(5, 8), Norm(half(8)), eps=1e-5)
     assert found == Cost(4 * 40, 2 * (40 + 8 + 40))

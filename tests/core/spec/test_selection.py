@@ -7,13 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from inl.backend.base import Traits
-from inl.backend.simple import simple_backend
-from inl.config import EngineConfig
-from inl.device import Device
-from inl.dtypes import widen, wrap
 from inl.errors import NoKernel
-from inl.executor.model_loader import kernel_selection
 from inl.ops import catalog
 from inl.ops.linear import Linear, QkvLinear
 from inl.ops.norm import Norm
@@ -120,26 +114,6 @@ def test_invariant_mode_refuses_other_kernels():
     assert choose(policy(fast, invariant=True)).how == "missing"
 
 
-def test_a_backend_that_captures_programs_refuses_kernels_that_are_not_capturable():
-    waits = kernel("waits", preference=9, capturable=False)
-    assert choose(policy(waits, kernel("a"))).winner == "linear/waits"
-    choice = choose(policy(waits, kernel("a"), captured=True))
-    assert choice.winner == "linear/a"
-    refusal = "is not capturable, and this backend captures programs"
-    assert choice.refusals == (("linear/waits", refusal),)
-    assert choose(policy(waits, captured=True)).how == "missing"
-
-
-@pytest.mark.parametrize("captures", [False, True])
-def test_the_traits_of_a_backend_decide_whether_kernels_must_be_capturable(captures):
-    make = simple_backend(
-        tensor=widen, numpy=wrap, kernels=lambda: [kernel("a")],
-        traits=Traits(captures_programs=captures),
-    )  # fmt: skip
-    selection = kernel_selection(make(Device("npu")), EngineConfig())
-    assert selection.captured is captures
-
-
 def test_a_kernel_is_refused_for_another_weight_layout():
     plain, tiled = kernel("plain", preference=9), kernel("tiled", layout="tiles")
     packed = choose(policy(plain, tiled), args=linear_site(layout="tiles"))
@@ -158,6 +132,27 @@ def test_a_composite_with_packed_weights_is_neither_composed_nor_hosted():
         (strict(4, 8), w),
     )
     assert choice.how == "missing"
+
+
+def test_rows_of_a_part_of_the_step_may_use_another_kernel():
+    """The last layer computes the sampled tokens only, with the same weights."""
+    ran = []
+
+    def run(name):
+        return lambda x, w: ran.append(name) or BODIES["linear"](x, w)
+
+    few = kernel(
+        "few", run=run("few"), preference=1,
+        refuse=lambda x, w: "more than 2 rows" if x.shape[0] > 2 else None,
+    )  # fmt: skip
+    tracer = tracer_of(few, kernel("many", run=run("many")))
+    for rows in (BUCKET.tokens, BUCKET.rows):
+        tracer.linear(strict(rows, 8), linear_site()[1])
+    ops, w = ResolvedOps(tracer), Linear(np.ones((3, 8)))
+    for exact in (BUCKET, Bucket(7, 2)):
+        for rows in (exact.tokens, exact.rows):
+            ops.at(exact).linear(np.ones((rows, 8)), w)
+    assert ran == ["many", "few"] * 2
 
 
 def test_two_call_sites_of_an_op_may_use_two_kernels():

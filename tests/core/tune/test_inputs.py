@@ -9,18 +9,24 @@ import numpy as np
 import pytest
 
 from inl.backend.reference import ReferenceBackend
+from inl.checkpoints.quantized.kv_cache_scheme import CacheScheme
 from inl.config import EngineConfig
 from inl.device import Device
+from inl.dtypes import E4M3
 from inl.errors import CheckpointError, RequestError
-from inl.executor.model_loader import kernel_selection
+from inl.executor.load_plan import kernel_selection
+from inl.executor.model_loader import LanguageModel
+from inl.models.llama import MODEL
+from inl.spec.cache import Cache
 from inl.spec.step import Step
 from inl.spec.strict_array import StrictArray
 from inl.spec.tree import leaves
 from inl.spec.workload import workload
 from inl.testing.op_call import OpCall
-from inl.testing.tiny import tiny_llama
+from inl.testing.tiny import MemoryCheckpoint, tiny_llama
+from inl.tune import models
 from inl.tune.inputs import Inputs
-from inl.tune.models import calls, filter_calls
+from inl.tune.models import calls, filter_calls, plan_decoding
 
 OPS = (
     "norm_qkv", "attend_project", "attend", "attention", "norm_mlp", "gated_mlp",
@@ -45,7 +51,7 @@ def path(tmp_path_factory):
 
 
 def model_calls(context, model, rows=3):
-    return calls(context.backend, context.selection, model, "float32", rows)
+    return calls(plan_decoding(context.backend, model, "float32", rows))
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -96,6 +102,24 @@ def test_a_model_may_be_a_shape_a_config_or_a_folder(context, path, tmp_path):
     assert "norm_mlp" in {call.spec.name for call in model_calls(context, "8b")}
     with pytest.raises(CheckpointError, match=r"no\.json"):
         model_calls(context, str(tmp_path / "no.json"))
+
+
+def test_calls_have_the_cache_that_an_engine_makes_of_the_checkpoint(
+    context, monkeypatch
+):
+    """In its dtype; other kernels serve it."""
+    files = MemoryCheckpoint(*tiny_llama(np.random.default_rng(3), kv_heads=2))
+    files.cache_scheme = CacheScheme(asked_by="kv_cache_scheme")
+    language = LanguageModel(MODEL, MODEL.config(files.config), files)
+    monkeypatch.setattr(models, "open_model", lambda _: language)
+    monkeypatch.setattr(models, "resolve_model", lambda _: None)
+    found = {
+        arg.k.dtype
+        for call in model_calls(context, "a folder")
+        for arg in call.args
+        if isinstance(arg, Cache)
+    }
+    assert found == {E4M3}
 
 
 def test_untunable_ops_are_refused(context, path):

@@ -24,7 +24,6 @@ from inl.executor.rank_runner import RankRunner
 from inl.models import mixtral
 from inl.models.llama import MODEL
 from inl.ops.linear import Linear
-from inl.optimizers import quantize_for_inference
 from inl.plugin import make_backend
 from inl.protocol.runner import Limits
 from inl.spec.kernel import Kernel
@@ -96,7 +95,7 @@ def test_matrices_of_layers_are_quantized_and_nothing_else(kind):
 def test_errors_and_bytes_are_measured(kind, dtype):
     config, tensors = made()
     stored = {name: cast(array, dtype) for name, array in tensors.items()}
-    language = quantize_for_inference(language_of(config, stored), kind)
+    language = language_of(config, stored).quantized(kind)
     found = language.quantization
     assert found.dtype == kind
     change = weight = 0.0
@@ -208,8 +207,6 @@ def test_kinds_and_models_that_are_refused():
     assert int8.quantized("int8") is int8
     with pytest.raises(RequestError, match="is quantized already: q8_0; acc"):
         int8.quantized("int4")
-    with pytest.raises(RequestError, match=r"'bf16' for a language model.*int4; it"):
-        quantize_for_inference(language, "bf16")
 
 
 def test_a_quantized_file_is_refused_by_its_format():
@@ -261,7 +258,7 @@ def test_workers_quantize_as_this_process_does(folder, caplog):
     with engine_of(folder, quantize="int4", backend=backend) as engine:
         assert answer(engine) == expected
         until(lambda: [one for one in caplog.messages if LOGGED in one])
-    language = quantize_for_inference(open_model(folder), "int4")
+    language = open_model(folder).quantized("int4")
     config = EngineConfig(backend=backend, context=64, sampling="greedy")
     with InferenceEngine(language, config=config) as engine:
         assert answer(engine) == expected

@@ -13,13 +13,13 @@ from inl.models.llama import MODEL
 from inl.ops.norm import Norm
 from inl.spec.dispatch import DynamicOps
 from inl.spec.limits import Limits
-from inl.spec.message import Row, admit_frame, step_frame
+from inl.spec.message import HEADER_WORD, STEP, Row, admit_frame, step_frame
 from inl.spec.step import Bucket
 from inl.testing.tiny import MemoryCheckpoint, local_runner, tiny_llama
 from inl_cpu.encoding import Instruction
 from inl_cpu.instructions import RmsNorm
 from inl_cpu.kernels.dense import pack_linear, pack_mlp, pack_qkv
-from inl_cpu.program import Program
+from inl_cpu.program import Program, RecordedProgram
 
 HIDDEN = 32
 
@@ -297,6 +297,51 @@ def frames():
     ]  # fmt: skip
 
 
+def answers(runner, messages, after=lambda _message: None):
+    """The tokens of each step; ``after`` is called with every submitted frame."""
+    found = []
+    for message in messages:
+        frame = message.copy()
+        runner.submit(frame)
+        after(frame)
+        if message[HEADER_WORD.kind] == STEP:
+            found.append(runner.collect().tokens.ravel().tolist())
+    return found
+
+
+@pytest.fixture
+def model_runner(backend, frames):
+    files = MemoryCheckpoint(*tiny_llama(np.random.default_rng(3)))
+    return local_runner(backend, MODEL, files, frames[0])
+
+
+def test_the_frame_of_a_step_is_copied_once(model_runner, frames, monkeypatch):
+    _, messages = frames
+    run, given = RecordedProgram.__call__, []
+
+    def call(program, frame):
+        given.append(frame)
+        results = run(program, frame)
+        assert np.array_equal(program.frame, frame)
+        assert not np.shares_memory(program.frame, frame)
+        return results
+
+    def is_the_caller_s(frame):
+        if frame[HEADER_WORD.kind] == STEP:
+            assert given.pop().ctypes.data == frame.ctypes.data
+
+    monkeypatch.setattr(RecordedProgram, "__call__", call)
+    assert len(answers(model_runner, messages, is_the_caller_s)) == 8
+    assert not given
+
+
+def test_a_frame_may_change_once_it_is_submitted(model_runner, frames):
+    _, messages = frames
+    whole = answers(model_runner, messages)
+    model_runner.reset()
+    assert answers(model_runner, messages, lambda frame: frame.fill(-7)) == whole
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_model_gives_the_same_tokens_recorded_and_immediately(
     backend, frames, dtype, monkeypatch
@@ -307,12 +352,7 @@ def test_a_model_gives_the_same_tokens_recorded_and_immediately(
 
     def tokens():
         runner = local_runner(backend, MODEL, files, limits, dtype=dtype)
-        found = []
-        for message in messages:
-            runner.submit(message)
-            if message[1] == 0:
-                found.append(runner.collect().tokens.ravel().tolist())
-        return found
+        return answers(runner, messages)
 
     whole = tokens()
     steps = list(backend.programs.values())

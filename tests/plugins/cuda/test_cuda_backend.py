@@ -69,7 +69,7 @@ def test_memory_counts_allocations(gpu):
 
 @cuda
 def test_float32_products_are_ieee(gpu):
-    a = np.random.default_rng().standard_normal((2, 512, 512)).astype(np.float32)
+    a = np.random.default_rng(1).standard_normal((2, 512, 512)).astype(np.float32)
     x, y = (gpu.tensor(wrap(part)) for part in a)
     exact = a[0].astype(np.float64) @ a[1].astype(np.float64)
     error = np.linalg.norm((x @ y).cpu().numpy() - exact) / np.linalg.norm(exact)

@@ -56,6 +56,7 @@ def test_models_quantized_while_loading_are_packed_by_default(
     monkeypatch.setenv(WEIGHTS, given)
     monkeypatch.setattr(CudaBackend, "tuning", lambda _: Tuning(processors=1))
     monkeypatch.setattr(CudaBackend, "_multiplies_float8", lambda _: hopper)
+    monkeypatch.setattr(CudaBackend, "_is_hopper", lambda _: False)
     monkeypatch.setattr(GpuBackend, "kernels", lambda _: ())
     monkeypatch.setattr(GpuBackend, "offers", lambda *_: None)
     backend = object.__new__(CudaBackend)

@@ -10,7 +10,7 @@ import torch
 
 from inl.ops.norm import Norm
 from inl.spec.cache import Cache
-from inl_cuda.one_row.attention import OneRowAttention
+from inl_cuda.one_row import attention
 from inl_cuda.one_row.products import OneRowProducts
 from inl_torch.triton.float8.weights import Float8
 from inl_torch.triton.int4.products import decoded as int4_decoded
@@ -25,7 +25,6 @@ EPS = 1e-5
 GPU = "cuda"
 TOLERANCES = {torch.bfloat16: 4e-3, torch.float16: 1e-3}
 PRODUCTS = OneRowProducts(132)
-ATTENTION = OneRowAttention()
 SHAPES = ((4096, 4096), (6144, 4096), (4096, 14336), (64, 256), (16, 512), (1008, 768),
           (4112, 3584), (5328, 2560), (2064, 11008), (151936, 1024))  # fmt: skip
 
@@ -139,8 +138,9 @@ def test_attention_equals_float64(
     angle = torch.rand(1, d // 2, device=GPU) * 6
     cos, sin = angle.cos(), angle.sin()
     cache = Cache(k_cache, v_cache)
-    assert ATTENTION.takes(q, cache)
-    out = ATTENTION.attend(
+    step.lengths = step.positions + 1
+    assert attention.refuse(q, k, v, cos, sin, cache, step) is None
+    out, _ = attention.rope_attend(
         q, k, v, cos, sin, cache, step, scale=d**-0.5, window=window, cap=cap,
         group=0, pdl=False,
     )  # fmt: skip
@@ -177,7 +177,7 @@ def test_attention_of_padding_is_zero() -> None:
     )
     q, k = (torch.randn(1, n, 128, device=GPU).half() for n in (16, 4))
     turn = torch.ones(1, 64, device=GPU)
-    out = ATTENTION.attend(
+    out, _ = attention.rope_attend(
         q, k, k, turn, turn, cache, step, scale=0.1, window=None, cap=None, group=0,
         pdl=False,
     )  # fmt: skip

@@ -15,6 +15,7 @@ import pytest
 import inl_directml.plugin
 from inl.device import DeviceInfo, DeviceType
 from inl.errors import BackendUnavailable
+from inl.plugin import frameworks
 from inl.plugin.hooks import GROUP
 from inl_directml import probe
 from inl_directml.settings import INSTALL
@@ -35,8 +36,10 @@ def machine(monkeypatch, tmp_path):
         monkeypatch.setenv("INL_DIRECTML_PROVIDER", provider)
         monkeypatch.setattr(probe, "PLATFORM", platform)
         monkeypatch.setattr(probe, "WSL", tmp_path / "dxg")
-        monkeypatch.setattr(probe, "find_spec", lambda n: n if n in modules else None)
-        monkeypatch.setattr(probe, "is_installed", lambda _: wheel)
+        monkeypatch.setattr(
+            frameworks, "find_spec", lambda n: n if n in modules else None
+        )
+        monkeypatch.setattr(probe, "installed_version", lambda _: wheel or None)
         monkeypatch.setattr(probe, "require_framework", lambda *_: None)
         if wsl:
             (tmp_path / "dxg").touch()

@@ -63,6 +63,6 @@ def torch_version(tmp_path, monkeypatch):
         folder.mkdir(parents=True)
         (folder / "version.py").write_text(source)
         spec = spec_from_file_location("torch", folder / "__init__.py")
-        monkeypatch.setattr("inl.plugin.torch_build.find_spec", lambda _name: spec)
+        monkeypatch.setattr("inl_torch.torch_build.find_spec", lambda _name: spec)
 
     return make

@@ -37,4 +37,4 @@ def test_the_simulated_device_passes_every_check():
     assert done.returncode in (0, 1), done.stderr
     card = json.loads(done.stdout)
     assert card["failures"] == []
-    assert card["ops"]["rope_table"]["kernels"] == ["eager", "fixed_point"]
+    assert card["ops"]["rope_table"]["kernels"] == ["eager", "eager_fixed_point"]

@@ -57,7 +57,7 @@ def torch_files(tmp_path, monkeypatch):
             _write(folder / "version.py", source)
         spec = importlib.util.spec_from_file_location("torch", folder / "__init__.py")
         monkeypatch.setattr(
-            "inl.plugin.torch_build.find_spec", lambda _name: spec, raising=True
+            "inl_torch.torch_build.find_spec", lambda _name: spec, raising=True
         )
 
     return make

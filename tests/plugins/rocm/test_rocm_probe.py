@@ -148,7 +148,7 @@ def test_auto_prefers_a_gpu_to_the_cpu_and_says_why(two, monkeypatch):
 
 
 def test_without_torch(host, monkeypatch):
-    monkeypatch.setattr("inl.plugin.torch_build.find_spec", lambda _name: None)
+    monkeypatch.setattr("inl_torch.torch_build.find_spec", lambda _name: None)
     found = refusal(host(_node(MI300)))
     assert found == f"torch is not installed. Try: {INSTALL}"
 

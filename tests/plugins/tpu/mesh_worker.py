@@ -29,6 +29,7 @@ from inl.errors import InlError
 from inl.executor.model_loader import LanguageModel, start_runner
 from inl.models import llama, mixtral
 from inl.spec.limits import Limits
+from inl.spec.message import POOLED
 from inl.spec.tree import leaves
 from inl.testing.near_tie import compare
 from inl.testing.play import admission, one_step
@@ -151,6 +152,23 @@ def traffic(model, mesh, steps):
     }
 
 
+def pooled(mesh):
+    """Largest differences of hidden states: of a mesh to float64, and their size."""
+    language = dense(kv_heads=2)
+    many = runner(language, mesh)
+    exact = ReferenceBackend(Device("reference:0"), dtype="float64")
+    alone = local_runner(
+        exact, language.model, language.checkpoint, many.limits, dtype="float64"
+    )
+    states = []
+    for each in (many, alone):
+        each.submit(admission(each.limits, 1, range(1, 4)))
+        parts = [(1, PROMPT)]
+        each.submit(one_step(each.limits, parts, step=1, decoding=0, flags=POOLED))
+        states.append(each.collect().hidden[0])
+    return [float(np.abs(states[0] - states[1]).max()), float(np.abs(states[1]).max())]
+
+
 def int8_cache(mesh):
     """Largest differences of logits: of a mesh to one device, of int8 to float32."""
     many, one, exact = (
@@ -258,6 +276,7 @@ def refusal(model, mesh):
 
 CASES = {
     "traffic": traffic,
+    "pooled": pooled,
     "int8_cache": int8_cache,
     "packed": packed,
     "packed_fault": packed_fault,

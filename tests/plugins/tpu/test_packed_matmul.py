@@ -108,6 +108,6 @@ def test_blocks_divide_the_inputs():
 
 def test_weights_that_cannot_be_packed_are_refused():
     (first, *_) = [k for k in pallas.kernels() if k.op == "linear"]
-    spec = HostArray(np.zeros(0), "q6_k", (0,))
+    spec = HostArray(np.zeros(0), "q6_k", (0, 256))
     assert "stored as q6_k" in first.can_pack(weight=spec)
     assert "found float16" in first.refuse(HostArray(np.zeros(0), "float16", (0,)))

@@ -83,12 +83,14 @@ def test_models_equal_one_device():
         "refusal llama expert=2": "no weights of the op experts",
         "refusal llama tensor=16": "needs 16 devices; JAX finds 8",
     }
-    cache = "int8_cache tensor=2,data=2"
-    found = run(*cases, *refusals, cache)
+    cache, hidden = "int8_cache tensor=2,data=2", "pooled tensor=2,data=2"
+    found = run(*cases, *refusals, cache, hidden)
     for case, divided in cases.items():
         check_traffic(found[case], divided)
     divided, rounded = found[cache]
     assert 0 < divided < 1e-4 < rounded
+    error, size = found[hidden]
+    assert error < 1e-4 < 0.1 < size
     for case, sentence in refusals.items():
         assert sentence in found[case]
 

@@ -14,9 +14,9 @@ from inl.checkpoints.hub.resolve import default_model
 from inl.device import Device
 from inl.executor.model_loader import open_model, start_runner
 from inl.models.mixtral import MODEL
-from inl.scheduling.drafters import SyntheticDrafter
 from inl.spec.limits import Limits
 from inl.spec.tree import leaves
+from inl.speculation.drafters import SyntheticDrafter
 from inl.testing.near_tie import compare
 from inl.testing.tiny import MemoryCheckpoint, local_runner
 from inl.testing.traffic import Traffic, play

@@ -13,6 +13,7 @@ import pytest
 import inl_tpu.plugin
 from inl.device import Device, DeviceInfo, DeviceType
 from inl.errors import BackendUnavailable
+from inl.plugin import frameworks
 from inl.plugin.hooks import GROUP
 from inl_tpu import probe
 
@@ -23,7 +24,7 @@ PROJECT = Path(__file__).parents[3] / "plugins" / "inl-tpu" / "pyproject.toml"
 def machine(monkeypatch, tmp_path):
     """A machine with the given PCI devices, and with JAX and libtpu."""
     monkeypatch.delenv("INL_TPU_PLATFORM")
-    monkeypatch.setattr(probe, "find_spec", lambda name: name)
+    monkeypatch.setattr(frameworks, "find_spec", lambda name: name)
     for name in ("PCI", "PROCESSES", "DEVICE_FILES"):
         monkeypatch.setattr(probe, name, tmp_path / name)
 
@@ -78,7 +79,7 @@ def test_a_missing_package_is_named_with_its_install_line(
 ):
     machine("0x006f")
     found = {"jax", "libtpu"} - {missing}
-    monkeypatch.setattr(probe, "find_spec", lambda name: name in found or None)
+    monkeypatch.setattr(frameworks, "find_spec", lambda name: name in found or None)
     with pytest.raises(BackendUnavailable) as caught:
         probe.probe()
     assert str(caught.value) == (
@@ -89,7 +90,7 @@ def test_a_missing_package_is_named_with_its_install_line(
 def test_the_cpu_platform_needs_no_libtpu(machine, monkeypatch):
     monkeypatch.setenv("INL_TPU_PLATFORM", "cpu")
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=3")
-    monkeypatch.setattr(probe, "find_spec", lambda name: name == "jax" or None)
+    monkeypatch.setattr(frameworks, "find_spec", lambda name: name == "jax" or None)
     assert [info.name for info in probe.probe()] == ["tpu code on cpu"] * 3
 
 

@@ -13,11 +13,11 @@ import argparse
 import dataclasses
 import functools
 import json
+import os
 import re
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from unittest import mock
 
@@ -28,7 +28,6 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from inl.kernels.block_structure import structure_of
 from inl.ops.attention import random_step
 from inl.ops.embedding import Embedding
 from inl.ops.group_route import ExpertBias
@@ -40,6 +39,7 @@ from inl.ops.norm import Norm
 from inl.ops.recurrent import Decay, Taps
 from inl.ops.rope import RopeScaling
 from inl.ops.step import empty_tables
+from inl.spec.block_structure import structure_of
 from inl.spec.cache import Cache
 from inl.spec.message import Row, admit_frame, step_frame
 from inl.spec.step import Bucket, Step, Tables
@@ -56,11 +56,10 @@ from inl_torch.triton.int4.products import Products as Int4Products
 from inl_torch.triton.int4.products import decoded
 from inl_torch.triton.int4.weights import Int4
 from inl_torch.triton.matmul.invariant import product as fixed_product
-from inl_torch.triton.matmul.products import library_is_faster
-from inl_torch.triton.matmul.stored import StreamedMlp
+from inl_torch.triton.matmul.products import MIXED, library_is_faster
 from inl_torch.triton.matmul.streamed import stream_product
 from inl_torch.triton.moe import experts as moe
-from inl_torch.triton.moe.packed import ExpertStack, PackedExperts
+from inl_torch.triton.moe.packed import ExpertStack
 from inl_torch.triton.quantized import products as packed_products
 from inl_torch.triton.quantized.packed import FLOAT8, PackedLinear, PackedMlp, packed
 from inl_torch.triton.sparse import products as sparse_products
@@ -120,14 +119,22 @@ def tuning_for(name):
     return Tuning(pdl=pdl, max_rows=32, shared_bytes=SHARED[name], filters=True)
 
 
+def processor_seconds():
+    times = os.times()
+    return sum(times[:4])
+
+
 def recording(found):
-    """Compile instead of launching; append (compiled kernel, seconds) to ``found``."""
+    """Compile instead of launching; append (compiled kernel, seconds) to ``found``.
+
+    Seconds of processors, the assembler's included: others may wait for them.
+    """
     plain = JITFunction.run
 
     def run(self, *args, grid, warmup, **options):
-        start = time.perf_counter()
+        start = processor_seconds()
         compiled = plain(self, *args, grid=(1,), warmup=True, **options)
-        spent = time.perf_counter() - start
+        spent = processor_seconds() - start
         if all(compiled is not known for known, _ in found):
             found.append((compiled, spent))
 
@@ -148,10 +155,16 @@ def torch_steps(sizes):
         yield Step(*(torch.from_numpy(np.asarray(a)) for a in host[:-1])), blocks
 
 
+def rope_attend(kernels, q, *rest, **attrs):
+    """Attention of a decoding step, or of another."""
+    step = rest[-1]
+    decodes = q.shape[0] == step.lengths.shape[0]
+    label = "rope_attend" if decodes else ("rope_attend", "triton_mixed")
+    kernels[label](q, *rest, **attrs)
+
+
 def call_attention(kernels, dtype, dim):
     """Attention of one row, of a few, with prompts, and of many."""
-    width = HEADS * dim
-    out = Linear(torch.ones(HIDDEN, width, dtype=dtype))
     many = [([40] * rows, [1] * rows) for rows in MANY]
     for step, blocks in torch_steps((*FEW, *many)):
         tokens = step.tokens.shape[0]
@@ -163,12 +176,11 @@ def call_attention(kernels, dtype, dim):
         for window, cap in ((None, None), (7, 3.0)):
             attrs = {"scale": 0.1, "window": window, "cap": cap, "group": 0}
             kernels["attention"](q, cache, step, **attrs)
-            kernels["attend_project"](q, k, k, turn, turn, cache, step, out, **attrs)
+            rope_attend(kernels, q, k, k, turn, turn, cache, step, **attrs)
 
 
 def call_float8(kernels, dtype, dim):
     """A cache in float8: writes, and attention of one row, of a few, with prompts."""
-    out = Linear(torch.ones(HIDDEN, HEADS * dim, dtype=dtype))
     attrs = {"scale": 0.1, "window": None, "cap": None, "group": 0}
     for step, blocks in torch_steps(FEW):
         tokens = step.tokens.shape[0]
@@ -178,7 +190,7 @@ def call_float8(kernels, dtype, dim):
         cache, turn = Cache(*numbers, torch.ones(2)), torch.ones(tokens, dim // 2)
         kernels["write_kv"](k, k, cache, step.writes[0])
         kernels["attention"](q, cache, step, **attrs)
-        kernels["attend_project"](q, k, k, turn, turn, cache, step, out, **attrs)
+        rope_attend(kernels, q, k, k, turn, turn, cache, step, **attrs)
 
 
 def call_long_rows(dtype, dim, tuning):
@@ -190,7 +202,7 @@ def call_long_rows(dtype, dim, tuning):
     for kind, scales in ((dtype, None), (torch.float8_e4m3fn, torch.ones(2))):
         cache = Cache(*(torch.zeros(shape, dtype=kind) for _ in range(2)), scales)
         attrs = {"scale": 0.1, "window": None, "cap": None, "group": 0}
-        kernels["attention"](q, cache, step, **attrs)
+        kernels["attention", "triton_gathered"](q, cache, step, **attrs)
 
 
 def call_many(kernels, dtype, dim):
@@ -243,7 +255,7 @@ def call_dynamics(kernels, dtype):
     kernels["inl_dynamics_step"](x, x, x[0], controller, **clamps)
     inner, wide = torch.ones(64, 1400, dtype=dtype), torch.ones(2100, 64, dtype=dtype)
     w = InlBlock(x[0], inner, inner[:, 0], wide, wide[:, 0], x[:1].expand(700, 700))
-    kernels["inl_block"](x, x, w, dt=0.1)
+    kernels["inl_block", MIXED](x, x, w, dt=0.1)
     operands = (x, x[0], *controller.chunk(3, -1))
     options = dynamics_training.Options(3, True, 2.0, 10.0)
     dynamics_training.gradients(x, x, x, operands, 0.1, options, (True,) * 6 + (False,))
@@ -362,7 +374,7 @@ def call_streamed(dtype, tuning):
 
             x = torch.ones(tokens, 512, dtype=dtype)
             few, many = matrix(64, 512), matrix(64 * 132, 512)
-            mlp = StreamedMlp(matrix(1024, 512), matrix(512, 512))
+            mlp = StackedMlp(matrix(1024, 512), matrix(512, 512))
             products.norm_product(x, x, Norm(x[0]), 1e-5, few, None)
             products.product(x, many, x.repeat(1, 17)[0, : 64 * 132])
             products.mlp(x, mlp, "silu")
@@ -391,12 +403,12 @@ def call_packed_experts(dtype):
             x, ids = torch.ones(tokens, HIDDEN, dtype=dtype), torch.zeros(tokens, 2)
             wide = packed_stack(kind, count, INNER, HIDDEN)
             narrow = packed_stack(kind, count, HIDDEN, INNER)
-            w, shares = PackedExperts(wide, wide, narrow), torch.ones(tokens, 2)
+            w, shares = Experts(wide, wide, narrow), torch.ones(tokens, 2)
             kernels["experts"](x, ids.int(), shares, w, activation="silu")
 
 
 def named(tuning):
-    """Kernels by op, those of the invariant mode by op and name."""
+    """Kernels by op; those with other names than "triton" by op and name."""
     found = {}
     for kernel in ours.kernels(tuning):
         fast = kernel.name == "triton"
@@ -449,23 +461,26 @@ def call_all(dtype, dim, tuning, *, packed=True):
         own = not library_is_faster(tokens, dtype, mlp.gate_up.shape, tuning)
         for activation in ("silu", "gelu_tanh"):
             if own:
-                kernels["norm_mlp"](y, y, norm, mlp, activation=activation, **sums)
-            kernels["gated_mlp"](y, mlp, activation=activation)
+                kernels["norm_mlp", MIXED](
+                    y, y, norm, mlp, activation=activation, **sums
+                )
+            kernels["gated_mlp", MIXED](y, mlp, activation=activation)
             kernels["gated_activation"](y, y, activation=activation)
         kernels["reduce_add_norm"](y, y, norm, **sums)
         if own:
             kernels["norm_qkv"](y, y, norm, qkv, **sums)
         kernels["rms_norm"](y, norm, **sums)
-        kernels["linear"](y, Linear(x(HIDDEN, HIDDEN)))
+        if own:
+            kernels["linear"](y, Linear(x(HIDDEN, HIDDEN)))
         for linear, feed_forward in packings:
             more["linear"](y, linear)
             more["gated_mlp"](y, feed_forward, activation="silu")
             if tokens == 1:
                 more["norm_mlp"](y, y, norm, feed_forward, activation="silu", **sums)
                 more["norm_logits"](y, y, step.samples, norm, linear, **sums)
-            packed_products.dequantized(linear.matrix, dtype)
+            packed_products.dequantized(linear.weight, dtype)
         head = Linear(x(HIDDEN, HIDDEN), x(HIDDEN))
-        logits = kernels["norm_logits"](y, y, step.samples, norm, head, **sums)
+        logits = kernels["norm_logits", MIXED](y, y, step.samples, norm, head, **sums)
         bucket = Bucket(tokens, rows)
         frame = step_frame(
             bucket, [Row(1, [-1])], step=0, groups=1, block_size=16, decode_rows=1

@@ -7,7 +7,8 @@ import pytest
 import torch
 from triton_place import DTYPES, PLACE
 
-from inl.kernels import block_sparse_matmul, block_structure
+from inl.kernels import block_sparse_matmul
+from inl.spec import block_structure
 from inl_torch.registered import dynamics
 
 # isort: split

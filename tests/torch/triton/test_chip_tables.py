@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from attention_steps import attention_cases
+from selected import selected
 from triton_place import PLACE
 
 from inl.ops import catalog
@@ -19,16 +20,12 @@ WIDE, NARROW = "gfx942", "gfx1100"
 """A chip of 64 lanes, and one of 32, which has a table of attention tiles."""
 
 
-def kernel(chip, op):
-    tuning = chip_tuning(CHIPS[chip], processors=8)
-    return next(each for each in ours.kernels(tuning) if each.op == op)
-
-
 def faults(chip, op, cases, dtype, on_torch, on_host):
-    spec, found = catalog()[op], kernel(chip, op)
+    spec, tuning = catalog()[op], chip_tuning(CHIPS[chip], processors=8)
     for case in cases:
         arguments = on_torch(spec, case, dtype, PLACE)
-        got = on_host(found.run(*arguments, **case.attrs))
+        kernel = selected(ours.kernels(tuning), op, arguments, case.attrs)
+        got = on_host(kernel.run(*arguments, **case.attrs))
         verdict = judge(spec, case, dtype, got)
         if not verdict.passed:
             yield f"{op}/{case.name} {dtype} on {chip}: {verdict}"
@@ -44,7 +41,7 @@ def test_attention_with_few_registers(dtype, seed, on_torch, on_host):
     assert not list(faults(NARROW, "attention", cases, dtype, on_torch, on_host)), seed
 
 
-@pytest.mark.parametrize(("chip", "op"), [(NARROW, "attend_project"), (WIDE, "sample")])
+@pytest.mark.parametrize(("chip", "op"), [(NARROW, "rope_attend"), (WIDE, "sample")])
 def test_decoding_and_sampling(chip, op, seed, on_torch, on_host):
     cases = list(catalog()[op].cases(np.random.default_rng(seed)))
     assert not list(faults(chip, op, cases, "bfloat16", on_torch, on_host)), seed

@@ -63,7 +63,7 @@ UNDRAWN = tuple({*LANES} - {drawn(LANES)})
 """A run compiles all kernels for one of the two."""
 
 SECONDS = 60
-"""Most seconds to compile one kernel, on a slow processor."""
+"""Most seconds of processors to compile one kernel, on a slow one."""
 
 PATIENCE = 1700
 """Seconds for all kernels of a chip; a few minutes on a machine without other work."""

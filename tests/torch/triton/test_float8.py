@@ -67,7 +67,7 @@ def test_rotated_keys_are_rounded_once(name, dtype, place):
     spec = catalog()[name]
     for case in spec.cases(np.random.default_rng(SEED)):
         used = check(place, spec, with_float8(case), dtype)
-        assert f"{name}/triton" in used, used
+        assert any(label.startswith("rope_attend/triton") for label in used), used
 
 
 @triton.jit

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from selected import selected
 from triton_place import DTYPES, IS_SLOW, PDL, PLACE
 
 from inl.ops import catalog
 from inl.ops.attention import random_step
-from inl.ops.fused import attend_case
 from inl.ops.linear import Linear, QkvLinear
 from inl.ops.mlp import GatedMlp
 from inl.ops.norm import Norm
@@ -72,13 +72,13 @@ def packed(w):
 def check(op, case, dtype, on_torch, on_host, seed, tuning="rule"):
     spec = catalog()[op]
     *rest, w = on_torch(spec, case, dtype, PLACE)
-    chosen = kernel(op, TUNINGS[tuning])
-    refused = chosen.refuse(*rest, w, **case.attrs)
-    assert refused is None, refused
+    kernels = (*ours.kernels(TUNINGS[tuning]), *attention_prompt.CUDNN_KERNELS)
+    chosen = selected(kernels, op, (*rest, w), case.attrs)
     poison()
     got = on_host(chosen.run(*rest, packed(w), **case.attrs))
     verdict = judge(spec, case, dtype, got)
     assert verdict.passed, f"{op}/{case.name} {dtype}, seed {seed}: {verdict}"
+    return chosen.name
 
 
 def sums(rng, tokens, width):
@@ -163,24 +163,22 @@ def attend_cases(rng, dims, steps=None):
         size = extra.get("block_size", 4)
         for window, cap in ((None, None), (4, 3.0)):
             attrs = {"scale": dim**-0.5, "window": window, "cap": cap, "group": 0}
-            case = attend_case(rng, "decode", dims, attrs)
-            w = case.args[-1]
             count = step.tokens.shape[0]
             q = rng.standard_normal((count, heads, dim))
             k, v = rng.standard_normal((2, count, kv_heads, dim))
             k[step.used_counts[2] :] = v[step.used_counts[2] :] = 0
             angle = rng.uniform(0, 100, (count, dim // 2))
             cache = Cache(*rng.standard_normal((2, blocks, size, kv_heads, dim)))
-            args = (q, k, v, np.cos(angle), np.sin(angle), cache, step, w)
+            args = (q, k, v, np.cos(angle), np.sin(angle), cache, step)
             yield Case(f"{label}/{window}", args, attrs)
 
 
 @pytest.mark.parametrize("tuning", TUNINGS)
 @pytest.mark.parametrize("dims", DIMS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_attend_project(dtype, dims, tuning, seed, on_torch, on_host):
+def test_rope_attend(dtype, dims, tuning, seed, on_torch, on_host):
     for case in attend_cases(np.random.default_rng(seed), DIMS[dims]):
-        check("attend_project", case, dtype, on_torch, on_host, seed, tuning)
+        check("rope_attend", case, dtype, on_torch, on_host, seed, tuning)
 
 
 MANY = {"many rows": ([7 * n % 90 for n in range(33)], [1] * 33, {"pad_rows": 2})}
@@ -193,12 +191,12 @@ if not IS_SLOW:
 
 @pytest.mark.parametrize("many", [1, 1000])
 @pytest.mark.parametrize(("dtype", "dims"), PAIRS)
-def test_attend_project_of_many_rows(
+def test_rope_attend_of_many_rows(
     dtype, dims, many, monkeypatch, seed, on_torch, on_host
 ):
     monkeypatch.setattr(rope_attend, "MANY_PROGRAMS", many)
     for case in attend_cases(np.random.default_rng(seed), dims, MANY):
-        check("attend_project", case, dtype, on_torch, on_host, seed)
+        check("rope_attend", case, dtype, on_torch, on_host, seed)
 
 
 PROMPTS = {
@@ -210,9 +208,9 @@ PROMPTS = {
 
 @pytest.mark.parametrize("dims", [(9, 3, 64), (4, 1, 128), (2, 2, 80)])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_attend_project_of_prompts(dtype, dims, seed, on_torch, on_host):
+def test_rope_attend_of_prompts(dtype, dims, seed, on_torch, on_host):
     for case in attend_cases(np.random.default_rng(seed), dims, PROMPTS):
-        check("attend_project", case, dtype, on_torch, on_host, seed)
+        check("rope_attend", case, dtype, on_torch, on_host, seed)
 
 
 LONE = {
@@ -225,17 +223,14 @@ LONE = {
 def test_prompt_attention_by_cudnn(monkeypatch, seed, on_torch, on_host):
     if PLACE == "cpu":
         monkeypatch.setattr(attention_prompt, "attend_self", plain_attention)
-        monkeypatch.setattr(attention_prompt, "is_hopper", lambda _: True)
-    elif not attention_prompt.is_hopper(torch.device(PLACE)):
+    elif torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("the library is not asked on this chip")
     monkeypatch.setattr(attention_prompt, "MIN_TOKENS", 0)
-    calls, whole = [], attention_prompt.attend_prompt
-    monkeypatch.setattr(
-        rope_attend, "attend_prompt", lambda *a, **k: calls.append(1) or whole(*a, **k)
-    )
-    for case in attend_cases(np.random.default_rng(seed), (8, 2, 128), LONE):
-        check("attend_project", case, "bfloat16", on_torch, on_host, seed)
-    assert len(calls) == len(LONE), "cases without a window or a cap go to the library"
+    names = [
+        check("rope_attend", case, "bfloat16", on_torch, on_host, seed)
+        for case in attend_cases(np.random.default_rng(seed), (8, 2, 128), LONE)
+    ]
+    assert names == ["triton+cudnn", "triton_mixed"] * len(LONE), "no window, and one"
 
 
 def plain_attention(q, k, v, scale):
@@ -250,18 +245,19 @@ def plain_attention(q, k, v, scale):
     return out.to(torch.bfloat16), scores.logsumexp(-1)
 
 
-def test_attend_project_in_float16(seed, on_torch, on_host):
+def test_rope_attend_in_float16(seed, on_torch, on_host):
     for case in attend_cases(np.random.default_rng(seed), (6, 2, 16)):
-        check("attend_project", case, "float16", on_torch, on_host, seed)
+        check("rope_attend", case, "float16", on_torch, on_host, seed)
 
 
 def test_a_wrong_kernel_is_found(seed, on_torch, on_host):
-    rng, spec = np.random.default_rng(seed), catalog()["attend_project"]
+    rng, spec = np.random.default_rng(seed), catalog()["rope_attend"]
     verdicts = []
     for case in attend_cases(rng, (9, 3, 64)):
-        *rest, step, w = on_torch(spec, case, "bfloat16", PLACE)
+        *rest, step = on_torch(spec, case, "bfloat16", PLACE)
         late = step._replace(positions=step.positions + 1)
-        got = kernel(spec.name, Tuning()).run(*rest, late, w, **case.attrs)
+        chosen = selected(ours.kernels(), spec.name, (*rest, late), case.attrs)
+        got = chosen.run(*rest, late, **case.attrs)
         verdicts.append(judge(spec, case, "bfloat16", on_host(got)).passed)
     assert not all(verdicts), f"seed {seed}"
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from selected import selected
 from triton_place import PLACE
 
 from inl.ops import catalog
 from inl.ops.attention import random_step
-from inl.ops.linear import Linear
 from inl.spec.cache import Cache
 from inl.spec.op import Case
 from inl.spec.tolerance import judge
@@ -39,7 +39,7 @@ STEPS = {
 DIMS = ((9, 3, 64), (4, 1, 128), (2, 2, 128))
 
 pytestmark = pytest.mark.skipif(
-    PLACE == "cuda" and not prompt.is_hopper(torch.device(PLACE)),
+    PLACE == "cuda" and torch.cuda.get_device_capability() != (9, 0),
     reason="the chip has no copy engine",
 )
 
@@ -54,10 +54,10 @@ def case_of(rng, name, dims, window=None, cap=None):
     return Case(f"{name}/{dims}/{window}", (q, cache, step), attrs)
 
 
-def limits_of(q, cache, step, tuning=TUNING, window=None, cap=None):
-    return long_rows.long_row_limits(
-        q, cache, step, window=window, cap=cap, tuning=tuning
-    )
+def attended(*arguments, **attrs):
+    kernel = selected(ours.kernels(TUNING), "attention", arguments, attrs)
+    assert kernel.name == "triton_gathered"
+    return kernel.run(*arguments, **attrs)
 
 
 @pytest.fixture
@@ -80,24 +80,26 @@ def test_long_rows_beside_others(dtype, dims, seed, apart, on_torch, on_host):
     for name, (_, counts, _) in STEPS.items():
         case = case_of(rng, name, dims)
         q, cache, step = on_torch(SPEC, case, dtype, PLACE)
-        out = attention.attention(q, cache, step, **case.attrs, tuning=TUNING)
+        out = attended(q, cache, step, **case.attrs)
         verdict = judge(SPEC, case, dtype, on_host(out))
         assert verdict.passed, f"{case.name} {dtype}, seed {seed}: {verdict}"
         assert apart.pop() == sum(count >= 40 for count in counts)
 
 
-def test_rows_that_are_rotated_and_projected(seed, apart, on_torch, on_host):
-    spec, rng = catalog()["attend_project"], np.random.default_rng(seed)
+def test_rows_that_are_rotated(seed, apart, on_torch, on_host):
+    spec, rng = catalog()["rope_attend"], np.random.default_rng(seed)
     case = case_of(rng, "several", (4, 2, 128))
     q, cache, step = case.args
     k, v = rng.standard_normal((2, len(q), 2, 128))
     # Padding tokens all write to position 0, in any order: give them one value.
     k[step.used_counts[2] :] = v[step.used_counts[2] :] = 0
-    angle, w = rng.uniform(0, 100, (len(q), 64)), Linear(rng.standard_normal((24, 512)))
-    args = (q, k, v, np.cos(angle), np.sin(angle), cache, step, w)
+    angle = rng.uniform(0, 100, (len(q), 64))
+    args = (q, k, v, np.cos(angle), np.sin(angle), cache, step)
     case = Case(case.name, args, case.attrs)
-    kernel = next(k for k in ours.kernels(TUNING) if k.op == spec.name)
-    got = on_host(kernel.run(*on_torch(spec, case, "bfloat16", PLACE), **case.attrs))
+    arguments = on_torch(spec, case, "bfloat16", PLACE)
+    kernel = selected(ours.kernels(TUNING), spec.name, arguments, case.attrs)
+    assert kernel.name == "triton_gathered"
+    got = on_host(kernel.run(*arguments, **case.attrs))
     verdict = judge(spec, case, "bfloat16", got)
     assert verdict.passed, f"seed {seed}: {verdict}"
     assert apart == [3]
@@ -106,7 +108,7 @@ def test_rows_that_are_rotated_and_projected(seed, apart, on_torch, on_host):
 @pytest.mark.parametrize("name", ["several", "padding"])
 def test_a_cache_in_float8(name, backend, apart, seed):
     """Dense rows, too, as no library call takes such a cache."""
-    kernels = [k for k in ours.kernels(TUNING) if k.name == "triton"]
+    kernels = [k for k in ours.kernels(TUNING) if k.name.startswith("triton")]
     target = Target(type(backend)(backend.device, PLACE), kernels)
     case = with_float8(case_of(np.random.default_rng(seed), name, (4, 2, 128)))
     call = OpCall(target, SPEC, case, "bfloat16")
@@ -127,7 +129,7 @@ def test_what_no_row_owns_is_not_read(seed, on_torch, on_host):
     for spoiled in cache[:2]:
         spoiled[~owned] = float("nan")
     q[used:] = float("nan")
-    out = attention.attention(q, cache, step, **case.attrs, tuning=TUNING)
+    out = attended(q, cache, step, **case.attrs)
     verdict = judge(SPEC, case, "bfloat16", on_host(out))
     assert verdict.passed, f"seed {seed}: {verdict}"
     assert not out[used:].any()
@@ -139,7 +141,7 @@ def test_rows_that_do_not_fit_the_buffer(monkeypatch, seed, apart, on_torch, on_
     tile_bytes = 2 * prompt.KEYS * 128 * q.itemsize
     for tiles, rows in ((4, 2), (3, 1)):
         monkeypatch.setattr(long_rows, "BUFFER_BYTES", tiles * tile_bytes)
-        out = attention.attention(q, cache, step, **case.attrs, tuning=TUNING)
+        out = attended(q, cache, step, **case.attrs)
         verdict = judge(SPEC, case, "bfloat16", on_host(out))
         assert verdict.passed, f"{tiles} tiles, seed {seed}: {verdict}"
         assert sum(apart) == rows
@@ -150,7 +152,7 @@ def test_rows_that_do_not_fit_the_buffer(monkeypatch, seed, apart, on_torch, on_
 def test_each_token_is_in_one_list(name, seed, on_torch):
     case = case_of(np.random.default_rng(seed), name, (4, 1, 128))
     q, cache, step = on_torch(SPEC, case, "bfloat16", PLACE)
-    work, limits = Work(step), limits_of(q, cache, step)
+    work, limits = Work(step), long_rows.long_row_limits(q, cache, step, TUNING)
     tokens = list(range(int(work.singles)))
     for tiles in (work.tiles(16, without=limits), work.long_rows(limits).query_tiles):
         for _, first, count in tiles.tolist():
@@ -172,7 +174,9 @@ def test_other_attention_is_left_to_the_paged_kernel(change, attrs, seed, on_tor
     values = {"name": "a prompt", "dims": (4, 1, 128), "dtype": "bfloat16"} | change
     case = case_of(np.random.default_rng(seed), values["name"], values["dims"])
     arguments = on_torch(SPEC, case, values["dtype"], PLACE)
-    assert limits_of(*arguments, change.get("tuning", TUNING), **attrs) is None
+    kernels = ours.kernels(change.get("tuning", TUNING))
+    kernel = selected(kernels, "attention", arguments, case.attrs | attrs)
+    assert kernel.name == "triton"
 
 
 def test_a_wrong_row_is_found(monkeypatch, seed, on_torch, on_host):
@@ -186,5 +190,5 @@ def test_a_wrong_row_is_found(monkeypatch, seed, on_torch, on_host):
 
     monkeypatch.setattr(attention, "attend_rows_apart", late)
     arguments = on_torch(SPEC, case, "bfloat16", PLACE)
-    out = attention.attention(*arguments, **case.attrs, tuning=TUNING)
+    out = attended(*arguments, **case.attrs)
     assert not judge(SPEC, case, "bfloat16", on_host(out)).passed, f"seed {seed}"

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from selected import selected
 from triton_place import DTYPES, IS_SLOW, PDL, PLACE
 
 from inl.checkpoints.blocks.dtypes import dequantize
@@ -29,15 +30,16 @@ from inl_torch.triton.quantized.packed import (
     PackedLinear,
     PackedMlp,
     PackedQkv,
+    can_pack,
     packed,
-    refuse_dtypes,
     refuse_mlp,
     refuse_qkv,
 )
 from inl_torch.triton.tuning import Tuning
 
 TUNING = Tuning(pdl=PDL)
-KERNELS = {k.op: k for k in packed_products.kernels(TUNING)}
+EVERY = list(packed_products.kernels(TUNING))
+KERNELS = {k.op: k for k in EVERY}
 KINDS = {
     "int4": (torch.uint8, 32, False),
     "int4 with offsets": (torch.uint8, 32, True),
@@ -90,10 +92,9 @@ def poison():
 def check(op, case, weights, dtype, on_torch, on_host, seed):
     spec = catalog()[op]
     *rest, _ = on_torch(spec, case, dtype, PLACE)
-    kernel = KERNELS[op]
     traced = SimpleNamespace(shape=rest[0].shape, dtype=dtype)
-    refused = kernel.refuse(traced, *rest[1:], None, **case.attrs)
-    assert refused is None, refused
+    arguments = traced, *rest[1:], case.args[-1]
+    kernel = selected(EVERY, op, arguments, case.attrs)
     poison()
     got = on_host(kernel.run(*rest, weights, **case.attrs))
     verdict = judge(spec, case, dtype, got)
@@ -235,9 +236,9 @@ def test_blocks_of_a_file(kind, seed, on_host):
     data = gguf.quants.quantize(numbers, file_kind)
     source = HostArray(data, kind, numbers.shape)
     w = KERNELS["linear"].pack({"weight": source, "bias": None}, Place(), "float32")
-    assert w.matrix.shape == numbers.shape
+    assert w.weight.shape == numbers.shape
     exact = dequantize(source)
-    plain = packed_products.dequantized(w.matrix, torch.float32)
+    plain = packed_products.dequantized(w.weight, torch.float32)
     np.testing.assert_allclose(on_host(plain), exact, rtol=0, atol=4e-7)
     x = rng.standard_normal((1, 160), np.float32)
     want = x.astype(np.float64) @ exact.T.astype(np.float64)
@@ -253,10 +254,10 @@ def test_blocks_of_8_bit_floats(seed, on_host):
     numbers[0, :32] = 0
     source = encode(numbers, "mxfp8")
     w = KERNELS["linear"].pack({"weight": source, "bias": None}, Place(), "float32")
-    assert w.matrix.codes.dtype == FLOAT8
+    assert w.weight.codes.dtype == FLOAT8
     exact = decoded(source)
     for dtype in (torch.float32, torch.bfloat16):
-        plain = packed_products.dequantized(w.matrix, dtype)
+        plain = packed_products.dequantized(w.weight, dtype)
         np.testing.assert_array_equal(on_host(plain.float()), exact)
     x = rng.standard_normal((1, 160), np.float32)
     want = x.astype(np.float64) @ exact.T
@@ -270,7 +271,7 @@ def test_dequantized_weights_stay_dense(seed, on_host):
     numbers = rng.standard_normal((21, 48), np.float32)
     group = {"weight": wrap(numbers), "bias": None}
     w = KERNELS["linear"].pack(group, Place(), "float32")
-    assert w.matrix.scales is None
+    assert w.weight.scales is None
     x = rng.standard_normal((1, 48), np.float32)
     got = on_host(KERNELS["linear"].run(torch.from_numpy(x).to(PLACE), w))
     np.testing.assert_allclose(got, x @ numbers.T, rtol=0, atol=1e-5)
@@ -291,8 +292,8 @@ def test_refusals():
     four, eight = Spec((32, 64), "q4_1"), Spec((32, 64), "q8_0")
     plain = Spec((32, 64), "bfloat16")
     bias = Spec((32,), "float32")
-    assert refuse_dtypes(weight=four, bias=bias) is None
-    assert "weight is stored as bfloat16" in refuse_dtypes(weight=plain)
+    assert can_pack(weight=four, bias=bias) is None
+    assert "weight is stored as bfloat16" in can_pack(weight=plain)
     assert "several kinds: q4_1, q8_0" in refuse_qkv(q=four, k=four, v=eight)
     assert "gate is stored as q4_1, up as q8_0" in refuse_mlp(
         gate=four, up=eight, down=four

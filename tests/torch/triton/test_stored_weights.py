@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from selected import selected
 from triton_place import PDL, PLACE
 
 from inl.checkpoints.blocks.dtypes import dequantize
@@ -36,11 +37,8 @@ from inl_torch.triton.int4.weights import INT4_CHUNKS, Int4, refuse_int4
 from inl_torch.triton.tuning import Tuning
 
 TUNING = Tuning(pdl=PDL)
-KERNELS = {
-    (one.op, one.layout): one
-    for kernels in (products.float8_kernels, int4.int4_kernels)
-    for one in kernels(TUNING)
-}
+EVERY = [*products.float8_kernels(TUNING), *int4.int4_kernels(TUNING)]
+KERNELS = {(one.op, one.layout): one for one in EVERY}
 KINDS = ("mxfp8", "q4_1", "q4_0", "q4_1, wide")
 HALVES = ("bfloat16", "float16")
 DTYPES = (*HALVES, "float32")
@@ -98,11 +96,11 @@ def inputs(rng, rows, columns):
 
 
 def check(op, case, packed, dtype, on_torch, on_host, seed):
-    spec, kernel = catalog()[op], KERNELS[op, packed.layout]
+    spec = catalog()[op]
     *rest, _ = on_torch(spec, case, dtype, PLACE)
     traced = SimpleNamespace(shape=rest[0].shape, dtype=dtype)
-    refused = kernel.refuse(traced, *rest[1:], case.args[-1], **case.attrs)
-    assert refused is None, refused
+    kernels = [one for one in EVERY if one.layout == packed.layout]
+    kernel = selected(kernels, op, (traced, *rest[1:], case.args[-1]), case.attrs)
     got = on_host(kernel.run(*rest, packed, **case.attrs))
     is_exact = isinstance(packed[0], Int4) and int4.is_exact(rest[0], packed[0])
     is_rounded = dtype != "float32" and not is_exact
@@ -122,9 +120,9 @@ def test_linear(dtype, kind, seed, on_torch, on_host):
         bias = rng.integers(-8, 8, rows) / 2 if tokens % 2 else None
         held = None if bias is None else wrap(bias.astype(np.float32))
         w = packed("linear", kind, {"weight": blocks, "bias": held}, dtype)
-        assert kind == "mxfp8" or w.matrix.width == (128 if "wide" in kind else 32)
+        assert kind == "mxfp8" or w.weight.width == (128 if "wide" in kind else 32)
         if dtype == "float32":  # exact, but for codes that were shifted
-            values = exact(w.matrix)
+            values = exact(w.weight)
         args = inputs(rng, tokens, columns), Linear(values, bias)
         case = Case(f"{tokens}x{rows}", args)
         check("linear", case, w, dtype, on_torch, on_host, seed)
@@ -242,9 +240,9 @@ def test_shifted_codes_keep_their_values(seed):
     rng = np.random.default_rng(seed)
     blocks, values = stored(rng, 48, 96)
     w = packed("linear", "mxfp8", {"weight": blocks}, "bfloat16")
-    scales = w.matrix.scales.double().cpu().numpy()[:, None]
+    scales = w.weight.scales.double().cpu().numpy()[:, None]
     assert (np.abs(values).max(1, keepdims=True) >= 224 * scales).all()
-    error = np.abs(exact(w.matrix) - values)
+    error = np.abs(exact(w.weight) - values)
     assert (error[np.abs(values) >= 2**-6 * scales] == 0).all()
     assert (error <= 2**-10 * scales).all()
 
@@ -275,8 +273,8 @@ def test_scales_of_a_file_stay(seed):
     given = HostArray(np.concatenate(blocks, 1), "fp8_128", (32, 256))
     w = packed("linear", "mxfp8", {"weight": given}, "bfloat16")
     assert w.layout == FLOAT8_ROWS
-    np.testing.assert_array_equal(w.matrix.scales.cpu().numpy(), scales[:, 0])
-    np.testing.assert_array_equal(exact(w.matrix), dequantize(given, "a matrix"))
+    np.testing.assert_array_equal(w.weight.scales.cpu().numpy(), scales[:, 0])
+    np.testing.assert_array_equal(exact(w.weight), dequantize(given, "a matrix"))
 
 
 @pytest.mark.parametrize("kind", ["mxfp8", "q4_1"])
@@ -288,7 +286,7 @@ def test_shards_whose_blocks_were_decoded(kind, seed, on_torch, on_host):
     blocks = {name: one[0] for name, one in made.items()}
     shard = HostArray(to_bfloat16(down), dtype, down.shape)
     kernels = products.float8_kernels if kind == "mxfp8" else int4.int4_kernels
-    (kernel,) = (one for one in kernels(TUNING) if one.op == "gated_mlp")
+    kernel = next(one for one in kernels(TUNING) if one.op == "gated_mlp")
     w = kernel.pack(blocks | {"down": shard}, Place(), dtype)
     assert w.layout == kernel.layout
     logical = GatedMlp(made["gate"][1], made["up"][1], down)
@@ -326,6 +324,6 @@ def test_layouts_without_an_invariant_kernel_are_not_chosen():
 
 def test_a_matrix_needs_no_copy_of_another_dtype():
     blocks = HostArray(np.zeros((16, 33), np.uint8), "mxfp8", (16, 32))
-    w = packed("linear", "mxfp8", {"weight": blocks}, "bfloat16").matrix
+    w = packed("linear", "mxfp8", {"weight": blocks}, "bfloat16").weight
     assert isinstance(w, Float8)
     assert [one.dtype for one in w] == [torch.float8_e4m3fn, torch.float32]

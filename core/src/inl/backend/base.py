@@ -48,9 +48,6 @@ class Traits(NamedTuple):
     readers: int = 1
     """Number of threads that load weight groups in parallel. Each calls the kernels'
     ``pack`` and the backend's ``tensor``."""
-    captures_programs: bool = False
-    """Whether ``compile`` captures and replays device commands, as CUDA graphs do.
-    Kernel selection then refuses kernels that are not ``capturable``."""
     cache_share: float = 0.25
     """Share of the free memory for the caches of an engine whose config sets none. For
     memory that only the engine uses, close to 1: the engine then leaves room for its
@@ -263,6 +260,8 @@ class Ranks(NamedTuple):
     joining: Callable[[Rank], Backend]
     """Opens the same device as a backend that offers :class:`Collectives`. Blocks until
     all ranks have joined; raises :class:`~inl.errors.RunnerError` on timeout."""
+    invariant_ranks: int = 1
+    """Largest group whose :attr:`Collectives.invariant` is set."""
 
 
 class StorageDtypes(NamedTuple):

@@ -24,10 +24,10 @@ def host_memory() -> DeviceMemory:
         return _windows_memory()
     total = _total()
     for name in CGROUPS:
-        limit = _read(name).strip()
+        limit = read_text(Path(name))
         if limit.isdigit():
             total = min(total, int(limit))
-    for line in _read("/proc/meminfo").splitlines():
+    for line in read_text(Path("/proc/meminfo")).splitlines():
         if line.startswith("MemAvailable:"):
             return DeviceMemory(total, min(total, int(line.split()[1]) * 1024))
     return DeviceMemory(total, total // 2)
@@ -60,8 +60,9 @@ def _windows_memory() -> DeviceMemory:
     return DeviceMemory(status.total, status.available)
 
 
-def _read(name: str) -> str:
+def read_text(path: Path) -> str:
+    """Return the text of a file of the kernel, stripped; empty if it cannot be read."""
     try:
-        return Path(name).read_text()
+        return path.read_text("utf-8", "replace").strip()
     except OSError:
         return ""

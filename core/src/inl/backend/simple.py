@@ -118,24 +118,31 @@ def zeroed_state(
     limits: Limits,
     zeros: Callable[[tuple[int, ...], str], Any],
     tensor: Callable[[HostArray], Any] | None = None,
+    cache: Callable[[Paged, int, int], Any] | None = None,
 ) -> State:
-    """Return state in the default layout, allocated by ``zeros(shape, dtype name)``.
+    """Return zeroed state, allocated by ``zeros(shape, dtype name)``.
 
-    tensor: copies the scales of caches in float8_e4m3.
+    tensor: copies the scales of caches in float8_e4m3. cache: (group, layer, blocks) ->
+    the cache of a layer; by default one in the default layout.
     """
-    import numpy as np
 
-    caches: dict[int, Cache] = {}
-    paged = [item for item in spec if isinstance(item, Paged)]
-    for group, blocks in zip(paged, limits.blocks, strict=True):
+    def plain(group: Paged, layer: int, blocks: int) -> Cache:
+        import numpy as np
+
         shape = (blocks, limits.block_size, group.kv_heads, group.head_dim)
-        for layer, factors in group.layer_scales().items():
-            cache = Cache(zeros(shape, group.dtype), zeros(shape, group.dtype))
-            if group.dtype == E4M3 and tensor is not None:
-                cache = cache._replace(
-                    scales=tensor(wrap(np.array(factors, np.float32)))
-                )
-            caches[layer] = cache
+        made = Cache(zeros(shape, group.dtype), zeros(shape, group.dtype))
+        if group.dtype == E4M3 and tensor is not None:
+            factors = np.array(group.layer_scales()[layer], np.float32)
+            made = made._replace(scales=tensor(wrap(factors)))
+        return made
+
+    make = cache or plain
+    paged = [item for item in spec if isinstance(item, Paged)]
+    caches = {
+        layer: make(group, layer, blocks)
+        for group, blocks in zip(paged, limits.blocks, strict=True)
+        for layer in group.layers
+    }
     slotted = {
         item.name: zeros((limits.slots, *item.shape), item.dtype)
         for item in spec

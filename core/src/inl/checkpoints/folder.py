@@ -17,6 +17,8 @@ from inl.checkpoints.files.safetensors import Header, read_header
 from inl.checkpoints.files.tensor_file import Entry, TensorFile, listing, show
 from inl.checkpoints.files.tokenizer_settings import (
     CONFIG,
+    PIECES,
+    RULES,
     TokenizerSettings,
     optional_json,
 )
@@ -100,9 +102,17 @@ class FolderCheckpoint(Checkpoint):
         return {file.path: file.identity for file, _ in self._tensors.values()}
 
     def tokenizer(self) -> Tokenizer:
+        rules, pieces = self.path / RULES, self.path / PIECES
+        if not os.path.lexists(rules) and os.path.lexists(pieces):
+            from inl.checkpoints.files.sentencepiece import read_sentencepiece
+
+            settings = self._settings
+            return read_sentencepiece(
+                pieces, self.path, settings.added_tokens(), settings.frame
+            )
         from inl.checkpoints.files.tokenizer_file import read_tokenizer_file
 
-        return read_tokenizer_file(self.path / "tokenizer.json", self.path)
+        return read_tokenizer_file(rules, self.path)
 
     @property
     def chat_template(self) -> ChatTemplate | None:

@@ -1,17 +1,19 @@
-"""Options shared by several commands."""
+"""Options shared by several commands; those that go together are in option_groups."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from inl.errors import RequestError
 
+DEFAULT_MODEL = "[default: SmolLM2-135M-Instruct]"
 Model = Annotated[
-    str | None,
-    typer.Option(help="Model folder or GGUF file. [default: SmolLM2-135M-Instruct]"),
+    str | None, typer.Option(help=f"Model folder or GGUF file. {DEFAULT_MODEL}")
+]
+ModelArgument = Annotated[
+    str | None, typer.Argument(help=f"Model folder or GGUF file. {DEFAULT_MODEL}")
 ]
 Device = Annotated[str, typer.Option(help='Device, such as "cpu" or "cuda:1".')]
 Dtype = Annotated[str, typer.Option(help="Compute dtype.")]
@@ -25,39 +27,12 @@ Quantize = Annotated[
         "[default: as stored]"
     ),
 ]
-TensorParallel = Annotated[
-    int, typer.Option(help="Number of devices, starting at --device.")
+Context = Annotated[
+    int | None, typer.Option(help="Tokens of prompt and output.", min=1)
 ]
-Mesh = Annotated[
-    str | None,
-    typer.Option(
-        metavar="AXIS=SIZE,...",
-        help="Devices of one program, starting at --device: axes data, tensor, expert. "
-        "[default: one device]",
-    ),
-]
+Prompt = Annotated[str, typer.Argument(help="Prompt text.")]
 Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")]
-Seed = Annotated[
-    int | None, typer.Option(help="Random seed. [default: a new one per request]")
-]
-TopK = Annotated[
-    int, typer.Option(help="Sample from the k most likely tokens; 0 disables.")
-]
-TopP = Annotated[float, typer.Option(help="Nucleus sampling: cumulative probability.")]
-MinP = Annotated[
-    float, typer.Option(help="Minimum probability relative to the top token.")
-]
-RepetitionPenalty = Annotated[
-    float, typer.Option(help="Values above 1 penalize repeated tokens.")
-]
 Raw = Annotated[bool, typer.Option("--raw", help="Do not apply the chat template.")]
-TrustControlTokens = Annotated[
-    bool,
-    typer.Option(
-        "--trust-control-tokens",
-        help="Encode control tokens in messages as such, not as plain text.",
-    ),
-]
 Adapter = Annotated[
     list[str] | None,
     typer.Option(
@@ -65,60 +40,14 @@ Adapter = Annotated[
         help="LoRA adapter in a PEFT folder; can be repeated.",
     ),
 ]
-Speculation = Annotated[
-    str | None,
-    typer.Option(
-        help='Source of drafted tokens that a step verifies: "ngram", or "model" or '
-        '"eagle" with --draft-model. [default: none]'
-    ),
-]
-DraftModel = Annotated[
-    str | None,
-    typer.Option(help="Small model with the same tokenizer, or a draft head's folder."),
-]
-DraftDevice = Annotated[
-    str | None, typer.Option(help="Device of the draft model. [default: --device]")
-]
-MaxDrafts = Annotated[
-    int | None,
-    typer.Option(
-        help="Drafted tokens of a sequence and step. [default: 15]", min=1, max=127
-    ),
-]
-AdaptiveDrafts = Annotated[
-    bool,
-    typer.Option(
-        "--adaptive-drafts/--no-adaptive-drafts",
-        help="Choose the number of drafts from measured times, or verify all.",
-    ),
-]
-AllowHosted = Annotated[
-    bool,
-    typer.Option(
-        "--allow-hosted", help="Compute ops without a kernel in NumPy on the host."
-    ),
-]
-Tools = Annotated[
-    Path | None,
-    typer.Option(help="JSON file with schemas of functions for the chat template."),
-]
-Documents = Annotated[
-    Path | None,
-    typer.Option(help="JSON file with documents for the chat template."),
-]
-TemplateOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="NAME=VALUE",
-        help="Variable of the chat template, such as enable_thinking=false; "
-        "can be repeated.",
-    ),
-]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
-def adapters(pairs: list[str] | None) -> dict[str, str]:
-    """Return the folders of ``--adapter`` by name; raises ``RequestError``."""
+def adapters(pairs: list[str] | None, *, single: bool = False) -> dict[str, str]:
+    """Return the folders of ``--adapter`` by name; raises ``RequestError``.
+
+    single: whether there may be one at most.
+    """
     found: dict[str, str] = {}
     for pair in pairs or ():
         name, equals, folder = pair.partition("=")
@@ -127,4 +56,18 @@ def adapters(pairs: list[str] | None) -> dict[str, str]:
                 f"--adapter: found {pair!r}, accepted: NAME=FOLDER, each name once"
             )
         found[name] = folder
+    if single and len(found) > 1:
+        raise RequestError(
+            f"--adapter: found {len(found)}, one prompt accepts one adapter"
+        )
     return found
+
+
+def adapter_settings(folders: dict[str, str]) -> dict[str, Any]:
+    """Return the fields of ``EngineConfig`` for the folders of adapters."""
+    from inl.adapters.folder import highest_rank
+
+    if not folders:
+        return {}
+    rank = max(map(highest_rank, folders.values()))
+    return {"adapters": folders, "max_adapter_rank": rank}

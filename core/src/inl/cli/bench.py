@@ -16,6 +16,7 @@ import typer
 
 from inl.cli import arguments
 from inl.cli.bench_show import check_plot, save_plot, show
+from inl.cli.option_groups import EngineOptions, with_groups
 from inl.cli.progress import loading_bar
 from inl.errors import RequestError
 
@@ -25,14 +26,11 @@ if TYPE_CHECKING:
     from inl.engine.inference_engine import InferenceEngine
 
 
+@with_groups
 def run(
+    *,
     model: arguments.Model = None,
-    device: arguments.Device = "auto",
-    dtype: arguments.Dtype = "auto",
-    kv_dtype: arguments.KvDtype = "auto",
-    quantize: arguments.Quantize = None,
-    tensor_parallel: arguments.TensorParallel = 1,
-    mesh: arguments.Mesh = None,
+    engine_options: EngineOptions,
     prompt_tokens: Annotated[
         int, typer.Option(help="Prompt length in tokens.", min=1)
     ] = 512,
@@ -52,21 +50,11 @@ def run(
 
     Prints medians of runs.
     """
-    from inl.config import EngineConfig
-
     batches = parse_batches(batch)
     if plot is not None:
         check_plot(plot)  # fail before minutes of measurement
-    config = EngineConfig(
-        backend=device,
-        dtype=dtype,
-        kv_dtype=kv_dtype,
-        quantize=quantize,
-        tensor_parallel=tensor_parallel,
-        mesh=mesh,
-        max_batch=max(batches),
-        prefix_cache=False,
-        context=prompt_tokens + tokens,
+    config = engine_options.config(
+        max_batch=max(batches), prefix_cache=False, context=prompt_tokens + tokens
     )
     report = _measure(model, config, batches, prompt_tokens, tokens, runs)
     if plot is not None:

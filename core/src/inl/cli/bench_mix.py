@@ -13,6 +13,7 @@ import typer
 from inl.cli import arguments
 from inl.cli.bench import bar, device_memory
 from inl.cli.bench_show import check_plot, save_figure, show_device_memory, subplots
+from inl.cli.option_groups import EngineOptions, with_groups
 from inl.cli.progress import loading_bar
 from inl.cli.table import print_table
 from inl.errors import RequestError
@@ -22,12 +23,11 @@ if TYPE_CHECKING:
     from inl.engine.traffic_loads import Served
 
 
+@with_groups
 def run(
+    *,
     model: arguments.Model = None,
-    device: arguments.Device = "auto",
-    dtype: arguments.Dtype = "auto",
-    kv_dtype: arguments.KvDtype = "auto",
-    quantize: arguments.Quantize = None,
+    engine_options: EngineOptions,
     loads: Annotated[
         str, typer.Option(help='Names of loads, such as "mixed,chats", or "all".')
     ] = "all",
@@ -38,9 +38,7 @@ def run(
         int | None,
         typer.Option(help="Requests that run at the same time.", min=1),
     ] = None,
-    context: Annotated[
-        int | None, typer.Option(help="Tokens of prompt and output.", min=1)
-    ] = None,
+    context: arguments.Context = None,
     runs: Annotated[int, typer.Option(help="Measured runs of each load.", min=1)] = 3,
     seed: Annotated[int, typer.Option(help="Seed of prompts and lengths.")] = 0,
     as_json: arguments.Json = False,
@@ -49,7 +47,6 @@ def run(
     ] = None,
 ) -> None:
     """Measure one engine under many loads. Prints medians."""
-    from inl.config import EngineConfig
     from inl.engine.inference_engine import InferenceEngine
 
     names = parse_loads(loads)
@@ -57,15 +54,7 @@ def run(
         raise RequestError(f"--scale: found {scale}, accepts numbers above 0")
     if plot is not None:
         check_plot(plot)  # fail before minutes of measurement
-    config = EngineConfig(
-        backend=device,
-        dtype=dtype,
-        kv_dtype=kv_dtype,
-        quantize=quantize,
-        max_batch=max_batch,
-        context=context,
-        warm_up=True,
-    )
+    config = engine_options.config(max_batch=max_batch, context=context, warm_up=True)
     with InferenceEngine.from_pretrained(
         model, config, progress=loading_bar()
     ) as engine:

@@ -2,234 +2,60 @@
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass
+from typing import Annotated
 
 import typer
 
 from inl.cli import arguments
 from inl.cli.chat_commands import run_command
-from inl.cli.chat_input import Lines, open_lines
-from inl.cli.chat_options import chat_options
-from inl.cli.conversation import Conversation, Message
+from inl.cli.chat_input import open_lines
+from inl.cli.chat_options import ChatOptions
+from inl.cli.chat_session import Chat
+from inl.cli.conversation import Conversation
 from inl.cli.interrupt import Interrupt
+from inl.cli.option_groups import SamplingOptions, SpeculativeOptions, with_groups
 from inl.cli.progress import loading_bar
-from inl.errors import InlError, RequestError, RunnerError
-
-if TYPE_CHECKING:
-    from inl.engine.inference_engine import InferenceEngine
-    from inl.engine.options import GenerationOptions
-
-CONTROL = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)])
-"""Control characters removed from output to a terminal."""
 
 
-def run(
-    model: arguments.Model = None,
-    device: arguments.Device = "auto",
-    dtype: arguments.Dtype = "auto",
-    kv_dtype: arguments.KvDtype = "auto",
-    quantize: arguments.Quantize = None,
-    tensor_parallel: arguments.TensorParallel = 1,
-    mesh: arguments.Mesh = None,
-    system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
+@dataclass(frozen=True, kw_only=True)
+class AnswerOptions(SamplingOptions):
+    """How each answer is chosen."""
+
     max_tokens: Annotated[
         int, typer.Option(help="Maximum number of new tokens per answer.", min=1)
-    ] = 1024,
-    temperature: arguments.Temperature = 0.7,
-    seed: arguments.Seed = None,
-    top_k: arguments.TopK = 0,
-    top_p: arguments.TopP = 1.0,
-    min_p: arguments.MinP = 0.0,
-    repetition_penalty: arguments.RepetitionPenalty = 1.0,
+    ] = 1024
+    temperature: arguments.Temperature = 0.7
+
+
+@with_groups
+def run(
+    *,
+    model: arguments.Model = None,
+    engine_options: SpeculativeOptions,
+    system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
+    sampling: AnswerOptions,
     context: Annotated[
         int | None,
         typer.Option(help="Context length in tokens. [default: the model's]", min=16),
     ] = None,
-    trust_control_tokens: arguments.TrustControlTokens = False,
-    allow_hosted: arguments.AllowHosted = False,
-    tools: arguments.Tools = None,
-    documents: arguments.Documents = None,
-    chat_template_kwarg: arguments.TemplateOption = None,
+    chat_options: ChatOptions,
+    adapter: arguments.Adapter = None,
 ) -> None:
     """Chat with a model; /help lists commands. Ctrl-C stops an answer."""
-    from inl.config import EngineConfig
     from inl.engine.inference_engine import InferenceEngine
-    from inl.engine.options import make_requests
 
-    sampling: GenerationOptions = {
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "seed": seed,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
-    }
-    make_requests([0], sampling, room=1)  # validate options before loading the model
-    options = chat_options(tools, documents, chat_template_kwarg)
-    options |= {"trust_control_tokens": trust_control_tokens}
-    interrupt = Interrupt()
-    config = EngineConfig(
-        backend=device,
-        dtype=dtype,
-        kv_dtype=kv_dtype,
-        quantize=quantize,
-        tensor_parallel=tensor_parallel,
-        mesh=mesh,
-        allow_hosted=allow_hosted,
-        max_batch=1,
-        context=context,
+    options = sampling.generation_options()
+    chat = chat_options.arguments()
+    adapters = arguments.adapters(adapter, single=True)
+    config = engine_options.config(
+        max_batch=1, context=context, **arguments.adapter_settings(adapters)
     )
+    options["adapter"] = next(iter(adapters), None)
+    interrupt = Interrupt()
     engine = InferenceEngine.from_pretrained(
         model, config, progress=loading_bar(), on_step=interrupt.on_step
     )
     with engine:
-        chat = Chat(engine, interrupt, sampling, Conversation(system))
-        chat.chat_options = options
-        chat.run(open_lines())
-
-
-class Chat:
-    """Chat loop: streams answers and keeps the conversation."""
-
-    def __init__(
-        self,
-        engine: InferenceEngine,
-        interrupt: Interrupt,
-        sampling: GenerationOptions,
-        conversation: Conversation,
-    ) -> None:
-        if engine.chat_template is None:
-            raise RequestError(
-                f"{engine.model.name}: the model has no chat template; "
-                "try: inl generate --raw PROMPT"
-            )
-        self.conversation = conversation
-        self.open = True
-        self.chat_options: Mapping[str, Any] = {}
-        """Arguments of ``chat_ids`` beside the messages."""
-        self._engine, self._interrupt = engine, interrupt
-        self._sampling = sampling
-        self._most = sampling["max_tokens"] or engine.context
-        self._answers = 0
-        self._last = ""
-
-    def run(self, lines: Lines) -> None:
-        """Process input line by line until it ends.
-
-        On a terminal an error is printed and the chat continues; with piped input
-        errors and Ctrl-C are raised.
-        """
-        if template := self._engine.chat_template:
-            template.start()
-        if lines.interactive:
-            name, where = self._engine.model.name, self._engine.device
-            print(f"{name} on {where}; /help shows the commands")
-        for line in lines:
-            try:
-                with self._interrupt:
-                    self._process(line)
-            except (RunnerError, KeyboardInterrupt):
-                raise  # the engine is unusable
-            except InlError as error:
-                if not lines.interactive:
-                    raise
-                _note(f"{type(error).__name__}: {error}")
-            if self._interrupt.stopped and not lines.interactive:
-                raise KeyboardInterrupt
-            if not self.open:
-                return
-
-    def _process(self, line: str) -> None:
-        if line.startswith("//"):
-            self.ask(line[1:])
-        elif line.startswith("/"):
-            if output := run_command(self, line):
-                print(output)
-        else:
-            self.ask(line)
-
-    def ask(self, text: str, *, again: bool = False) -> None:
-        """Generate the answer to one message; ``again`` samples with another seed.
-
-        If this raises, the conversation is unchanged.
-        """
-        self.conversation.ask(text)
-        try:
-            answer = self._answer(self._answers if again else 0)
-        except BaseException:
-            self.conversation.pop_last("user")
-            raise
-        if answer:
-            self.conversation.answer(answer)
-        else:
-            self.conversation.pop_last("user")
-        self._answers += 1
-
-    def _answer(self, retries: int) -> str:
-        context = self._engine.context
-        room = context - min(self._most, max(context // 4, 1))
-        ids, dropped = self.conversation.fit(self._ids, room)
-        if dropped:
-            turns = "1 turn" if dropped == 1 else f"{dropped} turns"
-            _note(f"(the oldest {turns} no longer fit into {context} tokens)")
-        return self._stream(ids, retries)
-
-    def _ids(self, messages: Sequence[Message]) -> list[int]:
-        return self._engine.chat_ids(messages, **self.chat_options)
-
-    def _stream(self, ids: list[int], retries: int) -> str:
-        seed = self._sampling.get("seed")
-        options: GenerationOptions = {
-            **self._sampling,
-            "max_tokens": min(self._most, self._engine.context - len(ids)),
-            "seed": None if seed is None else seed + retries,
-        }
-        pieces = self._engine.stream(ids, **options)
-        plain = sys.stdout.isatty()
-        shown: list[str] = []
-        began = first = time.perf_counter()
-        try:
-            for piece in pieces:
-                first = first if shown else time.perf_counter()
-                shown.append(piece)
-                print(piece.translate(CONTROL) if plain else piece, end="", flush=True)
-        except KeyboardInterrupt:
-            self._interrupt.reraise_foreign()
-        print()
-        if self._interrupt.stopped:
-            _note("(stopped)")
-        self._measure(len(ids), self._interrupt.decode_steps, began, first)
-        return "".join(shown)
-
-    def _measure(self, prompt: int, steps: int, began: float, first: float) -> None:
-        decode = time.perf_counter() - first
-        speed = f", then {steps / decode:.1f} tokens/s" if steps and decode else ""
-        self._last = (
-            f"last answer: {prompt} prompt tokens, first text after "
-            f"{first - began:.2f} s{speed}"
-        )
-
-    def stats(self) -> list[str]:
-        """Lines of ``/stats``."""
-        engine, conversation = self._engine, self.conversation
-        turns = conversation.turns
-        used = len(self._ids(conversation.visible())) if conversation.messages else 0
-        left_out = sum(
-            m["role"] == "user" for m in conversation.messages[: conversation.start]
-        )
-        lines = [
-            f"{engine.model.name} on {engine.device}",
-            f"{turns} turn{'s'[: turns != 1]}, {left_out} of them no longer in the "
-            "context",
-            f"{used} of {engine.context} tokens of context in use",
-            f"{engine.stats.prefix_hit_tokens} tokens reused from the prefix cache",
-        ]
-        return lines + ([self._last] if self._last else [])
-
-
-def _note(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+        session = Chat(engine, interrupt, options, Conversation(system), chat)
+        session.run(open_lines(), run_command)

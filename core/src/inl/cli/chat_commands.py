@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from inl.errors import RequestError
 
 if TYPE_CHECKING:
-    from inl.cli.chat import Chat
+    from inl.cli.chat_session import Chat
 
 
 class Command(NamedTuple):

@@ -3,26 +3,54 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from inl.errors import RequestError
 
 
-def chat_options(
-    tools: Path | None, documents: Path | None, variables: Sequence[str] | None
-) -> dict[str, Any]:
-    """Return the arguments of ``chat_ids`` for the options of a command.
+@dataclass(frozen=True, kw_only=True)
+class ChatOptions:
+    """Options of a command whose prompt is a conversation."""
 
-    tools, documents: files with a JSON list of objects. variables: ``NAME=VALUE`` each,
-    a JSON value or else a text. Raises :class:`~inl.errors.RequestError`.
-    """
-    options: dict[str, Any] = dict(map(_variable, variables or ()))
-    for name, path in (("tools", tools), ("documents", documents)):
-        if path is not None:
-            options[name] = _objects(name, path)
-    return options
+    trust_control_tokens: Annotated[
+        bool,
+        typer.Option(
+            "--trust-control-tokens",
+            help="Encode control tokens in messages as such, not as plain text.",
+        ),
+    ] = False
+    tools: Annotated[
+        Path | None,
+        typer.Option(help="JSON file with schemas of functions for the chat template."),
+    ] = None
+    documents: Annotated[
+        Path | None,
+        typer.Option(help="JSON file with documents for the chat template."),
+    ] = None
+    chat_template_kwarg: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="Variable of the chat template, such as enable_thinking=false; "
+            "can be repeated.",
+        ),
+    ] = None
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of ``chat_ids``.
+
+        The value of a variable is JSON or else a text. Raises
+        :class:`~inl.errors.RequestError`.
+        """
+        found: dict[str, Any] = dict(map(_variable, self.chat_template_kwarg or ()))
+        for name, path in (("tools", self.tools), ("documents", self.documents)):
+            if path is not None:
+                found[name] = _objects(name, path)
+        return {**found, "trust_control_tokens": self.trust_control_tokens}
 
 
 def _objects(name: str, path: Path) -> list[dict[str, Any]]:

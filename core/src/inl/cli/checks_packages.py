@@ -13,9 +13,8 @@ from typing import Final, NamedTuple
 from inl.cli.checks import Check, Status
 from inl.cli.devices import show_bytes
 from inl.device import DeviceType
-from inl.errors import BackendUnavailable, InlError
+from inl.errors import InlError
 from inl.plugin import choose_device, make_backend, registry
-from inl.plugin.torch_build import installed_torch
 
 OLDEST_PYTHON: Final = (3, 11)
 
@@ -25,22 +24,23 @@ class Package(NamedTuple):
 
     name: str
     oldest: tuple[int, ...]
-    extra: str
-    """Extra of inl-core that installs it; empty for a dependency of the core."""
+    requirement: str
+    """What to install."""
     use: str
     required: bool
     """Whether the default model needs it."""
 
 
 PACKAGES: Final = (
-    Package("numpy", (1, 26), "", "arrays", True),
-    Package("pluggy", (1, 5), "", "plugins", True),
-    Package("tokenizers", (0, 20), "text", "tokenization", True),
-    Package("jinja2", (3, 1, 6), "text", "chat templates", True),
-    Package("typer", (0, 15), "cli", "the command line", True),
-    Package("rich", (13,), "cli", "tables and progress bars", False),
-    Package("huggingface-hub", (0,), "hub", "models by name, org/name", False),
-    Package("matplotlib", (3, 8), "plot", "inl bench --plot", False),
+    Package("numpy", (1, 26), "inl-core", "arrays", True),
+    Package("pluggy", (1, 5), "inl-core", "plugins", True),
+    Package("tokenizers", (0, 20), "inl-core[text]", "tokenization", True),
+    Package("jinja2", (3, 1, 6), "inl-core[text]", "chat templates", True),
+    Package("typer", (0, 15), "inl-core[cli]", "the command line", True),
+    Package("rich", (13,), "inl-core[cli]", "tables and progress bars", False),
+    Package("huggingface-hub", (0,), "inl-core[hub]", "models by name", False),
+    Package("matplotlib", (3, 8), "inl-core[plot]", "inl bench --plot", False),
+    Package("inl-toolkit", (0, 1), "inl-toolkit", "inl.nn, inl.kernels", False),
 )
 
 HARDWARE: Final = {
@@ -82,8 +82,7 @@ def _version(name: str) -> str | None:
 
 def package_version(package: Package, version: str | None) -> Check:
     """Check the installed version of a package; ``None`` is not installed."""
-    requirement = f"inl-core[{package.extra}]" if package.extra else "inl-core"
-    fix = f"pip install -U '{requirement}'"
+    fix = f"pip install -U '{package.requirement}'"
     status: Status = "wrong" if package.required else "warn"
     if version is None:
         finding = f"not installed; used for {package.use}"
@@ -150,20 +149,12 @@ def torch_build(exists: Callable[[str], bool]) -> Iterator[Check]:
     version = _version("torch")
     if version is None:
         return
-    try:
-        found = installed_torch()
-    except BackendUnavailable as error:
-        fix = "pip install --force-reinstall torch"
-        yield Check("warn", "torch", str(error), fix)
-        return
     drivers = [path for path, _ in HARDWARE.values()]
     size = installed_bytes("torch")
     libraries = [name for name in _requirements("torch") if name.startswith("nvidia-")]
     size += sum(map(installed_bytes, libraries))
     build = f"{version}, {show_bytes(size)}"
-    if found is not None and found.runtimes.keys() - {"cuda"}:
-        yield Check("ok", "torch", f"{build}, {found.built_for}")
-    elif "+cpu" in version or not size or not any(map(_version, libraries)):
+    if "+cpu" in version or not size or not any(map(_version, libraries)):
         yield Check("ok", "torch", build)
     elif any(map(exists, drivers)):
         yield Check("ok", "torch", f"{build}, with CUDA")

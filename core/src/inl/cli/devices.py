@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from inl.cli.table import print_table
 from inl.plugin import Registry, registry
 from inl.plugin.device_selection import choose_auto
+
+if TYPE_CHECKING:
+    from inl.device import DeviceInfo
 
 UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
@@ -36,44 +39,41 @@ def device_rows(known: Registry) -> list[dict[str, Any]]:
     and per well-known device type without a plugin.
     """
     rows = [
-        {
-            "device": f"{row.type}:{row.info.index}" if row.info else str(row.type),
-            "status": "ready" if row.info else "unavailable",
-            "name": row.info.name if row.info else None,
-            "memory_bytes": row.info.memory_bytes if row.info else None,
-            "plugin": row.origin.package,
-            "reason": row.reason,
-            "note": row.info.note if row.info else "",
-        }
+        _row(
+            f"{row.type}:{row.info.index}" if row.info else str(row.type),
+            "ready" if row.info else "unavailable",
+            row.origin.package,
+            row.reason,
+            row.info,
+        )
         for row in known.devices()
     ]
-    return (
-        rows
-        + [
-            {
-                "device": plugin.origin.name,
-                "status": plugin.status,
-                "name": None,
-                "memory_bytes": None,
-                "plugin": plugin.origin.package,
-                "reason": plugin.detail,
-                "note": "",
-            }
-            for plugin in known.failed
-        ]
-        + [
-            {
-                "device": str(kind),
-                "status": "not installed",
-                "name": None,
-                "memory_bytes": None,
-                "plugin": None,
-                "reason": known.advice(kind),
-                "note": "",
-            }
-            for kind in known.absent
-        ]
-    )
+    rows += [
+        _row(each.origin.name, each.status, each.origin.package, each.detail)
+        for each in known.failed
+    ]
+    return rows + [
+        _row(str(kind), "not installed", None, known.advice(kind))
+        for kind in known.absent
+    ]
+
+
+def _row(
+    device: str,
+    status: str,
+    plugin: str | None,
+    reason: str | None,
+    info: DeviceInfo | None = None,
+) -> dict[str, Any]:
+    return {
+        "device": device,
+        "status": status,
+        "name": info and info.name,
+        "memory_bytes": info and info.memory_bytes,
+        "plugin": plugin,
+        "reason": reason,
+        "note": info.note if info else "",
+    }
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, str, str]:

@@ -3,58 +3,27 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 
-from inl.backend.base import WholeModels
+from inl.adapters.folder import highest_rank
 from inl.checkpoints.hub.resolve import resolve_model
 from inl.cli import arguments
-from inl.config import EngineConfig
+from inl.cli.option_groups import SpeculativeOptions, with_groups
+from inl.cli.traced_step import ExplainedStep, explain_step, open_backend
 from inl.errors import RequestError
-from inl.executor.cache_dtype import cache_dtype, caching_in
-from inl.executor.cache_sizing import plan_limits
-from inl.executor.model_loader import (
-    compute_dtype,
-    in_dtype,
-    kernel_selection,
-    open_model,
-    stored_for,
-)
-from inl.executor.tracing import trace
-from inl.plugin import make_backend
+from inl.executor.model_loader import open_model
 from inl.spec.dispatch import Tracer
 from inl.spec.step import SAMPLERS, Bucket
-from inl.weights.load import stored_specs
-from inl.weights.plan import plan_weights
-from inl.weights.quantize.select import decoded_note
-
-if TYPE_CHECKING:
-    from inl.backend.base import Backend
 
 
-class TracedStep(NamedTuple):
-    """A traced step and what its costs depend on."""
-
-    tracer: Tracer
-    backend: Backend
-    context: int
-    """Tokens of the longest sequence."""
-    notes: tuple[str, ...] = ()
-    """How quantized weights are loaded."""
-    cache: str = ""
-    """The dtype of the KV cache and who asks for it; empty for the compute dtype."""
-    layers: str = ""
-    """How the backend computes all layers at once, or why it does not."""
-
-
+@with_groups
 def run(
+    *,
     model: arguments.Model = None,
-    device: arguments.Device = "auto",
-    dtype: arguments.Dtype = "auto",
-    kv_dtype: arguments.KvDtype = "auto",
-    quantize: arguments.Quantize = None,
+    engine_options: SpeculativeOptions,
+    adapter: arguments.Adapter = None,
     tokens: Annotated[int, typer.Option(help="Tokens in the step.", min=1)] = 1,
     rows: Annotated[int, typer.Option(help="Sequences in the step.", min=1)] = 1,
     sampler: Annotated[
@@ -88,46 +57,66 @@ def run(
     for name, value in (("bandwidth", bandwidth), ("peak", peak)):
         if value is not None and not 0 < value < float("inf"):
             raise RequestError(f"{name}: found {value}, accepted: a number above 0")
-    bucket = Bucket(tokens, min(rows, tokens), sampler=sampler)
-    config = EngineConfig(
-        backend=device, dtype=dtype, kv_dtype=kv_dtype, quantize=quantize,
-        max_batch=bucket.rows, context=context,
-    )  # fmt: skip
-    step = _trace(model, config, bucket)
-    report: dict[str, Any] = {
-        "device": str(step.backend.device),
-        "bucket": bucket._asdict(),
-        "ops": explain(step.tracer),
-        "weights": list(step.notes),
-        "cache": step.cache,
-        "layers": step.layers,
-    }
+    adapters = arguments.adapters(adapter)
+    config = engine_options.config(
+        adapters=adapters,
+        max_adapter_rank=max(map(highest_rank, adapters.values()), default=1),
+        context=context,
+    )
+    backend = open_backend(config)  # raises before a model is downloaded
+    size = Bucket(tokens, min(rows, tokens), sampler=sampler)
+    step = explain_step(open_model(resolve_model(model)), backend, config, size)
+    report = _report(step)
     if cost:
         from inl.cli.explain_cost import cost_report
 
         report["cost"] = cost_report(step, bandwidth, peak)
     if as_json:
         print(json.dumps(report))
-        return
+    else:
+        _show(report)
+
+
+def _report(step: ExplainedStep) -> dict[str, Any]:
+    """Return the JSON object of a step."""
+    plan, bucket = step.plan, step.tracer.bucket
+    report: dict[str, Any] = {
+        "device": str(plan.backend.device),
+        "bucket": bucket._asdict(),
+        "ops": explain(step.tracer),
+        "weights": list(plan.notes),
+        "cache": plan.cache.note,
+        "layers": plan.describe_layers(bucket),
+    }
+    if step.draft_head is not None:
+        report["draft_head"] = explain(step.draft_head)
+    return report
+
+
+def _show(report: dict[str, Any]) -> None:
+    bucket = Bucket(**report["bucket"])
+    tokens, rows = bucket.tokens, bucket.rows
     print(
         f"{report['device']}, a step of {tokens} token{'s'[: tokens > 1]} in "
-        f"{bucket.rows} row{'s'[: bucket.rows > 1]} ({sampler})"
+        f"{rows} row{'s'[: rows > 1]} ({bucket.sampler})"
     )
-    for note in step.notes:
+    for note in report["weights"]:
         print(f"weights: {note}")
-    if step.cache:
-        print(f"KV cache: {step.cache}")
-    if step.layers:
-        print(f"layers: {step.layers}")
-    if cost:
+    for name, part in (("KV cache", "cache"), ("layers", "layers")):
+        if report[part]:
+            print(f"{name}: {report[part]}")
+    if "cost" in report:
         from inl.cli.explain_cost import show_costs
 
         show_costs(report["cost"])
-    else:
-        _show(report["ops"])
+        return
+    _show_kernels(report["ops"])
+    if "draft_head" in report:
+        print("draft head:")
+        _show_kernels(report["draft_head"])
 
 
-def _show(table: list[dict[str, Any]]) -> None:
+def _show_kernels(table: list[dict[str, Any]]) -> None:
     width = max(len(row["op"]) for row in table)
     for row in table:
         rounding = f", inputs {row['inputs']}" if row["inputs"] else ""
@@ -136,32 +125,6 @@ def _show(table: list[dict[str, Any]]) -> None:
             print(f"{'':<{width}}          {row['note']}")
         for label, reason in row["refusals"].items():
             print(f"{'':<{width}}          not {label}: {reason}")
-
-
-def _trace(model: str | None, config: EngineConfig, bucket: Bucket) -> TracedStep:
-    backend = make_backend(config.backend)  # raises before a model is downloaded
-    language = open_model(resolve_model(model))
-    dtype = compute_dtype(backend, config.dtype)
-    if config.quantize is not None:
-        language = language.quantized(config.quantize)
-    language = stored_for(language, backend, dtype)
-    backend = in_dtype(backend, dtype)
-    shaped = replace(language.config, dtype=dtype)
-    selection = kernel_selection(backend, config)
-    stored = stored_specs(language.checkpoint)
-    groups = plan_weights(language.model.weights(shaped), selection.kernels, stored)
-    cache = cache_dtype(backend, config.kv_dtype, language.checkpoint)
-    cached = caching_in(language.model, cache, language.checkpoint)
-    limits = plan_limits(cached, shaped, backend, config)
-    tracer = trace(cached, shaped, groups, bucket, limits, selection)
-    context = limits.max_blocks_per_seq * limits.block_size
-    notes = language.checkpoint.notes
-    if language.quantize and (note := decoded_note(groups, language.quantize)):
-        notes = (*notes, note)
-    whole, layers = backend.offers(WholeModels), ""
-    if whole is not None and whole.describe is not None:
-        layers = whole.describe(cached, shaped, groups, bucket, limits)
-    return TracedStep(tracer, backend, context, notes, cache.note, layers)
 
 
 def explain(tracer: Tracer) -> list[dict[str, Any]]:
@@ -182,6 +145,6 @@ def explain(tracer: Tracer) -> list[dict[str, Any]]:
                     "refusals": dict(choice.refusals),
                 },
             )
-            row["sites"] += tracer.counts[op, key]
-        rows += merged.values()
+            row["sites"] += tracer.counts.get((op, key), 0)
+        rows += (row for row in merged.values() if row["sites"])
     return rows

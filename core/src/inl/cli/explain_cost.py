@@ -18,7 +18,7 @@ from inl.spec.strict_array import StrictArray
 from inl.spec.tree import leaves
 
 if TYPE_CHECKING:
-    from inl.cli.explain import TracedStep
+    from inl.cli.traced_step import ExplainedStep
     from inl.spec.dispatch import Call, Tracer
 
 OUTSIDE_STEP = ("admit", "set_token_bias", "mask_logits")
@@ -60,14 +60,14 @@ def _computed(log: Iterable[Call]) -> Iterable[Call]:
 
 
 def cost_report(
-    step: TracedStep, bandwidth: float | None, peak: float | None
+    step: ExplainedStep, bandwidth: float | None, peak: float | None
 ) -> dict[str, Any]:
     """Return the roofline as plain values.
 
     bandwidth: GB/s; ``None`` measures it. peak: TFLOP/s; ``None`` leaves compute out.
     """
     if bandwidth is None:
-        ceiling = memory_bandwidth(step.backend)
+        ceiling = memory_bandwidth(step.plan.backend)
     else:
         ceiling = MeasuredBandwidth(bandwidth * 1e9, "as given")
     speeds = ceiling and ceiling.bytes_per_second, peak and peak * 1e12
@@ -105,7 +105,7 @@ def _row(each: OpCost, bandwidth: float | None, peak: float | None) -> dict[str,
 
 
 def _notes(
-    step: TracedStep, ceiling: MeasuredBandwidth | None, peak: float | None
+    step: ExplainedStep, ceiling: MeasuredBandwidth | None, peak: float | None
 ) -> list[str]:
     """What the numbers assume."""
     notes = [f"every sequence has its longest context, {step.context} tokens"]

@@ -11,13 +11,11 @@ import typer
 
 from inl.checkpoints.hub.resolve import resolve_model
 from inl.cli import arguments
-from inl.cli.chat_options import chat_options
+from inl.cli.chat_options import ChatOptions
+from inl.cli.option_groups import SamplingOptions, SpeculativeOptions, with_groups
 from inl.cli.progress import loading_bar
-from inl.config import EngineConfig
 from inl.engine.chat import chat_ids, prepare_chat
 from inl.engine.inference_engine import Completion, InferenceEngine
-from inl.engine.options import GenerationOptions, make_requests
-from inl.errors import RequestError
 from inl.executor.model_loader import (
     LanguageModel,
     longest_context,
@@ -25,37 +23,21 @@ from inl.executor.model_loader import (
 )
 from inl.text.measure import check_length
 from inl.text.tokenizer import Tokenizer
-from inl.weights.peft import highest_rank
 from inl.workers.startup import check_place
 
 
+@with_groups
 def run(
-    prompt: Annotated[str, typer.Argument(help="Prompt text.")],
+    *,
+    prompt: arguments.Prompt,
     model: arguments.Model = None,
-    device: arguments.Device = "auto",
-    dtype: arguments.Dtype = "auto",
-    kv_dtype: arguments.KvDtype = "auto",
-    quantize: arguments.Quantize = None,
-    tensor_parallel: arguments.TensorParallel = 1,
-    mesh: arguments.Mesh = None,
-    max_tokens: Annotated[
-        int, typer.Option(help="Maximum number of new tokens.")
-    ] = 256,
-    temperature: arguments.Temperature = 0.0,
-    seed: arguments.Seed = None,
-    top_k: arguments.TopK = 0,
-    top_p: arguments.TopP = 1.0,
-    min_p: arguments.MinP = 0.0,
-    repetition_penalty: arguments.RepetitionPenalty = 1.0,
+    engine_options: SpeculativeOptions,
+    sampling: SamplingOptions,
     stop: Annotated[
         list[str] | None, typer.Option(help="Stop string; can be repeated.")
     ] = None,
     raw: arguments.Raw = False,
-    trust_control_tokens: arguments.TrustControlTokens = False,
-    allow_hosted: arguments.AllowHosted = False,
-    tools: arguments.Tools = None,
-    documents: arguments.Documents = None,
-    chat_template_kwarg: arguments.TemplateOption = None,
+    chat_options: ChatOptions,
     no_generation_prompt: Annotated[
         bool,
         typer.Option(
@@ -70,29 +52,14 @@ def run(
 ) -> None:
     """Generate a completion of PROMPT."""
     began = time.perf_counter()
-    options: GenerationOptions = {
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "seed": seed,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
-        "stop": stop,
-    }
-    adapters = arguments.adapters(adapter)
-    if len(adapters) > 1:
-        raise RequestError(
-            f"--adapter: found {len(adapters)}, one prompt accepts one adapter"
-        )
-    make_requests([0], options, room=1)  # validate options before loading the model
-    chat = chat_options(tools, documents, chat_template_kwarg)
-    chat |= {"trust_control_tokens": trust_control_tokens}
+    options = sampling.generation_options(stop)
+    adapters = arguments.adapters(adapter, single=True)
+    chat = chat_options.arguments()
     if no_generation_prompt:
         chat |= {"add_generation_prompt": False}
     if answer_prefix is not None:
         chat |= {"continue_final_message": True}
-    check_place(EngineConfig(backend=device))
+    check_place(engine_options.config())
     language = open_model(resolve_model(model))
     tokenizer = language.checkpoint.tokenizer()
     context = longest_context(language)
@@ -104,18 +71,10 @@ def run(
         if answer_prefix is not None:
             messages.append({"role": "assistant", "content": answer_prefix})
         ids = _chat_ids(language, tokenizer, messages, chat)
-    config = EngineConfig(
-        backend=device,
-        dtype=dtype,
-        kv_dtype=kv_dtype,
-        quantize=quantize,
-        tensor_parallel=tensor_parallel,
-        mesh=mesh,
-        allow_hosted=allow_hosted,
+    config = engine_options.config(
         max_batch=1,
-        adapters=adapters,
-        max_adapter_rank=max(map(highest_rank, adapters.values()), default=1),
-        context=min(context, len(ids) + max(max_tokens, 1)),
+        context=min(context, len(ids) + max(sampling.max_tokens, 1)),
+        **arguments.adapter_settings(adapters),
     )
     engine = InferenceEngine(language, tokenizer, config, progress=loading_bar())
     loaded = time.perf_counter() - began

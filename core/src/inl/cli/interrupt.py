@@ -7,7 +7,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
-    from inl.engine.core import StepRecord
+    from inl.engine.records import StepRecord
 
 PATIENCE = 3
 """Presses of Ctrl-C during one answer that end the program, in case a step hangs."""

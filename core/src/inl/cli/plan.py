@@ -14,10 +14,12 @@ from inl.checkpoints.blocks.dtypes import packed_bytes
 from inl.checkpoints.hub.resolve import resolve_model
 from inl.cli import arguments
 from inl.cli.table import print_table
+from inl.config import EngineConfig
 from inl.dtypes import SIZES
 from inl.errors import RequestError
+from inl.executor.load_plan import configure
 from inl.executor.model_loader import longest_context, open_model
-from inl.optimizers.planner import (
+from inl.executor.planner import (
     GB,
     RUNTIMES,
     Parallelism,
@@ -44,12 +46,7 @@ class Devices(NamedTuple):
 
 
 def run(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            help="Model folder or GGUF file. [default: SmolLM2-135M-Instruct]"
-        ),
-    ] = None,
+    model: arguments.ModelArgument = None,
     devices: Annotated[
         str, typer.Option(help='Such as "4x80GB", or the names of devices here.')
     ] = "auto",
@@ -113,25 +110,14 @@ def _facts(
     context: int | None,
 ) -> tuple[dict[str, Any], int]:
     """Return the planner's arguments for a model, and the context in tokens."""
-    for name, value, sizes in (
-        ("dtype", dtype, SIZES), ("kv-dtype", kv_dtype, CACHE_SIZES),
-    ):  # fmt: skip
-        if value not in sizes and (name, value) != ("dtype", "auto"):
-            raise RequestError(
-                f"{name}: found {value!r:.80}, accepted: {', '.join(sizes)}"
-            )
-    if quantize is not None and dtype != "auto":
-        raise RequestError(
-            f"dtype: found {dtype!r} with --quantize {quantize}, accepted: auto"
-        )
-    language = open_model(resolve_model(model))
-    if quantize is not None:
-        language = language.quantized(quantize)
+    _check_dtypes(dtype, kv_dtype, quantize)
+    config = EngineConfig(quantize=quantize)
+    language = configure(open_model(resolve_model(model)), config)
     specs = stored_specs(language.checkpoint).values()
     params = sum(math.prod(spec.shape) for spec in specs)
     stored = sum(packed_bytes(spec.shape, spec.dtype) for spec in specs)
-    config = replace(language.config, dtype="float32")
-    groups = [item for item in language.model.state(config) if isinstance(item, Paged)]
+    shaped = replace(language.config, dtype="float32")
+    groups = [item for item in language.model.state(shaped) if isinstance(item, Paged)]
     widest = max(groups, key=lambda group: len(group.layers))
     facts = {
         "model_size_params": params,
@@ -143,12 +129,26 @@ def _facts(
         "kv_heads": widest.kv_heads,
         "head_dim": widest.head_dim,
         "inner": _inner(language.checkpoint.config),
-        "vocab": config.vocab_size,
-        "tied": bool(getattr(config, "tied", False)),
+        "vocab": shaped.vocab_size,
+        "tied": bool(getattr(shaped, "tied", False)),
     }
     limit = longest_context(language)
     language.checkpoint.close()
     return facts, min(context or limit, limit)
+
+
+def _check_dtypes(dtype: str, kv_dtype: str, quantize: str | None) -> None:
+    for name, value, sizes in (
+        ("dtype", dtype, SIZES), ("kv-dtype", kv_dtype, CACHE_SIZES),
+    ):  # fmt: skip
+        if value not in sizes and (name, value) != ("dtype", "auto"):
+            raise RequestError(
+                f"{name}: found {value!r:.80}, accepted: {', '.join(sizes)}"
+            )
+    if quantize is not None and dtype != "auto":
+        raise RequestError(
+            f"dtype: found {dtype!r} with --quantize {quantize}, accepted: auto"
+        )
 
 
 def _inner(config: Any) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,7 @@ import typer
 from inl.checkpoints.digest import model_digest
 from inl.checkpoints.hub.resolve import resolve_model
 from inl.cli import arguments
-from inl.config import EngineConfig
+from inl.cli.option_groups import KernelOptions, with_groups
 from inl.errors import ModelError, ProtocolError
 from inl.executor.model_loader import LanguageModel, open_model
 from inl.protocol.runner import Limits, Runner
@@ -21,16 +22,22 @@ from inl.recording.trace_file import RunHeader, read_trace
 from inl.workers.startup import start
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReplayOptions(KernelOptions):
+    """Settings of the runner, which are not recorded but for the dtype."""
+
+    device: Annotated[str, typer.Option(help="Device to replay on.")] = "reference"
+    dtype: arguments.Dtype = "recorded"
+
+
+@with_groups
 def run(
+    *,
     file: Annotated[Path, typer.Argument(help="File written by `inl trace`.")],
-    device: Annotated[str, typer.Option(help="Device to replay on.")] = "reference",
-    dtype: Annotated[
-        str | None, typer.Option(help="Compute dtype. [default: the recorded one]")
-    ] = None,
+    kernel_options: ReplayOptions,
     model: Annotated[
         str | None, typer.Option(help="Model folder or GGUF file, if it has moved.")
     ] = None,
-    quantize: arguments.Quantize = None,
     as_json: arguments.Json = False,
 ) -> None:
     """Replay FILE and compare its tokens.
@@ -40,8 +47,10 @@ def run(
     items = read_trace(file)
     header = items[0]
     assert isinstance(header, RunHeader), "readers check the first record"
-    language = _open(header, model, quantize, file)
-    config = EngineConfig(backend=device, dtype=dtype or header.dtype or "auto")
+    if kernel_options.dtype == "recorded":
+        kernel_options = replace(kernel_options, dtype=header.dtype or "auto")
+    config = kernel_options.config()
+    language = _open(header, model, config.quantize, file)
 
     def make(limits: Limits) -> Runner:
         return start(language, config, limits=limits).runner
@@ -51,9 +60,9 @@ def run(
     finally:
         language.checkpoint.close()
     if as_json:
-        print(json.dumps(_as_dict(outcome, header.device, device)))
+        print(json.dumps(_as_dict(outcome, header.device, kernel_options.device)))
     else:
-        print("\n".join(describe(outcome, header.device, device)))
+        print("\n".join(describe(outcome, header.device, kernel_options.device)))
     if outcome.differences:
         raise typer.Exit(1)
 

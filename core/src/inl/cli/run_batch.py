@@ -11,25 +11,24 @@ import typer
 
 from inl.cli import arguments
 from inl.cli.bench import bar
+from inl.cli.option_groups import SpeculativeOptions, with_groups
 from inl.cli.serve import check_packages
 from inl.cli.serve_models import make_server, named_models
-from inl.config import EngineConfig
 from inl.errors import InlError, RequestError
 
 
+@with_groups
 def run(
+    *,
     requests: Annotated[Path, typer.Argument(help="JSON lines of OpenAI's batches.")],
     answers: Annotated[Path, typer.Argument(help="File that answers are added to.")],
     model: arguments.Model = None,
-    device: arguments.Device = "auto",
-    dtype: arguments.Dtype = "auto",
-    kv_dtype: arguments.KvDtype = "auto",
-    quantize: arguments.Quantize = None,
-    tensor_parallel: arguments.TensorParallel = 1,
-    mesh: arguments.Mesh = None,
+    engine_options: SpeculativeOptions,
+    adapter: arguments.Adapter = None,
     max_batch: Annotated[
         int, typer.Option(help="Requests that run at the same time.", min=1)
     ] = 32,
+    context: arguments.Context = None,
 ) -> None:
     """Answer REQUESTS in ANSWERS. Continues where an earlier run ended."""
     check_packages()
@@ -47,14 +46,10 @@ def run(
     print(f"{len(finished)} answered before, {len(todo)} to do", file=sys.stderr)
     if not todo:
         return
-    config = EngineConfig(
-        backend=device,
-        dtype=dtype,
-        kv_dtype=kv_dtype,
-        quantize=quantize,
-        tensor_parallel=tensor_parallel,
-        mesh=mesh,
+    config = engine_options.config(
         max_batch=max_batch,
+        context=context,
+        **arguments.adapter_settings(arguments.adapters(adapter)),
     )
     models = named_models(model, None, ())
     with (

@@ -9,34 +9,26 @@ from typing import Annotated
 import typer
 
 from inl.cli import arguments
-from inl.config import EngineConfig
+from inl.cli.option_groups import SamplingOptions, SpeculativeOptions, with_groups
 from inl.engine.inference_engine import InferenceEngine
 
 
+@with_groups
 def run(
-    prompt: Annotated[str, typer.Argument(help="Prompt text.")],
+    *,
+    prompt: arguments.Prompt,
     out: Annotated[Path, typer.Option(help="Trace file to write.")],
     model: arguments.Model = None,
-    device: arguments.Device = "auto",
-    dtype: arguments.Dtype = "auto",
-    quantize: arguments.Quantize = None,
-    max_tokens: Annotated[
-        int, typer.Option(help="Maximum number of new tokens.")
-    ] = 256,
-    temperature: arguments.Temperature = 0.0,
-    seed: arguments.Seed = None,
+    engine_options: SpeculativeOptions,
+    sampling: SamplingOptions,
     raw: arguments.Raw = False,
 ) -> None:
     """Complete PROMPT and write a trace for `inl replay`."""
-    config = EngineConfig(
-        backend=device, dtype=dtype, quantize=quantize, max_batch=1, trace=out
-    )
+    options = sampling.generation_options()
+    config = engine_options.config(max_batch=1, trace=out)
     with InferenceEngine.from_pretrained(model, config) as engine:
         ids = engine.tokenizer.encode(prompt) if raw else engine.chat_ids(prompt)
-        pieces = engine.stream(
-            ids, max_tokens=max_tokens, temperature=temperature, seed=seed
-        )
-        for piece in pieces:
+        for piece in engine.stream(ids, **options):
             print(piece, end="", flush=True)
         print()
         steps, where = engine.stats.steps, engine.device

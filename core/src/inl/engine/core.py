@@ -1,19 +1,22 @@
 """The engine core: plans steps, runs them on a runner, and returns events.
 
-Works on token ids only; it knows neither text nor tensors.
+Works on token ids, and on frames and masks of int32; it knows neither text nor tensors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
+from inl.engine.embedder import PooledRequest
+from inl.engine.frame_encoder import frames, masked_rows
 from inl.engine.records import Stats as Stats
 from inl.engine.records import StepRecord as StepRecord
 from inl.engine.reply_check import (
     read_accepted,
     read_accepted_logprobs,
+    read_hidden,
     read_logprobs,
     read_repeated,
     read_tokens,
@@ -22,12 +25,11 @@ from inl.engine.step_masks import StepMasks, are_ready
 from inl.errors import ModelError, OutOfMemory, RequestError, RunnerError, WorkerLost
 from inl.protocol.runner import AdapterSource, Limits, Reply, Runner
 from inl.protocol.token_masks import mask_width
-from inl.scheduling.frame_encoder import frames, masked_rows
 from inl.scheduling.plan import Plan, SchedulerConfig
 from inl.scheduling.request import Event, FinishReason, Request
 from inl.scheduling.scheduler import Scheduler
 from inl.spec.message import STEP, header
-from inl.spec.step import Bucket
+from inl.spec.step import NO_TOKEN, Bucket
 
 if TYPE_CHECKING:
     from inl.recording.recorder import Recorder
@@ -92,6 +94,27 @@ class EngineCore:
         return self._failure is None and not idle
 
     @property
+    def running_requests(self) -> int:
+        """Number of requests that have a slot."""
+        return len(self.scheduler.running)
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the KV cache blocks in use, 0 to 1: of the fullest pool."""
+        pools = self.scheduler.kv_cache.pools
+        return max(pool.used_blocks / max(pool.blocks - 1, 1) for pool in pools)
+
+    @property
+    def live(self) -> Mapping[int, Request]:
+        """Requests that have not finished by id, in order of arrival."""
+        return self.scheduler.live
+
+    @property
+    def context(self) -> int:
+        """Maximum number of tokens of prompt and output."""
+        return self.scheduler.context
+
+    @property
     def stats(self) -> Stats:
         """Totals so far."""
         scheduler = self.scheduler
@@ -104,6 +127,14 @@ class EngineCore:
             self._masks.seconds,
             self._masks.wait_seconds,
         )
+
+    def check(self, request: Request) -> None:
+        """Raise as :meth:`add` does for a request that can never be served."""
+        self.scheduler.check(request)
+
+    def check_room(self, request: Request) -> None:
+        """Raise :class:`~inl.errors.QueueFull` if too much waits for ``request``."""
+        self.scheduler.check_room(request)
 
     def add(self, request: Request) -> int:
         """Queue a request and return its id.
@@ -146,6 +177,13 @@ class EngineCore:
         if self._recorder is not None:
             self._recorder.add(source)
         self._is_unsettled = False
+
+    def reset_prefix_cache(self) -> int:
+        """Forget all cached prefixes; returns the number of blocks that are free now.
+
+        Requests that run keep their blocks, which no later request shares.
+        """
+        return sum(pool.forget() for pool in self.scheduler.kv_cache.pools)
 
     def cancel(self, number: int, reason: FinishReason = "cancelled") -> bool:
         """End a request; return whether it was still live.
@@ -351,14 +389,19 @@ class EngineCore:
         except Exception as error:
             self._fail(error)
             return []
-        events = process()
-        if self.scheduler.speculation is not None and self.runner.taps is not None:
-            self.scheduler.speculation.observe(plan.chunks, self.runner.taps)
-        return events
+        return process()
 
     def _processing(self, reply: Reply, plan: Plan) -> Callable[[], list[Event]]:
         """Check a reply and return the call that applies it."""
         limits, scheduler = self.runner.limits, self.scheduler
+        if plan.is_pooled:
+            for chunk, hidden in zip(
+                plan.chunks, read_hidden(reply, plan), strict=True
+            ):
+                if isinstance(chunk.request, PooledRequest):
+                    chunk.request.hidden = hidden
+            none = [NO_TOKEN] * len(plan.chunks)
+            return partial(scheduler.process_outputs, none)
         if plan.is_repeated:
             return partial(
                 scheduler.process_several, read_repeated(reply, plan, limits)

@@ -48,9 +48,7 @@ class RequestDispatcher:
     def _has_remains(self) -> bool:
         """Whether the core has work, but no requests."""
         # With the lock: a thread that is cancelling leaves work, but does not step.
-        return self.lock.run(
-            lambda: self._core.has_work and not self._core.scheduler.live
-        )
+        return self.lock.run(lambda: self._core.has_work and not self._core.live)
 
     def submit(self, handle: RequestHandle) -> None:
         """Queue a request, unless it is queued or cancelled already.
@@ -75,7 +73,7 @@ class RequestDispatcher:
         if not number:
             number = self._core.add(handle.request)
         self._open[number] = handle
-        if number not in self._core.scheduler.live:
+        if number not in self._core.live:
             # An earlier call was interrupted after it had added the request.
             self._catch_up(number, handle)
 
@@ -106,7 +104,7 @@ class RequestDispatcher:
         self._core.settle()
         for number, handle in list(self._open.items()):
             self._catch_up(number, handle)
-        for number in self._core.scheduler.live.keys() - self._open.keys():
+        for number in self._core.live.keys() - self._open.keys():
             self._core.cancel(number)
         self._is_unsettled = False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import (
     AsyncGenerator,
     Callable,
@@ -14,20 +15,21 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
+from inl.adapters.registry import AdapterRegistry
 from inl.checkpoints.digest import model_digest
 from inl.checkpoints.hub.resolve import resolve_model
 from inl.config import EngineConfig
-from inl.engine.adapters import Adapters
 from inl.engine.batch import Batch
 from inl.engine.cleanup import run_with_cleanup
 from inl.engine.core import EngineCore, Stats, StepRecord
 from inl.engine.dispatcher import RequestDispatcher
-from inl.engine.embedder import Embedder
+from inl.engine.embedder import embedding_request, unit_length
 from inl.engine.options import (
     GenerationOptions,
     Prompt,
     as_prompts,
     as_single_prompt,
+    check_adapter_name,
     check_one_sample,
 )
 from inl.engine.prompt_encoder import PromptEncoder
@@ -35,9 +37,9 @@ from inl.engine.request_handle import Completion as Completion
 from inl.engine.request_handle import RequestHandle
 from inl.engine.step_loop import Waiter, text_chunks, until_completed
 from inl.errors import RunnerError
+from inl.executor.load_plan import configure
 from inl.executor.model_loader import (
     LanguageModel,
-    configure,
     is_recurrent,
     is_replayed,
     open_model,
@@ -53,8 +55,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from inl.scheduling.drafters import Drafter
-    from inl.scheduling.speculation import Speculation
+    from inl.speculation.drafters import Drafter
+    from inl.speculation.planner import Speculation
     from inl.text.template import ChatTemplate
     from inl.text.tokenizer import Tokenizer
 
@@ -87,7 +89,7 @@ class InferenceEngine:
         self.config = config or EngineConfig()
         model = configure(model, self.config)
         if self.config.speculation is not None:
-            from inl.engine.drafting import check_speculation, with_draft_head
+            from inl.speculation.setup import check_speculation, with_draft_head
 
             model = with_draft_head(model, self.config)
             check_speculation(model, self.config)
@@ -124,16 +126,12 @@ class InferenceEngine:
             replace=Restarts(self._restart) if restarts else None,
         )
         self._dispatcher = RequestDispatcher(self._core)
-        self._adapters = Adapters(model, limits, self._core, self._dispatcher.lock)
-        self._embedder = Embedder(
-            started.runner,
-            self._dispatcher.lock.run,
-            context=self.context,
-            budget=scheduling.token_budget,
+        self._adapters = AdapterRegistry(
+            model, limits, self._core, self._dispatcher.lock
         )
         try:
             for name, path in (self.config.adapters or {}).items():
-                self._adapters.load(name, path)
+                self.load_adapter(name, path)
         except BaseException:
             self.close()
             raise
@@ -143,9 +141,11 @@ class InferenceEngine:
     ) -> Speculation | None:
         if self.config.speculation is None and drafter is None:
             return None
-        from inl.engine.drafting import make_speculation
+        from inl.speculation.setup import make_speculation
 
-        return make_speculation(self.model, self.config, runner, scheduling, drafter)
+        return make_speculation(
+            self.model, self.config, runner, scheduling, drafter, new_core=EngineCore
+        )
 
     def _scheduler_config(self, limits: Limits) -> SchedulerConfig:
         checkpoint = self.model.checkpoint
@@ -205,6 +205,7 @@ class InferenceEngine:
         ``EngineConfig.max_adapters`` are loaded, and
         :class:`~inl.errors.ModelError` for files that are not an adapter of this model.
         """
+        check_adapter_name(name)
         self._adapters.load(name, path)
 
     def unload_adapter(self, name: str) -> None:
@@ -410,7 +411,7 @@ class InferenceEngine:
         handle = self._prepare(prompt, **options)
         for sample in handle.samples:
             sample.listener = listener
-        self._core.scheduler.check_room(handle.request)
+        self._core.check_room(handle.request)
         batch = Batch()
         batch.add(handle)
         self._dispatcher.step_loop.submit(batch)
@@ -445,16 +446,28 @@ class InferenceEngine:
         """Return embeddings of texts or lists of token ids, float32 [n, H].
 
         Each is the hidden state after the last token, of length 1, as the model's head
-        would read it. Computed one after the other, between steps. Raises
-        :class:`~inl.errors.RequestError` for what cannot be encoded, and for an engine
-        that is not on one device of this process.
+        would read it. Computed in batches, in turns with the steps that generate.
+        Raises :class:`~inl.errors.RequestError` for what cannot be encoded, otherwise
+        as :meth:`generate`.
         """
         import numpy as np
 
-        rows = []
+        batch, started, vocab = Batch(), time.perf_counter(), self.runner.limits.vocab
+        requests = []
         for index, prompt in enumerate(prompts):
-            ids = self._encoder.encode(prompt, self.context)
-            rows.append(self._embedder.embed(f"prompts[{index}]", ids))
+            ids, name = self._encoder.encode(prompt, self.context), f"prompts[{index}]"
+            request = embedding_request(name, ids, context=self.context, vocab=vocab)
+            requests.append(request)
+            batch.add(RequestHandle(request, None, (), started))
+        handles = list(batch.handles)
+        run_with_cleanup(
+            partial(self._complete, batch), partial(self._dispatcher.cancel, handles)
+        )
+        rows = []
+        for index, (handle, request) in enumerate(zip(handles, requests, strict=True)):
+            handle.completion()  # raises its error
+            assert request.hidden is not None, "it has finished"
+            rows.append(unit_length(f"prompts[{index}]", request.hidden))
         return np.stack(rows)
 
     def reset_prefix_cache(self) -> int:
@@ -462,10 +475,7 @@ class InferenceEngine:
 
         Requests that run keep their blocks, which no later request shares.
         """
-        return self._dispatcher.lock.run(self._forget_prefixes)
-
-    def _forget_prefixes(self) -> int:
-        return sum(pool.forget() for pool in self._core.scheduler.kv_cache.pools)
+        return self._dispatcher.lock.run(self._core.reset_prefix_cache)
 
     def close(self) -> None:
         """Free the device and finish the trace. Closing twice is allowed.
@@ -482,7 +492,6 @@ class InferenceEngine:
     def _close_runner(self) -> None:
         error = RunnerError("engine: was closed before the request finished")
         self._dispatcher.fail_all(error)
-        self._embedder.close()
         self.runner.close()
 
     def __enter__(self) -> Self:
@@ -511,16 +520,20 @@ class InferenceEngine:
         name = options.get("adapter")
         for sample in handle.samples:
             self._adapters.apply(name, sample.request)
-            self._core.scheduler.check(sample.request)
+            self._core.check(sample.request)
         return handle
 
     def _generate(
         self, batch: Batch, prompts: Sequence[Prompt], options: GenerationOptions
     ) -> list[Completion]:
         """Return the first completions; those that are left in the batch follow."""
-        completions: list[Completion] = []
         for prompt in prompts:
             batch.add(self._prepare(prompt, **options))
+        return self._complete(batch)
+
+    def _complete(self, batch: Batch) -> list[Completion]:
+        """Compute steps until a batch has finished, see :meth:`_generate`."""
+        completions: list[Completion] = []
         while not batch.completed:
             # Decodes text while the device computes the next step.
             completions += batch.pop_completions()
@@ -548,7 +561,7 @@ class InferenceEngine:
             for sample in handle.samples:
                 sample.listener = waiter
             batch.add(handle)
-        self._core.scheduler.check_room(batch.handles[0].request)
+        self._core.check_room(batch.handles[0].request)
         self._dispatcher.step_loop.submit(batch)
 
     def _text_chunks(self, handle: RequestHandle) -> Iterator[str]:

@@ -10,9 +10,9 @@ from functools import partial
 from typing import Any, NamedTuple, TypedDict, cast
 
 from inl.config import MAX_COUNT, EngineConfig
+from inl.engine.prompt_embeddings import PromptEmbeddings, is_rows
 from inl.errors import RequestError
 from inl.guidance.structured import StructuredOutput, read_structured
-from inl.scheduling.embeddings import is_rows
 from inl.scheduling.request import Request
 
 Prompt = str | Sequence[int]
@@ -107,7 +107,7 @@ def make_requests(
     *,
     room: int,
     config: EngineConfig | None = None,
-    embeddings: Mapping[int, Any] | None = None,
+    embeddings: PromptEmbeddings | None = None,
 ) -> list[Request]:
     """Make the ``n`` requests for a prompt's token ids and its options.
 
@@ -149,7 +149,7 @@ def _make_request(
     *,
     room: int,
     config: EngineConfig | None = None,
-    embeddings: Mapping[int, Any] | None = None,
+    embeddings: PromptEmbeddings | None = None,
 ) -> Request:
     config = config or EngineConfig()
     fields: dict[str, Any] = dict(options)

@@ -16,10 +16,10 @@ from inl.engine.options import (
     make_requests,
     stop_strings,
 )
+from inl.engine.prompt_embeddings import split_prompt
 from inl.engine.request_handle import RequestHandle
 from inl.errors import RequestError, TokenizerNotFound
-from inl.scheduling.banned_tokens import BannedTokens
-from inl.scheduling.embeddings import split_prompt
+from inl.guidance.banned_tokens import BannedTokens
 from inl.text.measure import check_length
 
 if TYPE_CHECKING:

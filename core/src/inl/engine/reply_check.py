@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from inl.errors import ProtocolError
 from inl.protocol.runner import Limits, Reply
-from inl.scheduling.frame_encoder import STEP_NUMBERS
 from inl.scheduling.plan import Plan
 from inl.scheduling.request import Status
 from inl.scheduling.sampling_params import TokenLogprob
+from inl.spec.message import STEP_NUMBERS
 from inl.spec.step import INVALID_TOKEN, NO_TOKEN
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 def read_tokens(reply: Reply, plan: Plan, limits: Limits) -> list[int]:
@@ -23,6 +29,22 @@ def read_tokens(reply: Reply, plan: Plan, limits: Limits) -> list[int]:
         bad = next(t for t in tokens if not INVALID_TOKEN <= t < limits.vocab)
         raise _token_error(plan, tokens.index(bad), bad, limits)
     return tokens
+
+
+def read_hidden(reply: Reply, plan: Plan) -> list[NDArray[np.float32]]:
+    """Return the hidden state [H] of each row of a pooled step.
+
+    Raises :class:`~inl.errors.ProtocolError` for another step, and without a row of
+    numbers for each.
+    """
+    _check_shape(reply, plan, 1)
+    shape = () if reply.hidden is None else reply.hidden.shape
+    if reply.hidden is None or len(shape) != 2 or len(reply.hidden) < len(plan.chunks):
+        raise ProtocolError(
+            f"reply of step {plan.step}: found hidden states {list(shape)}, expected "
+            f"[{len(plan.chunks)} or more, H]"
+        )
+    return list(reply.hidden[: len(plan.chunks)])
 
 
 def read_accepted(reply: Reply, plan: Plan, limits: Limits) -> list[list[int]]:

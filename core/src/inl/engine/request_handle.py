@@ -11,9 +11,11 @@ from inl.engine.output_text import OutputText
 from inl.errors import NonFiniteLogits, RequestError, RunnerError, message
 from inl.scheduling.request import Event
 
+# Part of Completion, and so of what the room exports.
+from inl.scheduling.sampling_params import TokenLogprob as TokenLogprob
+
 if TYPE_CHECKING:
     from inl.scheduling.request import FinishReason, Request
-    from inl.scheduling.sampling_params import TokenLogprob
     from inl.text.tokenizer import Tokenizer
 
 
@@ -179,6 +181,11 @@ class RequestHandle:
         else:
             last = Event(request.id, None, request.finish_reason, request.error)
             self.apply_event(last, now)
+
+    def end(self, reason: FinishReason, error: Exception | None = None) -> None:
+        """Finish without a further token."""
+        event = Event(self.request.id, None, reason, error)
+        self.apply_event(event, perf_counter())
 
     def notify(self) -> None:
         """Call the listener."""

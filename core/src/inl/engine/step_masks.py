@@ -11,9 +11,9 @@ from inl.errors import RequestError
 from inl.executor.rank_threads import RankThreads, Round
 from inl.forks import on_fork
 from inl.protocol.token_masks import TokenMasks, mask_words
-from inl.scheduling.frame_encoder import STEP_NUMBERS
 from inl.scheduling.guide import Guide, restore
 from inl.scheduling.request import Request, Status
+from inl.spec.message import STEP_NUMBERS
 
 if TYPE_CHECKING:
     from inl.scheduling.plan import Plan

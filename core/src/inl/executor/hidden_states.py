@@ -1,4 +1,4 @@
-"""Hidden states in place of logits: a second runner on the weights of the first."""
+"""Hidden states in place of logits: a model that ends before its last product."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from inl.errors import RequestError
-from inl.executor.local_runner import LocalRunner
-
 if TYPE_CHECKING:
+    from inl.executor.loaded import Loaded
     from inl.ops.protocol import Ops
-    from inl.protocol.runner import Runner
 
 
-class _WithoutHead:
+class HiddenOps:
     """The ops of a model's head, without its product with the vocabulary."""
 
     def __init__(self, ops: Ops) -> None:
@@ -43,36 +40,16 @@ class _WithoutHead:
 
 def hidden_head(head: Any, ops: Ops, *args: Any) -> Any:
     """Return the normalized hidden states [S, H] that a head multiplies."""
-    return head(cast("Ops", _WithoutHead(ops)), *args)
+    return head(cast("Ops", HiddenOps(ops)), *args)
 
 
-def hidden_runner(runner: Runner, tokens: int) -> LocalRunner:
-    """Return a runner whose ``logits`` are hidden states [S, H] of one sequence.
+def pooled(loaded: Loaded) -> Loaded:
+    """Return the model of programs that end before the product of the head.
 
-    It shares the weights of ``runner``, and has a cache of its own for ``tokens``
-    tokens. Raises :class:`~inl.errors.RequestError` for a runner of another process,
-    or of several devices.
+    Without weights, so that what is compiled from it refers to none.
     """
-    if not isinstance(runner, LocalRunner) or runner.loaded.ranks != 1:
-        raise RequestError(
-            "embed: the weights are in other processes or on several devices; accepts "
-            "an engine on one device of this process"
-        )
-    loaded, limits = runner.loaded, runner.limits
-    count = -(-tokens // limits.block_size)
     model = replace(loaded.model, head=partial(hidden_head, loaded.model.head))
-    return LocalRunner(
-        runner.executor.backend,
-        replace(loaded, model=model, taps=()),
-        replace(
-            limits,
-            slots=2,
-            blocks=(count + 1,) * limits.groups,
-            max_blocks_per_seq=count,
-            buckets=(),
-            depth=1,
-            sampler="greedy",
-            decode_steps=1,
-            max_drafts=0,
-        ),
-    )
+    return replace(
+        loaded, model=model, weights=None, adapters=None, taps=(),
+        ends_before_head=True,
+    )  # fmt: skip

@@ -5,15 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from inl.executor.tracing import trace
 from inl.spec.cache import Paged
 from inl.spec.model import Model
 from inl.spec.selection import KernelSelection
 
 if TYPE_CHECKING:
-    from inl.executor.adapter_stacks import AdapterStacks
+    from inl.adapters.stacks import AdapterStacks
+    from inl.spec.dispatch import Choices, Tracer
+    from inl.spec.limits import Limits
+    from inl.spec.step import Bucket
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Loaded:
     """A model with its weights on a device."""
 
@@ -22,12 +26,32 @@ class Loaded:
     groups: Any
     """Tree of :class:`~inl.weights.plan.WeightPlan`, parallel to ``weights``."""
     weights: Any
+    """``None`` before they are loaded, and once they are released."""
     selection: KernelSelection
     ranks: int = 1
     adapters: AdapterStacks | None = None
     """Adapters of the weights, if they have room for any."""
     taps: tuple[int, ...] = ()
     """Layers whose inputs a step also returns, see :mod:`inl.executor.taps`."""
+    expert_ranks: int = 1
+    """Number of devices that share the experts."""
+    ends_before_head: bool = False
+    """Whether the model returns hidden states, see
+    :mod:`inl.executor.hidden_states`."""
+
+    def tracer(
+        self,
+        bucket: Bucket,
+        limits: Limits,
+        *,
+        table_width: int | None = None,
+        choices: Choices | None = None,
+    ) -> Tracer:
+        """Trace a step of ``bucket``, see :func:`~inl.executor.tracing.trace`."""
+        return trace(
+            self.model, self.config, self.groups, bucket, limits, self.selection,
+            ranks=self.ranks, table_width=table_width, taps=self.taps, choices=choices,
+        )  # fmt: skip
 
     def shard_state(self) -> tuple[Any, ...]:
         """Return the specs of the model's state on one rank."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from inl.backend.base import CachedMemory, ForkSafety
-from inl.dtypes import HostArray, cast, wrap
+from inl.dtypes import HostArray, cast, widen, wrap
 from inl.errors import ProtocolError
 from inl.executor.context_lengths import TableWidths
 from inl.executor.model_executor import MAX_ADMISSIONS, ModelExecutor
@@ -22,6 +22,7 @@ from inl.protocol.runner import (
     PipelinedRunner,
     Reply,
     StepInFlight,
+    pooled_reply,
 )
 from inl.spec.embedded_rows import EmbeddedRows, dense_rows, read_rows
 from inl.spec.message import (
@@ -29,6 +30,7 @@ from inl.spec.message import (
     EMBEDDED,
     HEADER_WORD,
     MASKED,
+    POOLED,
     STEP,
     TOKEN_BIAS,
     Header,
@@ -50,6 +52,12 @@ class OneByOne(NamedTuple):
     """Of each step: the rows of the message, and their tokens on the device."""
 
 
+def with_programs(backend: Backend, limits: Limits) -> Limits:
+    """Return the limits with the buckets that a runner of ``backend`` compiles."""
+    buckets = with_repeats(backend.buckets(limits), limits.decode_steps)
+    return replace(limits, buckets=buckets)
+
+
 class LocalRunner(PipelinedRunner):
     """Runs steps on a backend of this process; programs are compiled on first use.
 
@@ -59,8 +67,7 @@ class LocalRunner(PipelinedRunner):
 
     def __init__(self, backend: Backend, loaded: Loaded, limits: Limits) -> None:
         super().__init__()
-        buckets = with_repeats(backend.buckets(limits), limits.decode_steps)
-        self.limits = replace(limits, buckets=buckets)
+        self.limits = with_programs(backend, limits)
         self.executor = ModelExecutor(backend, loaded, self.limits)
         self._backend = backend
         self.survives_fork = backend.offers(ForkSafety) is not None
@@ -76,10 +83,16 @@ class LocalRunner(PipelinedRunner):
 
     @property
     def taps(self) -> Any:
+        """Hidden states of the tokens of the newest step, a tensor of the backend, if
+        the model has taps.
+        """
         return self.executor.taps
 
     def _submit_frame(self, message: IntArray, head: Header) -> Any:
-        """Return sampled tokens on the device, or logits and step of a masked step."""
+        """Return what the step computes, on the device.
+
+        Tokens; logits and step of a masked one, or hidden states of a pooled one.
+        """
         self._check.check(message, head)
         if head.kind not in (STEP, TOKEN_BIAS):
             slot = int(message[ADMISSION_WORD.slot])
@@ -95,6 +108,8 @@ class LocalRunner(PipelinedRunner):
         step = self._step_arguments(message, head)
         if head.flags & MASKED:
             return self.executor.logits(*step)
+        if head.flags & POOLED:
+            return self.executor.pool(*step)
         return self.executor.advance(*step)
 
     def _submit_one_by_one(self, message: IntArray, head: Header) -> OneByOne:
@@ -149,6 +164,8 @@ class LocalRunner(PipelinedRunner):
 
     def _collect(self, flight: StepInFlight) -> Reply:
         head, tokens, scores = flight.head, flight.work, None
+        if head.flags & POOLED:
+            return pooled_reply(head.step, widen(self._backend.numpy(tokens)))
         if isinstance(tokens, OneByOne):
             return Reply(head.step, self._read_one_by_one(tokens, head))
         if head.bucket.sampler == "sample_filtered" and head.bucket.repeat == 1:

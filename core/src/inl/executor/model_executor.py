@@ -15,11 +15,11 @@ from inl.dtypes import wrap
 from inl.errors import OutOfMemory, RunnerError
 from inl.executor.consumption import NO_STATE, call_consuming, recovered_state
 from inl.executor.context_lengths import table_widths
+from inl.executor.hidden_states import pooled
 from inl.executor.loaded import Loaded as Loaded
 from inl.executor.model_step import BODIES, sample
 from inl.executor.repeated_step import advance_repeated
 from inl.executor.taps import with_taps
-from inl.executor.tracing import trace
 from inl.protocol.runner import Limits
 from inl.spec.cache import State
 from inl.spec.dispatch import ResolvedOps, Tracer
@@ -27,10 +27,10 @@ from inl.spec.message import admit_size, step_frame
 from inl.spec.step import Bucket
 
 if TYPE_CHECKING:
+    from inl.adapters.folder import Adapter
     from inl.backend.base import Backend
     from inl.ops.protocol import Ops
     from inl.spec.model import Model
-    from inl.weights.peft import Adapter
 
 Program = Callable[..., Any]
 ProgramKey = tuple[str, Bucket, int | None]
@@ -62,13 +62,15 @@ class ModelExecutor:
         """Loops of programs; ``None`` where repeated steps are submitted one by one."""
         self._model = computed_model(backend, loaded)
         """The model that programs compute."""
+        self._pooled = pooled(loaded)
+        """The model of programs that return hidden states."""
         self.state: State = backend.state(loaded.shard_state(), limits=limits)
         self.taps: Any = None
         """Hidden states of the newest step, [T, taps * H], if the model has taps."""
         self._is_consuming = False
         """Whether a program has consumed the state and not returned it."""
         self._programs: dict[ProgramKey, Program] = {}
-        self._ops: dict[tuple[Bucket, int | None], ResolvedOps] = {}
+        self._ops: dict[tuple[Bucket, int | None, bool], ResolvedOps] = {}
         self._precompiled: set[tuple[Bucket, int | None]] = set()
         # The ops of a prompt's size, which the first step needs too.
         ops = self.ops(SIZE_CLASSES[-1])
@@ -107,6 +109,13 @@ class ModelExecutor:
         logits, step, *taps = results
         self.taps = next(iter(taps), None)
         return logits, step
+
+    def pool(self, bucket: Bucket, message: Any, width: int | None = None) -> Any:
+        """Compute a step; returns the hidden states [R, H] of its rows' last tokens."""
+        program = self.program("pool", bucket, width)
+        (hidden,) = self._call(program, self.loaded.weights, message)
+        self.taps = None
+        return hidden
 
     def sample_masked(self, bucket: Bucket, logits: Any, masks: Any, step: Any) -> Any:
         """Sample the tokens of a step under masks, int32 [R, ceil(V / 32)]."""
@@ -173,7 +182,9 @@ class ModelExecutor:
 
     def _body(self, name: str, bucket: Bucket, width: int | None) -> Program:
         """Return the function to compile."""
-        ops, loaded = self.ops(bucket, width), self.loaded
+        is_pooled = name == "pool"
+        loaded = self._pooled if is_pooled else self.loaded
+        ops = self.ops(bucket, width, is_pooled=is_pooled)
         if name == "masked":
             return partial(_sample_masked, ops)
         if name == "set_token_bias":
@@ -187,7 +198,8 @@ class ModelExecutor:
         elif loaded.taps:
             keywords |= {"body": body, "taps": loaded.taps}
             body = with_taps
-        return partial(body, ops, self._model, loaded.config, **keywords)
+        model = computed_model(self.backend, loaded) if is_pooled else self._model
+        return partial(body, ops, model, loaded.config, **keywords)
 
     def precompile(self, buckets: Iterable[Bucket], width: int | None = None) -> None:
         """Compile the kernels of these buckets in parallel, if the backend can."""
@@ -241,18 +253,22 @@ class ModelExecutor:
 
     def tracer(self, bucket: Bucket, width: int | None = None) -> Tracer:
         """Trace the model at a bucket: its op calls and the kernels selected."""
-        loaded = self.loaded
-        return trace(
-            loaded.model, loaded.config, loaded.groups, bucket, self.limits,
-            loaded.selection, ranks=loaded.ranks, table_width=width, taps=loaded.taps,
-        )  # fmt: skip
+        return self.loaded.tracer(bucket, self.limits, table_width=width)
 
-    def ops(self, bucket: Bucket, width: int | None = None) -> Ops:
-        """Return the resolved ops of a bucket; exact sizes share those of a class."""
-        family = bucket if self.limits.buckets else size_class(bucket)
-        if (family, width) not in self._ops:
-            self._ops[family, width] = ResolvedOps(self.tracer(family, width))
-        return cast("Ops", self._ops[family, width].at(bucket))
+    def ops(
+        self, bucket: Bucket, width: int | None = None, *, is_pooled: bool = False
+    ) -> Ops:
+        """Return the resolved ops of a bucket; exact sizes share those of a class.
+
+        is_pooled: those of programs that return hidden states.
+        """
+        key = bound_bucket(bucket, self.limits), width, is_pooled
+        if key not in self._ops:
+            loaded = self._pooled if is_pooled else self.loaded
+            self._ops[key] = ResolvedOps(
+                loaded.tracer(key[0], self.limits, table_width=width)
+            )
+        return cast("Ops", self._ops[key].at(bucket))
 
     @property
     def program_keys(self) -> list[tuple[str, Bucket]]:
@@ -287,11 +303,28 @@ class ModelExecutor:
 
 def computed_model(backend: Backend, loaded: Loaded) -> Model:
     """Return the model that a backend computes in place of the loaded one."""
+    whole = used_whole_models(backend, loaded)
+    return loaded.model if whole is None else whole.replace(loaded.model)
+
+
+def used_whole_models(backend: Backend, loaded: Loaded) -> WholeModels | None:
+    """Return the capability if programs use it: not for what only ops compute."""
     whole = backend.offers(WholeModels)
-    by_ops = loaded.taps or loaded.selection.invariant
-    if whole is None or (whole.optional and by_ops):
-        return loaded.model
-    return whole.replace(loaded.model)
+    by_ops = loaded.taps or loaded.ends_before_head or loaded.selection.invariant
+    return None if whole is None or (whole.optional and by_ops) else whole
+
+
+def bound_bucket(bucket: Bucket, limits: Limits) -> Bucket:
+    """Return the bucket whose kernels a program binds: a size class of exact sizes."""
+    return bucket if limits.buckets else size_class(bucket)
+
+
+def bound_tracer(loaded: Loaded, bucket: Bucket, limits: Limits) -> Tracer:
+    """Trace a step of ``bucket`` with the kernels that its program binds."""
+    bound = loaded.tracer(bound_bucket(bucket, limits), limits)
+    if bound.bucket == bucket:
+        return bound
+    return loaded.tracer(bucket, limits, choices=bound.choices)
 
 
 def _program_name(bucket: Bucket) -> str:

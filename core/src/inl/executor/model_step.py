@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from inl.executor.adapter_ops import adapter_ops
-from inl.executor.adapter_weights import AdaptedWeights
+from inl.adapters.ops import adapter_ops
+from inl.adapters.weights import AdaptedWeights
 from inl.executor.embedding_ops import EmbeddingOps
 from inl.spec.cache import State
 from inl.spec.embedded_rows import EmbeddedRows
@@ -93,6 +93,18 @@ def advance(
     return sample(ops, logits, step, state)
 
 
+def pool(
+    ops: Ops, model: Model, config: Any, weights: Any, message: Array, state: State,
+    **options: Any,
+) -> tuple[Array, State]:  # fmt: skip
+    """Compute the hidden states [R, H] of the rows' last tokens.
+
+    model: ends before its last product, see :mod:`inl.executor.hidden_states`.
+    """
+    hidden, _, state = forward(ops, model, config, weights, message, state, **options)
+    return hidden, state
+
+
 def forward_embedded(
     ops: Ops, model: Model, config: Any, weights: Any, message: Array,
     embedded: EmbeddedRows, state: State, **options: Any,
@@ -153,6 +165,7 @@ def _read_by(sampler: str, tables: Tables) -> Tables:
 BODIES: Mapping[str, Callable[..., Any]] = {
     "advance": advance,
     "logits": forward,
+    "pool": pool,
     "advance_embedded": advance_embedded,
     "logits_embedded": forward_embedded,
 }

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
+from inl.adapters.weights import AdapterShape, strict_adapters
 from inl.dtypes import E4M3
-from inl.executor.adapter_weights import AdapterShape, strict_adapters
 from inl.executor.model_step import forward, sample
 from inl.executor.taps import with_taps
 from inl.spec.cache import Cache, Paged, Slotted, State
-from inl.spec.dispatch import Tracer
+from inl.spec.dispatch import Choices, Tracer
 from inl.spec.limits import Limits
 from inl.spec.message import TOKEN_BIAS_SIZE, admit_size, layout
 from inl.spec.model import Model
@@ -33,15 +33,16 @@ def trace(
     ranks: int = 1,
     table_width: int | None = None,
     taps: tuple[int, ...] = (),
+    choices: Choices | None = None,
 ) -> Tracer:
     """Call every op of a step of ``bucket``, of masked sampling and of admissions.
 
     groups: weight tree whose leaves are :class:`~inl.weights.plan.WeightPlan`.
     table_width: columns of the block tables that the step reads; ``None`` is all.
-    taps: layers whose inputs the step returns. Raises :class:`~inl.errors.NoKernel`
-    for an op without a usable kernel.
+    taps: layers whose inputs the step returns. choices: kernels that were selected for
+    another bucket.
     """
-    tracer = Tracer(selection, bucket, limits.block_size)
+    tracer = Tracer(selection, bucket, limits.block_size, choices or {})
     ops = cast("Ops", tracer)
     weights = tree_map(lambda plan: plan.specs(config.dtype), groups)
     shape = AdapterShape(limits.adapters, limits.adapter_rank)

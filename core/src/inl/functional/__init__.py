@@ -1,7 +1,5 @@
-"""INL functions on torch, JAX and NumPy arrays; results are of the same framework."""
+"""INL dynamics and mixture of experts on arrays, from inl-toolkit."""
 
-from inl.functional.dynamics import get_backend as get_backend
-from inl.functional.dynamics import inl_dynamics as inl_dynamics
-from inl.functional.dynamics import inl_dynamics_n_steps as inl_dynamics_n_steps
-from inl.functional.dynamics import inl_dynamics_step as inl_dynamics_step
-from inl.functional.dynamics import set_backend as set_backend
+from inl.toolkit import alias
+
+alias(__name__)

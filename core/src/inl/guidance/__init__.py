@@ -1,1 +1,1 @@
-"""Structured output: grammars that constrain what a request generates."""
+"""Constraints of what a request generates: grammars and banned tokens."""

@@ -1,23 +1,5 @@
-"""Kernels on NumPy, torch and JAX arrays: decorators, attention, products, profiles.
+"""Kernels on arrays of any framework, from inl-toolkit."""
 
-Functions compute on the device of their arrays, return arrays of the same framework and
-keep its gradients. Language models use the kernels of a backend instead, see
-``inl explain``.
-"""
+from inl.toolkit import alias
 
-from inl.errors import DeviceError as DeviceError
-from inl.errors import KernelError as KernelError
-from inl.functional.moe import moe_dispatch as moe_dispatch
-from inl.kernels.attention import flash_attention as flash_attention
-from inl.kernels.config import KernelConfig as KernelConfig
-from inl.kernels.decorators import cpu_kernel as cpu_kernel
-from inl.kernels.decorators import expert_kernel as expert_kernel
-from inl.kernels.decorators import gpu_kernel as gpu_kernel
-from inl.kernels.decorators import sparse_kernel as sparse_kernel
-from inl.kernels.decorators import tpu_kernel as tpu_kernel
-from inl.kernels.dense import gemm as gemm
-from inl.kernels.dense import layer_norm as layer_norm
-from inl.kernels.profile import profile_kernel as profile_kernel
-from inl.kernels.rope import apply_rope as apply_rope
-from inl.kernels.rope import create_rope_cache as create_rope_cache
-from inl.kernels.sparse import block_sparse_matmul as block_sparse_matmul
+alias(__name__)

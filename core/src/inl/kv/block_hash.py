@@ -12,7 +12,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from inl.scheduling.embeddings import Embeddings
+    from inl.scheduling.embedded_positions import EmbeddedPositions
 
 
 def root_hash(
@@ -51,7 +51,7 @@ def extend_block_hashes(
     token_ids: Sequence[int],
     block_size: int,
     count: int,
-    embeddings: Embeddings | None = None,
+    embeddings: EmbeddedPositions | None = None,
 ) -> None:
     """Extend ``hashes``, a root and one key per block, to ``count`` blocks in place."""
     for index in range(len(hashes) - 1, count):

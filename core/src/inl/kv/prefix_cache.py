@@ -51,7 +51,9 @@ class PrefixCache:
 
     def serves(self, request: Request) -> bool:
         """Whether a request shares blocks: without a prefix cache, with its group."""
-        if self._config.recurrent:
+        # A draft head has no hidden states of a pooled request to fill its cache from.
+        headless = request.pooled and self._config.recomputes_block
+        if self._config.recurrent or headless:
             return False
         return self._config.prefix_cache or bool(request.sample_group)
 

@@ -23,7 +23,7 @@ from inl.ops.linear import Linear
 from inl.ops.norm import Norm
 from inl.ops.rope import RopeScaling
 from inl.spec.cache import Paged
-from inl.spec.model import Model
+from inl.spec.model import COMPUTATIONS, Model
 from inl.spec.step import Array, Step
 from inl.spec.weights import Group
 
@@ -189,3 +189,4 @@ def head(ops: Ops, c: LlamaConfig, w: Weights, carry: Any, step: Step) -> Array:
 
 
 MODEL = Model(config, weights, state, embed, layer, head)
+COMPUTATIONS[embed, layer, head] = "llama"

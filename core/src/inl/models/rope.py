@@ -270,9 +270,3 @@ def rotating_lanes(share: float, dim: int) -> int:
             f"share that selects an even number of the {dim} lanes of a head"
         )
     return lanes if lanes < dim else 0
-
-
-def refuse_partial_scaling(rope: Mapping[str, Any]) -> None:
-    """Raise :class:`CheckpointError` unless the kind of scaling is "default"."""
-    refuse_unless({"rope_scaling.rope_type": kind_of(rope)}, "rope_scaling.rope_type",
-                  "default")  # fmt: skip

@@ -9,7 +9,6 @@ import numpy as np
 
 from inl.errors import RequestError
 from inl.ops.moe import LEAST, best, softmax
-from inl.spec.kernel import PLAIN
 from inl.spec.op import Case, Spec, op
 from inl.spec.step import Array
 
@@ -22,11 +21,6 @@ class ExpertBias(NamedTuple):
 
     bias: Array | None = None
     """[E] float32, added to the scores that rank experts."""
-
-    @property
-    def layout(self) -> str:
-        """Layout of unpacked weights."""
-        return PLAIN
 
 
 CLOSE = 1e-5

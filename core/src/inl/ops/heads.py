@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from inl.spec.kernel import PLAIN
 from inl.spec.op import Case, Spec, elements, op
 from inl.spec.step import Array
 
@@ -17,11 +16,6 @@ class HeadLinear(NamedTuple):
 
     weight: Array
     """[heads * N, K]: the matrices [N, K] of all heads."""
-
-    @property
-    def layout(self) -> str:
-        """Layout of unpacked weights."""
-        return PLAIN
 
 
 def _cases(rng: np.random.Generator) -> Iterable[Case]:

@@ -18,7 +18,6 @@ import numpy as np
 from inl.errors import RequestError
 from inl.ops import inl_cases as cases
 from inl.ops.linear import Linear
-from inl.spec.kernel import PLAIN
 from inl.spec.op import Spec, elements, op
 from inl.spec.step import Array
 
@@ -44,11 +43,6 @@ class InlBlock(NamedTuple):
     """[3 * H]."""
     context: Array | None = None
     """[H, H]: adds a linear function of the position to mu; ``None`` adds nothing."""
-
-    @property
-    def layout(self) -> str:
-        """Layout of unpacked weights."""
-        return PLAIN
 
 
 def sigmoid(x: Any) -> Any:

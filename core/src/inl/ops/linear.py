@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from inl.spec.kernel import PLAIN
 from inl.spec.op import Case, Spec, elements, op
 from inl.spec.step import Array
 
@@ -27,11 +26,6 @@ class Linear(NamedTuple):
     bias: Array | None = None
     """[N]."""
 
-    @property
-    def layout(self) -> str:
-        """Layout of unpacked weights."""
-        return PLAIN
-
 
 class QkvLinear(NamedTuple):
     """Parameters of :data:`qkv_linear`; a kernel may pack them as one matrix."""
@@ -45,11 +39,6 @@ class QkvLinear(NamedTuple):
     q_bias: Array | None = None
     k_bias: Array | None = None
     v_bias: Array | None = None
-
-    @property
-    def layout(self) -> str:
-        """Layout of unpacked weights."""
-        return PLAIN
 
 
 def product_flops(x: Any, w: Any, **_: Any) -> int:

@@ -9,7 +9,6 @@ import numpy as np
 
 from inl.ops.linear import Linear, product_flops
 from inl.ops.mlp import ACTIVATIONS, activation_flops
-from inl.spec.kernel import PLAIN
 from inl.spec.op import Case, elements, op
 from inl.spec.step import Array
 
@@ -33,11 +32,6 @@ class Lora(NamedTuple):
     b: Array
     """[N, C]: columns in the same order, of matrices B times their scale."""
 
-    @property
-    def layout(self) -> str:
-        """Layout of unpacked weights."""
-        return PLAIN
-
 
 class QkvLora(NamedTuple):
     """Parameters of :data:`qkv_lora`: those of three layers of one input, as ``Lora``.
@@ -52,11 +46,6 @@ class QkvLora(NamedTuple):
     v_a: Array
     v_b: Array
 
-    @property
-    def layout(self) -> str:
-        """Layout of unpacked weights."""
-        return PLAIN
-
 
 class GatedLora(NamedTuple):
     """Parameters of :data:`gated_lora`: those of two layers of one input, as ``Lora``.
@@ -68,11 +57,6 @@ class GatedLora(NamedTuple):
     gate_b: Array
     up_a: Array
     up_b: Array
-
-    @property
-    def layout(self) -> str:
-        """Layout of unpacked weights."""
-        return PLAIN
 
 
 def arguments(

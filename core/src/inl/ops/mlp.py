@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from inl.ops.linear import Linear, product_flops
-from inl.spec.kernel import PLAIN
 from inl.spec.op import Case, Spec, elements, op
 from inl.spec.step import Array
 
@@ -28,11 +27,6 @@ class GatedMlp(NamedTuple):
     """[I, H]."""
     down: Array
     """[H, I]."""
-
-    @property
-    def layout(self) -> str:
-        """Layout of unpacked weights."""
-        return PLAIN
 
 
 def _cases(rng: np.random.Generator) -> Iterable[Case]:

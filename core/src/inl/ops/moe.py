@@ -20,7 +20,6 @@ from inl.ops.moe_cases import (
     route_cases,
     typed,
 )
-from inl.spec.kernel import PLAIN
 from inl.spec.op import Spec, elements, nbytes, op, stored_nbytes
 from inl.spec.step import Array
 from inl.spec.tree import leaves
@@ -42,11 +41,6 @@ class ExpertLinear(NamedTuple):
     weight: Array
     """[E, N, K]."""
 
-    @property
-    def layout(self) -> str:
-        """Layout of unpacked weights."""
-        return PLAIN
-
 
 class Experts(NamedTuple):
     """Parameters of :data:`experts`: a gated feed-forward layer for each expert."""
@@ -57,11 +51,6 @@ class Experts(NamedTuple):
     """[E, I, H]."""
     down: Array
     """[E, H, I]."""
-
-    @property
-    def layout(self) -> str:
-        """Layout of unpacked weights."""
-        return PLAIN
 
 
 def _route_shapes(logits: Spec, *, k: int, kind: str, **_: Any) -> tuple[Spec, Spec]:

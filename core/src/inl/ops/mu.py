@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from inl.ops.linear import Linear, product_flops
-from inl.spec.kernel import PLAIN
 from inl.spec.op import Case, Spec, elements, op
 from inl.spec.step import Array
 
@@ -27,22 +26,12 @@ class MuGuidance(NamedTuple):
     context: Array
     """[H, H]."""
 
-    @property
-    def layout(self) -> str:
-        """Layout of unpacked weights."""
-        return PLAIN
-
 
 class MuStart(NamedTuple):
     """Parameters of :data:`mu_start`."""
 
     mu: Array
     """[1, 1, H]."""
-
-    @property
-    def layout(self) -> str:
-        """Layout of unpacked weights."""
-        return PLAIN
 
 
 def _clip_cases(rng: np.random.Generator) -> Iterable[Case]:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from inl.spec.kernel import PLAIN
 from inl.spec.op import Case, Spec, elements, op
 from inl.spec.step import Array
 
@@ -20,11 +19,6 @@ class Norm(NamedTuple):
 
     weight: Array
     """[H]."""
-
-    @property
-    def layout(self) -> str:
-        """Layout of unpacked weights."""
-        return PLAIN
 
 
 def norm_flops(x: Any, *_: Any, **__: Any) -> int:
@@ -115,11 +109,6 @@ class LayerNorm(NamedTuple):
     """[H]."""
     bias: Array | None = None
     """[H]."""
-
-    @property
-    def layout(self) -> str:
-        """Layout of unpacked weights."""
-        return PLAIN
 
 
 def _layer_norm_cases(rng: np.random.Generator) -> Iterable[Case]:

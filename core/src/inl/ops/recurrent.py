@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from inl.ops.attention import random_step
-from inl.spec.kernel import PLAIN
 from inl.spec.op import Case, Spec, elements, nbytes, op
 from inl.spec.step import Array, Step
 
@@ -30,11 +29,6 @@ class Taps(NamedTuple):
     weight: Array
     """[C, 1, K]: factors of each channel, that of the newest token last."""
 
-    @property
-    def layout(self) -> str:
-        """Layout of unpacked weights."""
-        return PLAIN
-
 
 class Decay(NamedTuple):
     """Parameters of :data:`delta_rule`."""
@@ -43,11 +37,6 @@ class Decay(NamedTuple):
     """[heads] float32: logarithm of each head's rate."""
     shift: Array
     """[heads] float32, added to ``a``."""
-
-    @property
-    def layout(self) -> str:
-        """Layout of unpacked weights."""
-        return PLAIN
 
 
 def _steps(rng: np.random.Generator) -> Iterable[tuple[str, Step]]:

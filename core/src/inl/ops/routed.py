@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from inl.ops.inl import sigmoid
-from inl.spec.kernel import PLAIN
 from inl.spec.op import Case, Spec, elements, nbytes, op, stored_nbytes
 from inl.spec.step import Array
 
@@ -32,11 +31,6 @@ class TokenRoutedMlp(NamedTuple):
     """[E, H], applied to mu; ``None`` routes by id only."""
     experts: Array | None = None
     """[V] int32: expert of each token id; ``None`` is the id modulo E."""
-
-    @property
-    def layout(self) -> str:
-        """Layout of unpacked weights."""
-        return PLAIN
 
 
 def _cases(rng: np.random.Generator) -> Iterable[Case]:

@@ -15,7 +15,6 @@ from inl.ops.attention import (
     softmax_over_cache,
 )
 from inl.spec.cache import Cache
-from inl.spec.kernel import PLAIN
 from inl.spec.op import Case, Spec, op
 from inl.spec.step import Array, Step
 
@@ -25,11 +24,6 @@ class Sinks(NamedTuple):
 
     logits: Array
     """[heads]."""
-
-    @property
-    def layout(self) -> str:
-        """Layout of unpacked weights."""
-        return PLAIN
 
 
 def _sink_cases(rng: np.random.Generator) -> Iterable[Case]:

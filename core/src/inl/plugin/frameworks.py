@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
@@ -48,6 +49,15 @@ def require_framework(
         )
     if reason := import_failure(module):
         raise BackendUnavailable(f"cannot import {module}: {reason}. Try: {install}")
+
+
+def require_modules(names: Iterable[str], install: str) -> None:
+    """Raise :class:`BackendUnavailable` for modules that are not installed."""
+    missing = [name for name in names if find_spec(name) is None]
+    if missing:
+        raise BackendUnavailable(
+            f"{' and '.join(missing)} not installed. Try: {install}"
+        )
 
 
 def installed_version(name: str) -> str | None:

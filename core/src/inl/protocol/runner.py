@@ -11,7 +11,7 @@ from inl.errors import OutOfMemory, ProtocolError, RunnerError
 from inl.forks import on_fork
 from inl.spec.limits import Limits as Limits
 from inl.spec.message import MASKED, STEP, Header, header
-from inl.spec.step import Scores
+from inl.spec.step import NO_TOKEN, Scores
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,6 +30,16 @@ class Reply(NamedTuple):
     :data:`~inl.spec.step.NO_TOKEN`."""
     scores: Scores | None = None
     """Scores of the tokens, NumPy arrays; only from "sample_filtered" programs."""
+    hidden: NDArray[np.float32] | None = None
+    """[R, H] hidden states of the rows' last tokens, of a step with the POOLED flag;
+    see :func:`pooled_reply`."""
+
+
+def pooled_reply(step: int, hidden: NDArray[np.float32]) -> Reply:
+    """Return the reply of a step with the POOLED flag: no tokens, [R, 1]."""
+    import numpy as np
+
+    return Reply(step, np.full((len(hidden), 1), NO_TOKEN, np.int32), None, hidden)
 
 
 class AdapterSource(NamedTuple):
@@ -40,7 +50,7 @@ class AdapterSource(NamedTuple):
     path: str
     """Folder of its files, where the runner computes."""
     digest: str
-    """See :attr:`inl.weights.peft.Adapter.digest`."""
+    """See :attr:`inl.adapters.folder.Adapter.digest`."""
 
 
 class Runner(ABC):
@@ -50,14 +60,6 @@ class Runner(ABC):
     """
 
     limits: Limits
-
-    @property
-    def taps(self) -> Any:
-        """Hidden states of the tokens of the newest step, a tensor of the backend.
-
-        For a draft head in this process; ``None`` from other runners.
-        """
-        return None
 
     @abstractmethod
     def submit(self, message: IntArray) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from inl.errors import ProtocolError
 from inl.progress import LoadStage
-from inl.protocol.runner import Reply
+from inl.protocol.runner import Reply, pooled_reply
 from inl.spec.step import Scores
 
 if TYPE_CHECKING:
@@ -57,7 +57,15 @@ def read_masks(payload: Buffer) -> tuple[int, IntArray]:
 
 
 def reply(result: Reply) -> memoryview:
-    """Encode the result of a step; scores follow S, samples, and N, ids of each."""
+    """Encode the result of a step; scores follow S, samples, and N, ids of each.
+
+    Hidden states [R, H] take the place of tokens, of which there are -H in the head.
+    """
+    if result.hidden is not None:
+        count, width = result.hidden.shape
+        head = np.array([result.step, count, -width], np.int32)
+        values = np.ascontiguousarray(result.hidden, np.float32).view(np.int32)
+        return words(np.concatenate([head, values.reshape(-1)]))
     rows, tokens_per_row = result.tokens.shape
     parts = [
         np.array([result.step, rows, tokens_per_row], np.int32),
@@ -80,6 +88,8 @@ def read_reply(payload: Buffer) -> Reply:
     if len(data) < 3:
         raise ProtocolError(f"reply: found {len(data)} words, needs at least 3")
     step, rows, tokens_per_row = data[:3].tolist()
+    if rows >= 1 and tokens_per_row < 0 and len(data) == 3 - rows * tokens_per_row:
+        return pooled_reply(step, data[3:].view(np.float32).reshape(rows, -1))
     samples = rows * tokens_per_row
     scored = data[3 + samples :] if min(rows, tokens_per_row) >= 1 else data
     count, top = scored[:2].tolist() if len(scored) > 1 else (0, 0)

@@ -20,24 +20,31 @@ from inl.protocol.slot_decoder import read_admission
 from inl.protocol.token_masks import TokenMasks, mask_width
 from inl.recording.outcome import Difference, Outcome
 from inl.recording.trace_file import Item, RunHeader
-from inl.scheduling.frame_encoder import STEP_NUMBERS
 from inl.spec.embedded_rows import with_rows
 from inl.spec.message import (
     ADMISSION_WORD,
     ADMIT,
     FEEDBACK,
     MASKED,
+    POOLED,
     RELEASE,
     STEP,
+    STEP_NUMBERS,
     Header,
     Row,
     header,
     step_frame,
 )
-from inl.spec.step import NO_TOKEN, SAMPLERS, Bucket
+from inl.spec.step import INVALID_TOKEN, NO_TOKEN, SAMPLERS, Bucket
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from inl.spec.message import IntArray
+
+HIDDEN_ERROR = 0.05
+"""Largest difference of a hidden state that counts as equal, relative to its length."""
 
 
 @dataclass(slots=True, eq=False)
@@ -179,7 +186,7 @@ class _Run:
             groups=self._limits.groups,
             block_size=self._limits.block_size,
             decode_rows=sum(computable[: step.header.decode_rows]),
-            flags=MASKED if masks is not None else 0,
+            flags=MASKED if masks is not None else step.header.flags & POOLED,
         )
         if embeddings:
             message = with_rows(message, embeddings)
@@ -187,7 +194,11 @@ class _Run:
         if masks is not None:
             width = mask_width(self._limits.vocab)
             self._runner.sample(masks.step, masks.dense(bucket.samples, width))
-        tokens = iter(self._runner.collect().tokens.tolist())
+        found = self._runner.collect()
+        tokens = iter(found.tokens.tolist())
+        if reply.hidden is not None:
+            kept = reply.hidden[: len(computable)][computable]
+            tokens = iter(_compared(kept, found.hidden))
         return [next(tokens) if flag else None for flag in computable]
 
     def _row_masks(
@@ -266,6 +277,22 @@ class _Run:
                         sequence.length - accepted + 1 + at, *pairs[at],
                     )
                 )  # fmt: skip
+
+
+def _compared(
+    recorded: NDArray[np.float32], found: NDArray[np.float32] | None
+) -> list[list[int]]:
+    """Return ``NO_TOKEN`` for each equal hidden state, else ``INVALID_TOKEN``.
+
+    States of other kernels differ by their rounding.
+    """
+    import numpy as np
+
+    if found is None or found.shape[1:] != recorded.shape[1:]:
+        return [[INVALID_TOKEN]] * len(recorded)
+    error = np.linalg.norm(found[: len(recorded)] - recorded, axis=-1)
+    equal = error <= HIDDEN_ERROR * np.linalg.norm(recorded, axis=-1)
+    return [[NO_TOKEN if each else INVALID_TOKEN] for each in equal]
 
 
 def _accepted(step: StepFrame, reply: Reply) -> list[int]:

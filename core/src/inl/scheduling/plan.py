@@ -144,9 +144,9 @@ class Plan:
         return self.bucket is not None and self.bucket.verifies
 
     @property
-    def has_several(self) -> bool:
-        """Whether a row of the step may add several tokens to its sequence."""
-        return self.has_drafts or self.is_repeated
+    def is_pooled(self) -> bool:
+        """Whether the rows are pooled requests: all or none of them."""
+        return bool(self.chunks) and self.chunks[0].request.pooled
 
     @property
     def is_repeated(self) -> bool:
@@ -164,8 +164,10 @@ class Plan:
 class StepBuilder:
     """Collects the rows of one step; :meth:`build` makes the :class:`Plan`."""
 
-    def __init__(self, step: int, budget: int) -> None:
+    def __init__(self, step: int, budget: int, *, is_pooled: bool = False) -> None:
         self.step = step
+        self.is_pooled = is_pooled
+        """Whether it has rows of pooled requests, or else only of others."""
         self.max_tokens = budget
         self.budget = budget
         """Tokens that still fit into the step."""
@@ -177,7 +179,7 @@ class StepBuilder:
         """Running requests whose prefill is not fully scheduled."""
         self.has_uncertain_rows = False
         """Whether a row needs a step without prompt chunks, see
-        :meth:`~inl.scheduling.speculation.Speculation.must_wait`."""
+        :meth:`~inl.scheduling.draft_planner.DraftPlanner.must_wait`."""
         self.program: Bucket | None = None
         """Program of a step that verifies drafts, or is repeated; ``None`` for any
         other step."""

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from inl.errors import RequestError
-from inl.scheduling.embeddings import read_embeddings
+from inl.scheduling.embedded_positions import EmbeddedPositions
 from inl.scheduling.guide import Guide, restore
 from inl.scheduling.request_order import check_order
 from inl.scheduling.sampling_params import (
@@ -89,9 +89,8 @@ class Request:
     """Number of the adapter at the runner; 0 is none."""
     adapter_digest: str = ""
     """Digest of the adapter, part of prefix-cache keys; "" is none."""
-    embeddings: Any = field(default=None, repr=False)
-    """Arrays [n, H] in place of tokens, by their first position in the prompt; stored
-    as :class:`~inl.scheduling.embeddings.Embeddings`, or ``None`` without any."""
+    embeddings: EmbeddedPositions | None = field(default=None, repr=False)
+    """Embeddings in place of tokens of the prompt."""
     cache_salt: str = ""
     """Prefix-cache blocks are shared only between requests with equal salts."""
     top_k: int = 0
@@ -125,6 +124,9 @@ class Request:
     """Keys with waiting requests get equal shares of the computed tokens."""
     priority: int = 0
     """Requests of one key with a higher priority start first."""
+    pooled: bool = False
+    """Whether the result is the hidden state of the last token, which the engine core
+    reads, and nothing is generated."""
     deadline: float | None = None
     """Unix time at which the request ends, whatever it has generated."""
 
@@ -205,9 +207,15 @@ class Request:
         self.logprobs = check_logprobs(self.logprobs)
         self.allowed_token_ids = read_allowed_ids(self.allowed_token_ids)
         self.prompt_logprobs = check_logprobs(self.prompt_logprobs, "prompt_logprobs")
-        self.embeddings = read_embeddings(
-            self.embeddings, self.prompt_tokens, self.prompt_logprobs
-        )
+        if self.embeddings is not None and self.prompt_logprobs is not None:
+            raise RequestError(
+                f"prompt_logprobs: found {self.prompt_logprobs} with embeddings in the "
+                "prompt, accepts None there"
+            )
+        if self.pooled and self.embeddings is not None:
+            raise RequestError("pooled: found embeddings, accepts token ids only")
+        if self.pooled:
+            self.max_tokens = 1  # as if the last token were to be sampled
         check_order(self.key, self.priority, self.deadline)
         scored = self.logprobs is not None or self.prompt_logprobs is not None
         special = bool(self.logit_bias) or scored

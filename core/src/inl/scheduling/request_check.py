@@ -20,7 +20,7 @@ def check_request(
     sampler: the costliest of :data:`~inl.spec.step.SAMPLERS` that it has programs for.
     Raises :class:`~inl.errors.PromptTooLong` and :class:`~inl.errors.RequestError`.
     """
-    if request.prompt_tokens >= context:
+    if request.prompt_tokens >= context + request.pooled:
         raise PromptTooLong(
             f"prompt: found {request.prompt_tokens} tokens, accepts at most "
             f"{context - 1}: the context holds {context}, output included"

@@ -38,11 +38,11 @@ from inl.scheduling.request_order import check_deadline
 from inl.scheduling.running_requests import RunningRequests
 from inl.scheduling.sample_groups import SampleGroups
 from inl.scheduling.sampling_params import TokenLogprob, rank
-
-if TYPE_CHECKING:
-    from inl.scheduling.speculation import Speculation
 from inl.scheduling.waiting_queue import WaitingQueue
 from inl.spec.step import INVALID_TOKEN
+
+if TYPE_CHECKING:
+    from inl.scheduling.draft_planner import DraftPlanner
 
 
 class Scheduler:
@@ -54,7 +54,7 @@ class Scheduler:
         config: SchedulerConfig | None = None,
         *,
         kv_cache: KVCacheManager | None = None,
-        speculation: Speculation | None = None,
+        speculation: DraftPlanner | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.speculation = speculation
@@ -77,6 +77,10 @@ class Scheduler:
         self.arrivals = 0
         """Number of requests added, which is the newest id."""
         self._steps = 0
+        self._pooled = 0
+        """Live requests that are pooled."""
+        self._last_pooled = False
+        """Whether the last step had rows of pooled requests."""
 
     def _set_limits(self, limits: Limits) -> None:
         self.limits = limits
@@ -131,7 +135,8 @@ class Scheduler:
         for number, request in list(self.live.items()):
             if not request.id:
                 del self.live[number]  # its addition was interrupted
-                continue
+        self._pooled = sum(request.pooled for request in self.live.values())
+        for request in list(self.live.values()):
             request.restart()
             self.waiting.push(request, request.id)
             if reason := request.finish_reason or request.end_reason:
@@ -183,7 +188,7 @@ class Scheduler:
         eos = frozenset[int]() if request.ignore_eos else self.config.eos_ids
         request.end_ids = request.stop_ids | eos
         max_length = request.prompt_tokens + request.max_tokens
-        request.max_length = min(max_length, self.context)
+        request.max_length = min(max_length, self.context + request.pooled)
         if request.allowed_token_ids is not None:
             request.token_mask = mask_words(
                 tuple(request.allowed_token_ids), self.limits.vocab
@@ -194,6 +199,7 @@ class Scheduler:
             or request.prompt_logprobs is not None
         )
         self.arrivals += 1
+        self._pooled += request.pooled
         self.live[self.arrivals] = request
         if not self._groups.hold(request):
             self.waiting.push(request, self.arrivals)
@@ -214,6 +220,7 @@ class Scheduler:
             self.waiting.discard(request)
         request.status = Status.FINISHED
         del self.live[request.id]
+        self._pooled -= request.pooled
         if self.speculation is not None:
             self.speculation.forget(request)
         self._groups.finish(request)
@@ -233,11 +240,7 @@ class Scheduler:
 
         If there is nothing to compute, the plan has no chunks and is not a step.
         """
-        step = StepBuilder(self._steps + 1, self.buckets.tokens)
-        self._decode(step)
-        if not step.has_uncertain_rows:
-            self._prefill(step)
-            self._admit_waiting(step)
+        step = self._add_rows()
         if self.speculation is not None and 0 < len(step.chunks) == step.decode_rows:
             self.speculation.extend(step, self._requests, self.buckets)
         elif 0 < len(step.chunks) == step.decode_rows and not step.prefilling:
@@ -254,6 +257,25 @@ class Scheduler:
                 shares.charge(request.key, stop - start)
         return plan
 
+    def _add_rows(self) -> StepBuilder:
+        """Return a step with rows of pooled requests, or of others.
+
+        They take turns where both have something to compute.
+        """
+        kinds = (not self._last_pooled, self._last_pooled) if self._pooled else (False,)
+        for is_pooled in kinds:
+            step = StepBuilder(
+                self._steps + 1, self.buckets.tokens, is_pooled=is_pooled
+            )
+            self._decode(step)
+            if not step.has_uncertain_rows:
+                self._prefill(step)
+                self._admit_waiting(step)
+            if step.chunks:
+                break
+        self._last_pooled = step.is_pooled
+        return step
+
     def _decode(self, step: StepBuilder) -> None:
         """Add a token of each decoding request; collect those still in prefill."""
         requests, size, running = (
@@ -261,15 +283,20 @@ class Scheduler:
             self.limits.block_size,
             Status.RUNNING,
         )
+        is_pooled = step.is_pooled
         for request in list(requests.by_id.values()):
             start = request.scheduled
             if start < request.prefill_len:
+                if request.pooled is not is_pooled:
+                    continue
                 # Only forced tokens need more blocks than an admission allocates.
                 if not start or (
                     request.status is running
                     and requests.allocate(request, request.prefill_len)
                 ):
                     step.prefilling.append(request)
+            elif is_pooled:
+                continue
             elif start < request.max_scheduled and request.status is running:
                 if request.uncertain and (
                     request.temperature or request.guide is not None
@@ -325,6 +352,7 @@ class Scheduler:
             and (request := self.waiting.head()) is not None
             # The ids of a preempted request are known once its steps are collected.
             and not request.in_flight
+            and request.pooled is step.is_pooled
         ):
             if growing is None:
                 growing = sum(map(requests.needs_more_blocks, requests.by_id.values()))
@@ -335,13 +363,15 @@ class Scheduler:
             requests.schedule(step, request, request.chunk_stop(request.scheduled))
 
     def process_outputs(
-        self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob] = ()
+        self,
+        tokens: Sequence[int],
+        logprobs: Sequence[TokenLogprob] = (),
     ) -> list[Event]:
         """Apply the output of the oldest step in flight: one token per chunk.
 
         A request whose token is ``INVALID_TOKEN`` ends with
         :class:`~inl.errors.NonFiniteLogits`. logprobs: one per chunk too, if a request
-        of the step asks for them.
+        of the step asks for them. Tokens of pooled requests are not read.
         """
         plan = self._complete_step()
         self.repeats.collected(plan)
@@ -366,12 +396,17 @@ class Scheduler:
                 self._groups.release(request)
             # The token of a chunk that ends before the last known token is unused.
             if stop == len(request.tokens):
+                if request.pooled:
+                    events.append(self.finish(request, "stop"))
+                    continue
                 if request.logprobs is not None:
                     self._add_logprobs(request, token, logprobs[row])
                 is_exact = not request.in_flight or not request.uncertain
                 events += self._append_output(request, token, skips=is_exact)
             elif request.scores_prompt(stop):
                 events += self._append_prompt_score(request, token, logprobs[row])
+        if self.speculation is not None:
+            self.speculation.processed(plan.chunks)
         return events
 
     def _append_output(
@@ -419,6 +454,8 @@ class Scheduler:
                 events += self._append_output(request, token, skips=is_exact)
                 if events[-1].finish_reason is not None:
                     break
+        if self.speculation is not None:
+            self.speculation.processed(plan.chunks)
         return events
 
     def _complete_step(self) -> Plan:

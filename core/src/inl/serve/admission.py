@@ -28,7 +28,7 @@ Clients = Counter[str]
 
 
 class Ticket:
-    """Admission of one call: its requests, their tokens, and who sent it."""
+    """A call to admit: its requests, their tokens, and who sent it."""
 
     __slots__ = ("client", "is_waiting", "requests", "tokens")
 
@@ -80,8 +80,9 @@ class Admission:
         """Requests that wait to run."""
         return max(self.open - self._max_running, 0)
 
-    def enter(self, client: str, requests: int) -> Ticket:
+    def enter(self, ticket: Ticket) -> None:
         """Admit a call; raises :class:`ApiError` 400, 429 or 503."""
+        client, requests = ticket.client, ticket.requests
         limit = self._max_running + self._max_queue
         if requests > limit:
             raise ApiError(
@@ -93,7 +94,6 @@ class Admission:
             raise self._refusal(*reason)
         self.open += requests
         self._clients[client] += requests
-        return Ticket(client, requests)
 
     def has_room(self, client: str) -> bool:
         """Whether a call of one request would be admitted."""

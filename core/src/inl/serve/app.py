@@ -28,37 +28,15 @@ from inl.serve.operations import Operations, json_response
 from inl.serve.web_page import page_routes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from starlette.requests import Request
 
-    from inl.serve.dialect import Exchange
+    from inl.serve.dialect import MakeExchange
     from inl.serve.metrics import Metrics
     from inl.serve.models import Models
     from inl.serve.settings import ServerConfig
     from inl.serve.tracing import Tracing
 
-    MakeExchange = Callable[[bytes, str, str], Exchange]
-
 log = logging.getLogger("inl.serve")
-
-
-class _Dialect:
-    """A dialect from its exchange and its error shape."""
-
-    def __init__(
-        self,
-        make: MakeExchange,
-        models: Catalog,
-        shape: Callable[[ApiError], dict[str, Any]],
-    ) -> None:
-        self._make = make
-        self._models = models
-        self.error = shape
-
-    def read(self, body: bytes, number: str) -> Exchange:
-        """Parse a request."""
-        return self._make(body, number, self._models.default.name)
 
 
 GENERATING: dict[str, MakeExchange] = {
@@ -119,8 +97,7 @@ def generate_endpoint(
     path: str, make: MakeExchange, models: Catalog, config: ServerConfig
 ) -> GenerateEndpoint:
     """Return the endpoint of a dialect's path."""
-    dialect = _Dialect(make, models, partial(error_shape, path))
-    return GenerateEndpoint(dialect, models, config)
+    return GenerateEndpoint(make, partial(error_shape, path), models, config)
 
 
 async def _describe(description: dict[str, Any], _: Request) -> Response:

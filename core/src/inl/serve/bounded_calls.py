@@ -8,13 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeVar
 
-from inl.serve.admission import Admission
-from inl.serve.gate import read_body
+from inl.serve.admission import Admission, Ticket
+from inl.serve.http_messages import read_body
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-    from inl.serve.admission import Ticket
     from inl.serve.models import Models
     from inl.serve.settings import ServerConfig
 
@@ -48,7 +47,8 @@ class BoundedCalls:
     async def admitted(self, request: Request) -> AsyncIterator[tuple[Ticket, bytes]]:
         """Admit a request, then read its body; raises :class:`ApiError`."""
         self.admission.is_draining = self._models.is_draining
-        ticket = self.admission.enter(request.state.client, 1)
+        ticket = Ticket(request.state.client, 1)
+        self.admission.enter(ticket)
         finished = False
         try:
             yield ticket, await read_body(request.receive)

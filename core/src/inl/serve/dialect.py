@@ -57,14 +57,11 @@ class Exchange(Protocol):
         """Return the events of an error in mid-stream."""
 
 
-class Dialect(Protocol):
-    """Reads requests and writes errors."""
+MakeExchange = Callable[[bytes, str, str], Exchange]
+"""Parses a body: (body, number of the request, name of the default model).
 
-    def read(self, body: bytes, number: str) -> Exchange:
-        """Parse a request; raises :class:`ApiError` and the engine's errors."""
-
-    def error(self, error: ApiError) -> dict[str, Any]:
-        """Return the body of an error response."""
+Raises :class:`ApiError` and the engine's errors.
+"""
 
 
 def parse(body: bytes, schema: type[T]) -> T:

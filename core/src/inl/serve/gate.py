@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from inl.serve.api_error import ApiError
 from inl.serve.event_stream import Receive, Send
+from inl.serve.http_messages import send_error
 from inl.serve.request_log import Record
 from inl.serve.settings import LOOPBACK
 
@@ -43,18 +44,6 @@ CORS = {
     "access-control-allow-headers": "*, authorization",
     "access-control-max-age": "600",
 }
-
-
-async def read_body(receive: Receive) -> bytes:
-    """Return the body of a request; raises :class:`ApiError` if it is incomplete."""
-    parts = []
-    while True:
-        message = await receive()
-        if message["type"] != "http.request":
-            raise ApiError(400, "body: the client disconnected before it was complete")
-        parts.append(message.get("body", b""))
-        if not message.get("more_body"):
-            return b"".join(parts)
 
 
 OPEN_BYTES = 256 << 20
@@ -98,8 +87,6 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        from inl.serve.generate_endpoint import send_error
-
         number = f"{self._run}{next(self._numbers):08x}"
         record = Record(number, scope["method"], scope["path"])
         headers = {
@@ -118,14 +105,7 @@ class Gate:
         try:
             scope.setdefault("state", {})
             scope["state"] |= {"record": record, "client": self._check(scope, headers)}
-            if scope["method"] == "OPTIONS":
-                start = {"type": "http.response.start", "status": 204, "headers": []}
-                await send_on(start)
-                await send_on({"type": "http.response.body", "body": b""})
-                return
-            if scope["method"] == "POST":
-                await self._check_room(scope["path"], scope["state"]["client"])
-            await self._app(scope, receive_on, send_on)
+            await self._pass_on(scope, receive_on, send_on)
         except ApiError as error:
             await send_error(send_on, error, self._error_body(scope["path"], error))
         finally:
@@ -134,6 +114,15 @@ class Gate:
             record.write()
             if self._tracing is not None and record.model is not None:
                 self._tracing.record(record, headers)
+
+    async def _pass_on(self, scope: Any, receive: Receive, send: Send) -> None:
+        if scope["method"] == "OPTIONS":
+            await send({"type": "http.response.start", "status": 204, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
+            return
+        if scope["method"] == "POST":
+            await self._check_room(scope["path"], scope["state"]["client"])
+        await self._app(scope, receive, send)
 
     def _check(self, scope: Any, headers: Mapping[str, str]) -> str:
         """Return the name of the client; raises :class:`ApiError`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from inl.serve.api_error import ApiError, as_api_error
@@ -13,19 +13,18 @@ from inl.serve.event_stream import (
     Receive,
     Send,
     disconnect_cancels,
-    encode,
     end_stream,
     send_part,
     start_stream,
 )
-from inl.serve.gate import read_body
-from inl.serve.job import Answer, Usage
+from inl.serve.http_messages import read_body, send_error, send_json
+from inl.serve.job import Usage
 from inl.serve.request_log import Record
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
-    from inl.serve.dialect import Dialect, Exchange
+    from inl.serve.dialect import Exchange, MakeExchange
     from inl.serve.generations import Generations
     from inl.serve.job import Job
     from inl.serve.settings import ServerConfig
@@ -58,10 +57,21 @@ class Catalog(Protocol):
 
 
 class GenerateEndpoint:
-    """ASGI application of one dialect."""
+    """ASGI application of one dialect.
 
-    def __init__(self, dialect: Dialect, models: Catalog, config: ServerConfig) -> None:
-        self._dialect = dialect
+    make: parses a body; see :data:`MakeExchange`. error_body: returns the body of an
+    error.
+    """
+
+    def __init__(
+        self,
+        make: MakeExchange,
+        error_body: Callable[[ApiError], dict[str, Any]],
+        models: Catalog,
+        config: ServerConfig,
+    ) -> None:
+        self._make = make
+        self._error_body = error_body
         self._models = models
         self._config = config
 
@@ -71,15 +81,13 @@ class GenerateEndpoint:
         try:
             client = scope["state"]["client"]
             body = await read_body(receive)
-            exchange = self._dialect.read(body, record.number)
+            exchange = self._make(body, record.number, self._models.default.name)
             del body
             model = self._models.find(exchange.job.model)
             record.model = model.name
             async with (
                 disconnect_cancels(receive),
-                model.generate(
-                    replace(exchange.job, number=record.number), client
-                ) as generations,
+                model.generate(exchange.job, client) as generations,
             ):
                 exchange.token_text = generations.token_text
                 await self._respond(exchange, generations, send, record)
@@ -91,7 +99,7 @@ class GenerateEndpoint:
             if failure.status == 500:
                 log.exception("request %s failed", record.number)
             record.error = failure.code or str(failure.status)
-            await send_error(send, failure, self._dialect.error(failure))
+            await send_error(send, failure, self._error_body(failure))
 
     async def _respond(
         self,
@@ -100,27 +108,23 @@ class GenerateEndpoint:
         send: Send,
         record: Record,
     ) -> None:
-        answers = [Answer() for _ in generations.items]
         record.usage = generations.usage
         if exchange.job.stream:
-            await self._stream(exchange, generations, answers, send, record)
+            await self._stream(exchange, generations, send, record)
         else:
             async for item in generations.deltas(self._config.keep_alive_seconds):
                 if item is not None:
-                    index, delta = item
                     record.began()
-                    answers[index].add(delta)
-            body = exchange.body(answers, generations.usage)
+            body = exchange.body(generations.items, generations.usage)
             await send_json(send, 200, body)
         record.usage = generations.usage
         if record.error is None:
-            record.reasons = [answer.finish_reason for answer in answers]
+            record.reasons = [item.finish_reason for item in generations.items]
 
     async def _stream(
         self,
         exchange: Exchange,
         generations: Generations,
-        answers: list[Answer],
         send: Send,
         record: Record,
     ) -> None:
@@ -136,15 +140,13 @@ class GenerateEndpoint:
                 if item is None:
                     await send_part(send, COMMENT)
                     continue
-                index, delta = item
                 record.began()
-                answers[index].add(delta)
-                part = exchange.delta(index, delta, usage)
+                part = exchange.delta(*item, usage)
                 if generations.finished:
                     last = part
                 elif part:
                     await send_part(send, part)
-            last += exchange.closing(answers, generations.usage)
+            last += exchange.closing(generations.items, generations.usage)
         except Disconnected:
             raise
         except Exception as error:
@@ -155,19 +157,3 @@ class GenerateEndpoint:
             record.error = failure.code or str(failure.status)
             last += exchange.failure(failure)
         await end_stream(send, last)
-
-
-async def send_json(
-    send: Send, status: int, body: Any, headers: dict[str, str] | None = None
-) -> None:
-    """Send a response with a JSON body."""
-    data = encode(body)
-    pairs = {"content-type": "application/json", "content-length": str(len(data))}
-    lines = [(k.encode(), v.encode()) for k, v in (pairs | (headers or {})).items()]
-    await send({"type": "http.response.start", "status": status, "headers": lines})
-    await send({"type": "http.response.body", "body": data})
-
-
-async def send_error(send: Send, error: ApiError, body: Any) -> None:
-    """Send an error response."""
-    await send_json(send, error.status, body, error.headers)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from inl.serve.api_error import ApiError, as_api_error
-from inl.serve.job import Delta, Phases, PromptScores, Usage
+from inl.serve.dialect import no_token_text
+from inl.serve.job import Answer, Delta, Phases, PromptScores, Usage
 
 if TYPE_CHECKING:
     from inl.engine.request_handle import RequestHandle
@@ -18,12 +20,8 @@ if TYPE_CHECKING:
     from inl.serve.output_parser import OutputParser
 
 
-RecordTokens = Callable[[Sequence[int], Sequence[int], Sequence[float]], None]
-"""As :meth:`~inl.serve.metrics.ModelMetrics.record_tokens`."""
-
-
-class Generation:
-    """One completion: reads a handle and splits its text.
+class Generation(Answer):
+    """One completion: reads a handle, splits its text, and sums up what it has read.
 
     stop_string: returns the stop string in the text of token ids, if there is one.
     first: handle of the first completion of its prompt.
@@ -37,6 +35,7 @@ class Generation:
         *,
         first: RequestHandle,
     ) -> None:
+        super().__init__()
         self.handle = handle
         self.is_first = handle is first
         self.first_request = first.request
@@ -45,32 +44,28 @@ class Generation:
         self.reasoning_tokens = 0
         self.phases: Phases | None = None
         """Set at the end, if it has produced a token."""
+        self.polled_tokens = 0
+        """Tokens of all deltas."""
         self._parser = parser
         self._stop_string = stop_string
-        self._polled_tokens = 0
 
     def poll(self) -> Delta:
         """Return what was generated since the last call; raises :class:`ApiError`."""
-        handle, start = self.handle, self._polled_tokens
+        handle, start = self.handle, self.polled_tokens
         # Read before the tokens, so that the last ones are not lost.
         completed = handle.completed
         token_ids = handle.token_ids[start:]
-        self._polled_tokens += len(token_ids)
+        self.polled_tokens += len(token_ids)
         delta = self._parser.feed(handle.take())
         if completed:
             delta = self._finished(delta)
         delta.token_ids = token_ids
         if handle.request.logprobs is not None:
-            delta.logprobs = handle.request.token_logprobs[start : self._polled_tokens]
+            delta.logprobs = handle.request.token_logprobs[start : self.polled_tokens]
         if delta.reasoning:
             self.reasoning_tokens += len(token_ids)
+        self.add(delta)
         return delta
-
-    def record(self, record_tokens: RecordTokens, count: int) -> None:
-        """Record ``count`` tokens of the last delta."""
-        is_first = self._polled_tokens == count
-        firsts = [self.handle.first_token_seconds] if is_first else []
-        record_tokens([self.handle.request.id], [count], firsts)
 
     def _finished(self, delta: Delta) -> Delta:
         handle = self.handle
@@ -104,38 +99,30 @@ class Generation:
         return PromptScores(ids, list(request.prompt_token_logprobs))
 
 
-class Generations:
-    """All completions of a job; :meth:`close` must be called.
+class Generations(ABC):
+    """All completions of a job; :meth:`close` must be called."""
 
-    event: set whenever a handle has news. on_close: called once.
-    """
-
-    def __init__(
-        self,
-        items: list[Generation],
-        event: asyncio.Event,
-        *,
-        token_text: TokenText,
-        on_begin: Callable[[], None],
-        on_tokens: RecordTokens,
-        on_close: Callable[[], None],
-        cancel: Callable[[RequestHandle], None],
-    ) -> None:
-        self.items = items
-        self.token_text = token_text
-        self._event = event
-        self._open = dict(enumerate(items))
+    def __init__(self) -> None:
+        self.items: list[Generation] = []
+        self.event = asyncio.Event()
+        """Set whenever a handle has news."""
+        self.token_text: TokenText = no_token_text
+        self._open: dict[int, Generation] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._on_begin = on_begin
-        self._on_tokens = on_tokens
-        self.cancel = cancel
-        """Ends the request of a handle."""
-        self._on_close: Callable[[], None] | None = on_close
+
+    @abstractmethod
+    def record(self, item: Generation, count: int) -> None:
+        """Record ``count`` new tokens of a completion."""
+
+    def start(self, items: list[Generation], token_text: TokenText) -> None:
+        """Set the completions, once the model is loaded."""
+        self.items, self.token_text = items, token_text
+        self._open = dict(enumerate(items))
 
     @property
     def finished(self) -> bool:
-        """Whether all completions have finished."""
-        return not self._open
+        """Whether all completions have started and finished."""
+        return bool(self.items) and not self._open
 
     @property
     def usage(self) -> Usage:
@@ -161,8 +148,8 @@ class Generations:
             if self._timer is None:
                 # One for many events: tokens only delay the next one.
                 self._timer = loop.call_at(latest + idle_seconds, self._wake)
-            await self._event.wait()
-            self._event.clear()
+            await self.event.wait()
+            self.event.clear()
             # The last poll may have taken what this event announced.
             is_idle = loop.time() >= latest + idle_seconds
             for index, item in list(self._open.items()):
@@ -172,8 +159,7 @@ class Generations:
                 is_idle = False
                 latest = loop.time()
                 if delta.token_ids:
-                    self.begin()
-                    item.record(self._on_tokens, len(delta.token_ids))
+                    self.record(item, len(delta.token_ids))
                 if delta.finish_reason is not None:
                     del self._open[index]
                 yield index, delta
@@ -181,28 +167,16 @@ class Generations:
                 latest = loop.time()
                 yield None
 
-    def begin(self) -> None:
-        """Record that a completion has produced a token."""
-        self._on_begin()
-
     def finish(self) -> None:
         """Record that all have finished, where no deltas are read."""
         self._open.clear()
 
-    def abort(self) -> None:
-        """End all that have not finished with an error."""
-        for item in self._open.values():
-            self.cancel(item.handle)
-
-    def _wake(self) -> None:
-        self._timer = None
-        self._event.set()
-
     def close(self) -> None:
-        """Cancel what has not finished. Closing twice is allowed."""
+        """Read no more deltas. Closing twice is allowed."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._on_close is not None:
-            on_close, self._on_close = self._on_close, None
-            on_close()
+
+    def _wake(self) -> None:
+        self._timer = None
+        self.event.set()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from inl.engine.options import GenerationOptions
-    from inl.scheduling.sampling_params import TokenLogprob
+    from inl.engine.request_handle import TokenLogprob
 
 FinishReason = Literal["stop", "length", "tool_calls", "stop_string"]
 """Why an answer ended; "stop_string": at one of the strings of the request."""

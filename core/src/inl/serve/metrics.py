@@ -22,9 +22,8 @@ from inl.serve.collectors import (
 from inl.serve.job import Phases
 
 if TYPE_CHECKING:
-    from inl.engine.core import StepRecord
     from inl.engine.inference_engine import InferenceEngine
-    from inl.scheduling.speculation import Speculation
+    from inl.engine.records import StepRecord
     from inl.serve.admission import Admission
     from inl.serve.generations import Generation
 
@@ -98,7 +97,7 @@ class ModelMetrics:
         """Label values of ``cache_config_info``."""
         self._positions = 0
         """Positions of drafts that are exported."""
-        self._speculation: Callable[[], Speculation | None] = lambda: None
+        self._engine: Callable[[], InferenceEngine | None] = lambda: None
         self.first_token = self._histogram(
             "time_to_first_token_seconds", "Time from the call to the first token."
         )
@@ -137,7 +136,8 @@ class ModelMetrics:
         def read(value: Callable[[InferenceEngine], float]) -> Callable[[], float]:
             return lambda: 0 if (loaded := engine()) is None else value(loaded)
 
-        running = read(lambda loaded: len(loaded.core.scheduler.running))
+        self._engine = engine
+        running = read(lambda loaded: loaded.core.running_requests)
         self._gauge("num_requests_running", "Requests with a slot.", running)
         self._gauge(
             "num_requests_waiting", "Requests that wait for a slot.",
@@ -145,7 +145,7 @@ class ModelMetrics:
         )  # fmt: skip
         self._gauge(
             "kv_cache_usage_perc", "Share of the KV cache blocks in use, 0 to 1.",
-            read(kv_usage),
+            read(lambda loaded: loaded.core.kv_usage),
         )  # fmt: skip
         self._gauge(
             "model_loaded", "1 while the model is loaded.", read(lambda _: 1)
@@ -153,7 +153,6 @@ class ModelMetrics:
         total = self._metrics.total
         preemptions = read(lambda loaded: loaded.stats.preemptions)
         total("num_preemptions", self._labels, preemptions)
-        self._speculation = partial(_speculation, engine)
         for name, exported in SPECULATED.items():
             total(exported, self._labels, partial(self._speculated, name))
         total("requests_rejected", self._labels, lambda: admission.rejected)
@@ -184,12 +183,16 @@ class ModelMetrics:
 
     def _speculated(self, name: str) -> float | None:
         """Return a count; ``None`` without speculation."""
-        found = self._speculation()
-        return None if found is None else float(getattr(found, name))
+        engine = self._engine()
+        if engine is None or engine.speculation is None:
+            return None
+        return float(getattr(engine.speculation, name))
 
     def _accepted_at(self, position: int) -> float | None:
-        found = self._speculation()
-        return None if found is None else float(found.accepted_at[position])
+        engine = self._engine()
+        if engine is None or engine.speculation is None:
+            return None
+        return float(engine.speculation.accepted_at[position])
 
     def record_step(self, record: StepRecord) -> None:
         """Record a submitted step."""
@@ -270,16 +273,3 @@ SPECULATED = {
 """Counts of the engine's speculation, and their names."""
 
 ACCEPTED_AT = "spec_decode_num_accepted_tokens_per_pos"
-
-
-def _speculation(
-    engine: Callable[[], InferenceEngine | None],
-) -> Speculation | None:
-    loaded = engine()
-    return None if loaded is None else loaded.speculation
-
-
-def kv_usage(engine: InferenceEngine) -> float:
-    """Return the share of KV cache blocks in use, 0 to 1."""
-    pools = engine.core.scheduler.kv_cache.pools
-    return max(pool.used_blocks / max(pool.blocks - 1, 1) for pool in pools)

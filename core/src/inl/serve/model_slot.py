@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from inl.engine.inference_engine import InferenceEngine
     from inl.engine.records import StepRecord
     from inl.serve.admission import Admission
-    from inl.serve.generations import Generations
     from inl.serve.job import Job
     from inl.serve.metrics import ModelMetrics
     from inl.serve.wakeups import Reader
@@ -112,31 +111,28 @@ class ModelSlot:
     @asynccontextmanager
     async def generate(
         self, job: Job, client: str, reader: Reader | None = None
-    ) -> AsyncIterator[Generations]:
+    ) -> AsyncIterator[OpenCall]:
         """Admit a job, submit its prompts, and end it after the body.
 
         reader: as in :meth:`ServedModel.start`. Raises :class:`ApiError`.
         """
-        ticket = self.admission.enter(client, job.completions)
-        finished = False
-        call = OpenCall(job.number)
+        call = OpenCall(job, client, self.admission, self.metrics)
+        self.admission.enter(call)
         self._calls.add(call)
         try:
             async with self.lease() as model:
-                generations = await model.start(job, client, ticket, reader)
                 try:
-                    call.begin(generations)
-                    yield generations
+                    await model.start(call, reader)
+                    yield call
                 finally:
-                    generations.close()
-                    finished = generations.finished
+                    call.end()
         finally:
             self._calls.discard(call)
-            self.admission.leave(ticket, finished=finished)
+            self.admission.leave(call, finished=call.finished)
 
     def abort(self, number: str | None = None) -> int:
         """Abort the requests of a number, or all; return how many there were."""
-        found = [call for call in self._calls if number in (None, call.number)]
+        found = [call for call in self._calls if number in (None, call.job.number)]
         for call in found:
             call.abort()
         return len(found)
@@ -216,7 +212,7 @@ class ModelSlot:
         engine = self._source.open(self.metrics.record_step)
         try:
             self._restore_adapters(engine)
-            model = ServedModel(engine, self.admission, self.metrics)
+            model = ServedModel(engine)
             model.warm_up()
         except BaseException:
             engine.close()

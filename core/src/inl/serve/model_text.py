@@ -11,7 +11,7 @@ from inl.serve.generic_tools import with_tools
 from inl.serve.job import Conversation, Job, Prompt
 from inl.serve.markup import CallMarkup, Markup, ReasoningMarkup, derive
 from inl.serve.markup_parser import MarkupParser
-from inl.serve.output_parser import OutputParser, PlainParser
+from inl.serve.output_parser import PLAIN, OutputParser
 from inl.serve.structured import forced_call
 from inl.text.measure import check_length
 
@@ -116,7 +116,7 @@ class ModelText:
     def parser(self, prompt: Prompt, ids: Sequence[int]) -> OutputParser:
         """Return the parser of a prompt's output; texts have no markup."""
         if not isinstance(prompt, Conversation):
-            return PlainParser()
+            return PLAIN
         if is_forced(prompt):
             forced = self.markup.calls or CallMarkup()
             return MarkupParser(forced, None, is_forced=True)
@@ -124,7 +124,7 @@ class ModelText:
         calls = self.markup.calls if offered else None
         reasoning = self.markup.reasoning
         if calls is None and reasoning is None:
-            return PlainParser()
+            return PLAIN
         return MarkupParser(
             calls,
             reasoning,

@@ -12,7 +12,6 @@ from starlette.routing import Route
 import inl
 from inl.engine.records import Stats
 from inl.serve.event_stream import encode
-from inl.serve.metrics import kv_usage
 
 if TYPE_CHECKING:
     from inl.serve.metrics import Metrics
@@ -109,7 +108,7 @@ def _load_of(slot: ModelSlot) -> dict[str, Any]:
     """Return what a model does now."""
     engine, admission = slot.engine, slot.admission
     stats = NO_STEPS if engine is None else engine.stats
-    running = 0 if engine is None else len(engine.core.scheduler.running)
+    running = 0 if engine is None else engine.core.running_requests
     return {
         "server_load": admission.open,
         "running": running,
@@ -117,7 +116,7 @@ def _load_of(slot: ModelSlot) -> dict[str, Any]:
         "queued_tokens": admission.queued_tokens,
         "rejected": admission.rejected,
         "drain_rate": admission.drain_rate,
-        "kv_cache_usage": 0.0 if engine is None else kv_usage(engine),
+        "kv_cache_usage": 0.0 if engine is None else engine.core.kv_usage,
         "preemptions": stats.preemptions,
         "prefix_hit_tokens": stats.prefix_hit_tokens,
         "computed_tokens": stats.tokens,

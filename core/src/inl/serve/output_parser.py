@@ -33,3 +33,7 @@ class PlainParser:
     def finish(self) -> Delta:
         """Return nothing."""
         return Delta()
+
+
+PLAIN = PlainParser()
+"""It has no state."""

@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 from inl.engine.options import GenerationOptions
 from inl.serve.api_error import as_api_error
-from inl.serve.generations import Generation, Generations
+from inl.serve.generations import Generation
 from inl.serve.job import Conversation, Job, Prompt
 from inl.serve.model_text import ModelText, is_forced
 from inl.serve.wakeups import Reader, Steps, Wakeups
 
 if TYPE_CHECKING:
     from inl.engine.inference_engine import InferenceEngine
-    from inl.serve.admission import Admission, Ticket
-    from inl.serve.metrics import ModelMetrics
+    from inl.serve.open_call import OpenCall
 
 
 COMPILING = 32
@@ -28,26 +27,21 @@ COMPILING = 32
 class ServedModel(ModelText):
     """One engine, and what its model needs to serve requests."""
 
-    def __init__(
-        self, engine: InferenceEngine, admission: Admission, metrics: ModelMetrics
-    ) -> None:
+    def __init__(self, engine: InferenceEngine) -> None:
         super().__init__(engine)
         self.engine = engine
-        self._admission = admission
-        self._metrics = metrics
         self._wakeups: Wakeups | None = None
         self._steps: Steps | None = None
         self._compiling = ThreadPoolExecutor(COMPILING, "inl-grammars")
 
-    async def start(
-        self, job: Job, client: str, ticket: Ticket, reader: Reader | None = None
-    ) -> Generations:
-        """Submit the prompts of an admitted job; raises :class:`ApiError`.
+    async def start(self, call: OpenCall, reader: Reader | None = None) -> None:
+        """Submit the prompts of an admitted call; raises :class:`ApiError`.
 
         reader: called after each step, in place of waking
         :meth:`Generations.deltas`.
         """
         started: list[Generation] = []
+        job = call.job
         try:
             # A long text takes a while to encode.
             is_encoded = all(isinstance(prompt, list) for prompt in job.prompts)
@@ -56,25 +50,17 @@ class ServedModel(ModelText):
                 if is_encoded
                 else await asyncio.to_thread(self.encode_all, job.prompts)
             )
-            self._admission.charge(ticket, sum(map(len, prompts)) * job.count)
-            event = asyncio.Event()
-            listener = self._listener(event, reader)
-            submit = partial(self._submit_all, job, client, prompts, listener, started)
+            call.charge(sum(map(len, prompts)) * job.count)
+            listener = self._listener(call.event, reader)
+            submit = partial(self._submit_all, call, prompts, listener, started)
             await self._call(submit, in_thread=_has_structure(job))
         except BaseException as error:
-            self._cancel(started)
+            for item in started:
+                self.engine.cancel(item.handle)
             if isinstance(error, Exception):
                 raise as_api_error(error) from error
             raise
-        return Generations(
-            started,
-            event,
-            token_text=self.token_bytes,
-            on_begin=partial(self._admission.begun, ticket),
-            on_tokens=self._metrics.record_tokens,
-            on_close=partial(self._close, started),
-            cancel=self.engine.cancel,
-        )
+        call.run(started, self.token_bytes, self.engine.cancel)
 
     def _listener(
         self, event: asyncio.Event, reader: Reader | None
@@ -107,15 +93,15 @@ class ServedModel(ModelText):
 
     def _submit_all(
         self,
-        job: Job,
-        client: str,
+        call: OpenCall,
         prompts: Sequence[Sequence[int]],
         listener: Callable[[], None] | None,
         started: list[Generation],
     ) -> None:
+        job = call.job
         for prompt, ids in zip(job.prompts, prompts, strict=True):
             options = self._options(job, prompt)
-            options["key"], options["n"] = client, job.count
+            options["key"], options["n"] = call.client, job.count
             started += self._submit(options, prompt, ids, listener)
 
     def _submit(
@@ -141,16 +127,6 @@ class ServedModel(ModelText):
         if structure is not None:
             options["structured"] = structure
         return cast("GenerationOptions", options)
-
-    def _close(self, started: list[Generation]) -> None:
-        self._cancel(started)
-        for item in started:
-            self._metrics.record_end(item)
-
-    def _cancel(self, items: list[Generation]) -> None:
-        for item in items:
-            if not item.handle.completed:
-                self.engine.cancel(item.handle)
 
 
 def _has_structure(job: Job) -> bool:

@@ -39,6 +39,10 @@ class Call(NamedTuple):
     results: Any
 
 
+Choices = dict[str, dict[Key, Choice]]
+"""Choice for each site, by op."""
+
+
 @dataclass(slots=True)
 class Tracer:
     """An ``ops`` that records every call while a model runs on strict arrays."""
@@ -46,8 +50,8 @@ class Tracer:
     selection: KernelSelection
     bucket: Bucket
     block_size: int
-    choices: dict[str, dict[Key, Choice]] = field(default_factory=dict)
-    """Choice for each site, by op."""
+    choices: Choices = field(default_factory=dict)
+    """Those that are given are not made again."""
     counts: dict[tuple[str, Key], int] = field(default_factory=dict)
     """Calls of each site."""
     calls: dict[tuple[str, Key], tuple[tuple[Any, ...], dict[str, Any]]] = field(
@@ -69,7 +73,7 @@ class Tracer:
         return partial(self._call, CATALOG[name])
 
     def _call(self, spec: OpSpec, *args: Any, **attrs: Any) -> Any:
-        key = site_key(spec, args, attrs)
+        key = site_key(spec, args, attrs, self.bucket.tokens)
         choice = self.choices.get(spec.name, {}).get(key)
         choice = choice or select_kernel(spec, args, attrs, self.selection)
         recording = not self._depth
@@ -160,7 +164,10 @@ class ResolvedOps:
             choice.how == first.how and choice.kernel is first.kernel
             for choice in choices.values()
         )
-        return next(iter(runs.values())) if same else _dispatch(spec, runs)
+        if not same:
+            return partial(_run_site, self, spec, runs)
+        run = next(iter(runs.values()))
+        return partial(run, self) if _is_body(spec, run) else run
 
     def _run(
         self, spec: OpSpec, choice: Choice, selection: KernelSelection
@@ -168,7 +175,7 @@ class ResolvedOps:
         if choice.kernel is not None:
             return noting(choice.kernel)
         if choice.how == "composed":
-            return partial(spec.body, self)
+            return spec.body
         if selection.host is None:
             raise no_kernel_error(choice, selection.device_name)
         return selection.host(spec)
@@ -188,19 +195,25 @@ def noting(kernel: Kernel) -> Callable[..., Any]:
     return call
 
 
-def _dispatch(spec: OpSpec, runs: dict[Key, Callable[..., Any]]) -> Callable[..., Any]:
-    """Return a callable that selects the kernel of its call site."""
+def _run_site(
+    ops: ResolvedOps, spec: OpSpec, runs: dict[Key, Callable[..., Any]],
+    *args: Any, **attrs: Any,
+) -> Any:  # fmt: skip
+    """Run the kernel of a call site, or the body of a composite on ``ops``."""
+    whole, *sizes = key = site_key(spec, args, attrs, ops.bucket.tokens)
+    # Exact sizes of a class may have other numbers of rows than its representative.
+    run = runs.get(key) or runs.get((not whole, *sizes))
+    if run is None:
+        raise KernelFailed(
+            f"{spec.name}: found a call with {key}, but tracing the model recorded "
+            f"only {list(runs)}"
+        )
+    return run(ops, *args, **attrs) if _is_body(spec, run) else run(*args, **attrs)
 
-    def run(*args: Any, **attrs: Any) -> Any:
-        key = site_key(spec, args, attrs)
-        if key not in runs:
-            raise KernelFailed(
-                f"{spec.name}: found a call with {key}, but tracing the model recorded "
-                f"only {list(runs)}"
-            )
-        return runs[key](*args, **attrs)
 
-    return run
+def _is_body(spec: OpSpec, run: Callable[..., Any]) -> bool:
+    """Whether a composite is computed by its body, which takes the ops."""
+    return spec.composite and run is spec.body
 
 
 class DynamicOps:

@@ -47,6 +47,6 @@ class Functions:
     """Module with the names of :class:`inl.functional.arrays.ArrayModule`. ``None``:
     what ``__array_namespace__`` of an array returns."""
     block_sparse: Callable[..., Any] | None = None
-    """(dense [..., K], values [B, b, b], :class:`~inl.kernels.block_structure.\
+    """(dense [..., K], values [B, b, b], :class:`~inl.spec.block_structure.\
 BlockStructure`): the product [..., N], or ``None`` where it has no kernel for these
     arrays. ``None``: dense products of gathered blocks."""

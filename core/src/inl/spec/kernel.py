@@ -12,6 +12,10 @@ PLAIN = "plain"
 """Layout of unpacked weights: the op's own tuple of tensors."""
 
 
+HostGroup = Mapping[str, HostArray | None]
+"""Logical tensors of a group by name, as stored; ``None`` for an absent one."""
+
+
 def accepts(*_specs: Any, **_attrs: Any) -> str | None:
     """Accept every call: the default of :attr:`Kernel.refuse`."""
     return None
@@ -23,6 +27,9 @@ class Kernel:
 
     op: str
     name: str
+    """What runs: languages and libraries, joined by ``+`` where the kernel launches
+    several of them, and after an underscore what tells it from others of the same op:
+    ``triton``, ``triton+eager``, ``cuda_float8``."""
     run: Callable[..., Any]
     """Computes the op. Same parameters as the op's body, without ``ops``."""
     refuse: Callable[..., str | None] = accepts
@@ -31,7 +38,8 @@ class Kernel:
     layout: str = PLAIN
     """Layout of the weights that the kernel takes."""
     pack: Callable[[Mapping[str, HostArray | None], Any, str], Any] | None = None
-    """(logical tensors by name, backend, dtype) -> a tuple of tensors in ``layout``."""
+    """(logical tensors by name, backend, dtype) -> a tuple of tensors in ``layout``;
+    :func:`~inl.spec.weights.in_layout` makes its type."""
     can_pack: Callable[..., str | None] = accepts
     """(stored specs of the group, by name) -> ``None`` if ``pack`` supports them, else
     the reason."""
@@ -45,13 +53,15 @@ class Kernel:
     :data:`inl.spec.activation_quant.ACTIVATION_QUANTS`. Empty: none beyond storage."""
     note: str = ""
     """What else users should know of its precision, shown by ``inl explain``."""
-    capturable: bool = True
-    """Whether the kernel neither waits for the device nor branches on its data. A
-    backend that captures programs (``Traits.captures_programs``) requires this."""
     preference: int = 0
     """Rank among the kernels that support a call; the highest wins."""
     config: Mapping[str, int] = field(default_factory=dict)
     """Tunable parameters, such as tile sizes."""
+
+    @property
+    def technologies(self) -> tuple[str, ...]:
+        """Languages and libraries that the kernel may use, from its name."""
+        return tuple(self.name.partition("_")[0].split("+"))
 
     @property
     def label(self) -> str:

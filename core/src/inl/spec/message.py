@@ -22,6 +22,9 @@ words say, and none after a sampled token that is one of its stop ids or invalid
 includes the token before the first step, if the row feeds it back: a row that has
 stopped while the frame was on its way computes nothing.
 
+A step with the flag POOLED samples nothing: the reply has the hidden state of the last
+token of each row, as the model's head reads it.
+
 The body of an
 admission is slot, length (tokens whose keys and values are already in the given
 blocks), last token, adapter,
@@ -48,8 +51,10 @@ from inl.spec.message_header import HEADER as HEADER
 from inl.spec.message_header import HEADER_WORD as HEADER_WORD
 from inl.spec.message_header import INT32 as INT32
 from inl.spec.message_header import MASKED as MASKED
+from inl.spec.message_header import POOLED as POOLED
 from inl.spec.message_header import RELEASE as RELEASE
 from inl.spec.message_header import STEP as STEP
+from inl.spec.message_header import STEP_NUMBERS as STEP_NUMBERS
 from inl.spec.message_header import TOKEN_BIAS as TOKEN_BIAS
 from inl.spec.message_header import USED_COUNTS as USED_COUNTS
 from inl.spec.message_header import VERSION as VERSION

@@ -20,11 +20,18 @@ HEADER = 16
 STEP, ADMIT, RELEASE, TOKEN_BIAS = 0, 1, 2, 3
 """Kinds of frames."""
 
+STEP_NUMBERS = 1 << 31
+"""Step numbers in frames are taken modulo this; at 1 ms a step, that is 25 days."""
+
 MASKED = 1
 """Flag of a step: the runner waits for ``sample`` before it samples tokens."""
 
 EMBEDDED = 2
 """Flag of a step: embeddings follow its tokens, see :mod:`inl.spec.embedded_rows`."""
+
+POOLED = 4
+"""Flag of a step: nothing is sampled, and the reply has the hidden states of the rows'
+last tokens. Without other flags and decoding rows, and with one token per row."""
 
 
 class Header(NamedTuple):
@@ -86,6 +93,7 @@ def _check_step(head: Header) -> None:
     valid = (
         0 <= head.sampler < len(SAMPLERS)
         and (not head.repeat or _repeats(head))
+        and (not head.flags & POOLED or _pools(head))
         and min(head.tokens, head.rows, head.tokens_per_row) >= 1
         and 0 <= head.decode_rows <= head.used_rows <= head.rows
         and 0 <= head.used_tokens <= head.tokens
@@ -106,6 +114,12 @@ def _repeats(head: Header) -> bool:
     )
 
 
+def _pools(head: Header) -> bool:
+    """Whether a step may return hidden states."""
+    single = head.tokens_per_row == 1 and not head.repeat
+    return head.flags == POOLED and single and not head.decode_rows
+
+
 def _step_error(head: Header) -> ProtocolError:
     """Return an error that names the first invalid word."""
     for name, least in _LEAST.items():
@@ -118,6 +132,9 @@ def _step_error(head: Header) -> ProtocolError:
     if head.repeat and not _repeats(head):
         accepted = "0, or 2 and more with one token per row, decoding, without flags"
         return _error("repeat", head.repeat, accepted)
+    if head.flags & POOLED and not _pools(head):
+        accepted = f"{POOLED} alone, with one token per row and no decoding rows"
+        return _error("flags", head.flags, accepted)
     names = ", ".join(SAMPLERS)
     return _error("sampler", head.sampler, f"0 to {len(SAMPLERS) - 1} ({names})")
 

@@ -16,6 +16,11 @@ def unchanged(config: Any, checkpoint: Any) -> tuple[Any, Any]:
     return config, checkpoint
 
 
+COMPUTATIONS: dict[tuple[Callable[..., Any], ...], str] = {}
+"""(embed, layer, head) -> name of what these functions of models compute, by which a
+backend that computes whole models recognizes them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Model:
     """An architecture: weights to load, state per sequence, and three pure functions.
@@ -46,6 +51,11 @@ class Model:
     adapt: Callable[[Any, Any], tuple[Any, Any]] = unchanged
     """(config, checkpoint) -> both in the layout that ``weights`` declares; converts
     older checkpoint layouts."""
+
+    @property
+    def computes(self) -> str:
+        """Name in :data:`COMPUTATIONS` of what the functions compute, or empty."""
+        return COMPUTATIONS.get((self.embed, self.layer, self.head), "")
 
     @property
     def prunes_last_layer(self) -> bool:

@@ -13,6 +13,7 @@ PROGRAMS = {
     "logits": "(weights, message, state) -> (logits, step, state)",
     "advance_embedded": "(weights, message, embedded, state) -> (tokens, state)",
     "logits_embedded": "(weights, message, embedded, state) -> (logits, step, state)",
+    "pool": "(weights, message, state) -> (hidden, state)",
     "masked": "(logits, masks, step, state) -> (tokens, state)",
     "draft": "(weights, message, hidden, state) -> (tokens, hidden, state)",
     "admit": "(messages, state) -> (state,)",
@@ -21,11 +22,12 @@ PROGRAMS = {
 """Name -> signature of each program. "advance" computes a step and samples; "repeat"
 does so several times, see :class:`~inl.backend.base.DeviceLoops`; "logits" and "masked"
 do so in two calls, for steps whose allowed tokens the host computes in between; the
-"embedded" ones are those of steps with embeddings in place of some tokens; "draft"
-computes a step of a draft head from hidden states, of any shapes (its bucket is
-``None``); "admit" applies admissions and releases, int32 [n, words]. The programs that
-compute a model with taps, for a draft head, return the hidden states [T, taps * H]
-before the state."""
+"embedded" ones are those of steps with embeddings in place of some tokens; "pool"
+computes the hidden states [R, H] of the rows' last tokens, which a head multiplies by
+the vocabulary; "draft" computes a step of a draft head from hidden states, of any
+shapes (its bucket is ``None``); "admit" applies admissions and releases, int32 [n,
+words]. The programs that compute a model with taps, for a draft head, return the hidden
+states [T, taps * H] before the state."""
 
 
 class ProgramInfo(NamedTuple):

@@ -45,29 +45,32 @@ class KernelSelection:
     """Makes an op that runs its body in NumPy; set if ``allow_hosted`` is on."""
     invariant: bool = False
     """Whether to accept only kernels with ``Kernel.invariant``."""
-    captured: bool = False
-    """Whether to accept only kernels with ``Kernel.capturable``."""
     device_name: str = "this device"
     tuning_results: TuningResults = field(default_factory=TuningResults)
     """Results of ``inl tune`` on this device."""
 
 
-def site_key(spec: OpSpec, args: tuple[Any, ...], attrs: dict[str, Any]) -> Key:
-    """Return the key of a call site: weight layouts, inner sizes and attributes.
+def site_key(
+    spec: OpSpec, args: tuple[Any, ...], attrs: dict[str, Any], tokens: int
+) -> Key:
+    """Return the key of a call site: weight layouts, inner sizes and attributes, and
+    whether the first argument has a row for each of the ``tokens`` of the step.
 
     Opaque arguments (caches, steps) are left out.
     """
-    parts: list[Any] = [tuple(sorted(attrs.items(), key=_name))]
+    first = getattr(args[0], "shape", ()) if args else ()
+    # The last layer may compute the sampled tokens only, with other kernels.
+    parts: list[Any] = [first[:1] == (tokens,), tuple(sorted(attrs.items(), key=_name))]
     for name, value in zip(spec.parameters, args, strict=True):
         if name == "w":
             layout = layout_of(value)
             parts.append(layout)
             if layout == PLAIN:
                 parts += [tuple(leaf.shape) for leaf in leaves(value)]
-        elif name not in spec.consumes and not isinstance(value, tuple):
-            parts.append(tuple(value.shape[1:]))
-        elif hasattr(value, "layout"):
+        elif isinstance(value, tuple):
             parts.append(layout_of(value))
+        elif name not in spec.consumes:
+            parts.append(tuple(value.shape[1:]))
     return tuple(parts)
 
 
@@ -76,9 +79,13 @@ def _name(item: tuple[str, Any]) -> str:
 
 
 def layout_of(w: Any) -> str:
-    """Return the layout of a group: an attribute of traced leaves or of its tuple."""
+    """Return the layout of a group: an attribute of traced leaves or of its tuple.
+
+    A tuple without the attribute is in the layout ``PLAIN``.
+    """
     first = next(leaves(w), w)  # a group may have no tensors
-    return str(first.layout if isinstance(first, StrictArray) else w.layout)
+    owner = first if isinstance(first, StrictArray) else w
+    return str(getattr(owner, "layout", PLAIN))
 
 
 def select_kernel(
@@ -124,8 +131,6 @@ def _refusal(
         return f"takes weights in layout {kernel.layout}, found {layout}"
     if selection.invariant and not kernel.invariant:
         return "is not batch-invariant, which the invariant option requires"
-    if selection.captured and not kernel.capturable:
-        return "is not capturable, and this backend captures programs"
     return kernel.refuse(*args, **attrs)
 
 

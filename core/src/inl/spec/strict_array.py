@@ -16,7 +16,8 @@ from inl.spec.kernel import PLAIN
 class StrictArray:
     """Supports ``+ - *``, ``shape``, ``dtype``, static slices and static reshapes.
 
-    layout: of packed weights. stored_bytes: size of packed weights, if it is known.
+    layout: of packed weights. stored_bytes: size of packed weights, if it is known;
+    ``None`` too of a rank's shard of them that the loader decodes.
     Every other operation raises ``TypeError``.
     """
 

@@ -1,10 +1,14 @@
-"""Weights that a model declares: parameters, and the groups that one op takes."""
+"""Weights that a model declares: parameters, the groups that one op takes, layouts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cache
+from typing import Any, NamedTuple, TypeVar
+
+Weights = TypeVar("Weights", bound=tuple[Any, ...])
+"""A named tuple of the tensors of one group."""
 
 
 class RowSlices(NamedTuple):
@@ -71,3 +75,22 @@ class Group:
     def __init__(self, op: str, **params: Param) -> None:
         object.__setattr__(self, "op", op)
         object.__setattr__(self, "params", params)
+
+
+def in_layout(layout: str) -> Callable[[type[Weights]], type[Weights]]:
+    """Return a function that makes the type of a group's tuple in a packed layout.
+
+    Applied to the tuple of an op whose matrices a kernel packs, or as a decorator to a
+    tuple with fields of the kernel's own. Returns a subclass with the attribute
+    ``layout``, the same one for equal arguments.
+    """
+    return lambda weights: _in_layout(weights, layout)
+
+
+@cache
+def _in_layout(weights: type[Any], layout: str) -> Any:
+    namespace = {
+        "__slots__": (), "__doc__": weights.__doc__, "__module__": weights.__module__,
+        "layout": layout,
+    }  # fmt: skip
+    return type(weights.__name__, (weights,), namespace)

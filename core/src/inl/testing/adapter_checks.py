@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from inl.adapters.folder import Adapter, LoraPair
 from inl.dtypes import rounded
 from inl.engine.core import EngineCore
 from inl.scheduling.request import Request
 from inl.testing.check import Measure, equal, worst
-from inl.weights.peft import Adapter, LoraPair
 
 if TYPE_CHECKING:
     from inl.testing.oracle import Tiny

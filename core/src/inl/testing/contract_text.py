@@ -55,8 +55,7 @@ KERNELS = """\
 
 `invariant` is used for the mode in which a row's bits do not depend on the batch.
 `plan` runs once a step, and its result is in `step.plan[kernel.label]`.
-`activation_quant` changes the tolerance that the result is judged by. `capturable`
-matters if `Traits.captures_programs` is set.
+`activation_quant` changes the tolerance that the result is judged by.
 """
 
 WEIGHTS = """\

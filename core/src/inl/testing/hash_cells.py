@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from inl.protocol.runner import Limits
-from inl.scheduling.uniforms import MASK, mix
 from inl.spec.step import NEUTRAL, TOP, Scores
+from inl.spec.uniforms import MASK, mix
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from inl.protocol.frame_decoder import StepRow
     from inl.spec.message import IntArray
+
+HIDDEN, HIDDEN_RANGE = 8, 1 << 24
+"""Elements of a hidden state, whole numbers from 1 that float32 holds."""
 
 UNWRITTEN = 0xA5A5A5A5A5A5A5A5
 """Initial value of a cell; no token's value is above 2**63."""
@@ -157,6 +160,12 @@ def _sum(pairs: Iterable[tuple[int, int]]) -> int:
 
 def _bits(value: float) -> int:
     return int(struct.unpack("<I", struct.pack("<f", value))[0])
+
+
+def hidden_row(total: int) -> NDArray[np.float32]:
+    """Return the hidden state [HIDDEN] of a sequence: hashes of its total."""
+    words = [mix(total + at) % HIDDEN_RANGE + 1 for at in range(HIDDEN)]
+    return np.array(words, np.float32)
 
 
 def scores(tokens: IntArray, vocab: int) -> Scores:

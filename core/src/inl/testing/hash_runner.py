@@ -4,7 +4,7 @@ A cache entry holds a token id instead of a key and a value, and the next token 
 hash of all ids of the sequence *read through its block table*. A wrong block, an early
 free, a stale prefix, a bad rollback or lost feedback changes the text, exactly.
 
-For a sequence of ``n`` ids, with ``mix`` of :mod:`inl.scheduling.uniforms`, and all
+For a sequence of ``n`` ids, with ``mix`` of :mod:`inl.spec.uniforms`, and all
 sums modulo 2**64::
 
     value(i)  = adapter * 2**32 + id[i] + 1
@@ -26,7 +26,8 @@ seen, and the total takes the last ``w`` positions only: freeing a block that a 
 still sees changes the text. For a sequence that needs a "sample_filtered" program,
 :func:`~inl.testing.hash_cells.filtered_noise` of its parameters, counts and biases is
 combined into the noise with ``^``, so that a lost or wrong one changes the text too.
-Scores are :func:`~inl.testing.hash_cells.scores` of the token.
+Scores are :func:`~inl.testing.hash_cells.scores` of the token, and a pooled step has
+:func:`~inl.testing.hash_cells.hidden_row` of the total.
 
 A row that verifies drafts computes one token after the other, and stops at the first
 that differs from the draft that follows it. All of its ids are written, so that stale
@@ -49,17 +50,20 @@ from inl.protocol.runner import (
     PipelinedRunner,
     Reply,
     StepInFlight,
+    pooled_reply,
 )
 from inl.protocol.slot_decoder import read_admission, read_token_biases
 from inl.scheduling.sampling_params import rank
-from inl.scheduling.uniforms import mix
-from inl.spec.message import ADMIT, DRAFT, MASKED, STEP, TOKEN_BIAS, Header
+from inl.spec.message import ADMIT, DRAFT, MASKED, POOLED, STEP, TOKEN_BIAS, Header
 from inl.spec.step import NO_TOKEN
+from inl.spec.uniforms import mix
 from inl.testing.hash_cells import (
+    HIDDEN,
     HashCells,
     adapter_value,
     allowed,
     filtered_noise,
+    hidden_row,
     scores,
     with_embedded_ids,
 )
@@ -149,6 +153,8 @@ class HashRunner(PipelinedRunner):
         tokens = np.full((head.rows, bucket.reply_width), NO_TOKEN, np.int32)
         samples, masked = np.zeros(bucket.samples, np.int32), head.flags & MASKED
         step = StepTasks(head.step, bucket, tokens, samples, bool(masked))
+        if head.flags & POOLED:
+            step.hidden = np.zeros((head.rows, HIDDEN), np.float32)
         for index, row in enumerate(rows):
             self._add_row(step, index, row, head)
         self._step = head.step
@@ -218,6 +224,10 @@ class HashRunner(PipelinedRunner):
         self.cells.write(task.tables, start, ids, state.adapter)
         if not step.bucket.verifies:
             state.cached += len(ids)
+            if step.hidden is not None:
+                total = self.cells.total(task.tables, state.cached)
+                step.hidden[task.index] = hidden_row(total)
+                return
             if task.decodes:
                 state.counts[ids[0]] += 2
             state.last = self._sample_token(task, task.sample, state.cached)
@@ -292,6 +302,8 @@ class HashRunner(PipelinedRunner):
         for task in step.rows:
             if not task.done:
                 self._compute(task)
+        if step.hidden is not None:
+            return pooled_reply(flight.head.step, step.hidden)
         if step.bucket.sampler != "sample_filtered":
             return Reply(flight.head.step, step.tokens)
         scored = scores(step.samples, self.limits.vocab)

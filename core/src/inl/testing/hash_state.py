@@ -106,4 +106,6 @@ class StepTasks:
     """[S] sampled tokens, rejected ones included."""
     needs_masks: bool
     masks: IntArray | None = None
+    hidden: NDArray[np.float32] | None = None
+    """[R, H] of a pooled step, set row by row."""
     rows: list[RowTask] = field(default_factory=list)

@@ -16,13 +16,13 @@ import numpy as np
 from inl.dtypes import widen
 from inl.engine.core import EngineCore
 from inl.errors import NoKernel
-from inl.scheduling.drafters import SyntheticDrafter
 from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.request import Request
 from inl.scheduling.scheduler import Scheduler
-from inl.scheduling.speculation import Speculation
 from inl.spec.message import Row, admit_frame, step_frame
 from inl.spec.step import TOP, Bucket
+from inl.speculation.drafters import SyntheticDrafter
+from inl.speculation.planner import Speculation
 from inl.testing.check import CheckFailed, equal, require
 from inl.testing.oracle import VOCAB, Tiny
 

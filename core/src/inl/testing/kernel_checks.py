@@ -18,6 +18,7 @@ from inl.spec.step import Bucket, Step
 from inl.spec.strict_array import StrictArray
 from inl.spec.tolerance import Verdict, truth
 from inl.spec.tree import tree_map
+from inl.spec.workload import TuningResults
 from inl.testing.check import Check, CheckFailed, Measure, require, worst
 from inl.testing.float8_cases import float8_cases
 from inl.testing.large_cases import larger_cases
@@ -36,13 +37,28 @@ LARGER_ROUNDS = 1
 """Number of seeds of larger cases, which have many rows."""
 
 
+def with_kernel(target: Target, kernel: Kernel) -> Target:
+    """Return a target with ``kernel`` in place of all kernels of its op."""
+    others = (one for one in target.selection.kernels if one.op != kernel.op)
+    selection = replace(
+        target.selection, kernels=(*others, kernel), tuning_results=TuningResults()
+    )
+    twin = replace(target)
+    vars(twin).update(backend=target.backend, selection=selection)
+    return twin
+
+
 def kernel_checks(target: Target) -> Iterator[Check]:
-    """Check cases, poisoned cases, reused state, and refusals of each op."""
+    """Check cases, poisoned cases, reused state, and refusals of each op.
+
+    A kernel is also checked in the cases for which another one is preferred.
+    """
     kernels = target.selection.kernels
     for op in ops_in_order(target):
         names = [case.name for case in _cases(target, op, 0)]
         for dtype in target.dtypes:
             yield from _op_checks(target, op, names, dtype)
+            yield from _kernel_checks(target, op, names, dtype)
             yield from packed_checks(target, op, dtype)
         for kernel in kernels:
             if kernel.op == op.name:
@@ -102,6 +118,26 @@ def _op_checks(
                 yield check(f"poison/{case.name}", _poisoned, case)
     if op.consumes and names:
         yield check("twice", _twice)
+
+
+def _kernel_checks(
+    target: Target, op: OpSpec, names: list[str], dtype: str
+) -> Iterator[Check]:
+    """Check each kernel in the cases that it supports and that others compute."""
+    kernels = [one for one in target.selection.kernels if one.op == op.name]
+    cases = partial(_cases, target, op)
+    for kernel in kernels if len(kernels) > 1 else ():
+        alone = with_kernel(target, kernel)
+        for index, name in enumerate(names):
+            case = cases(0)[index]
+            chosen, own = (
+                OpCall(each, op, case, dtype).choice().kernel
+                for each in (target, alone)
+            )
+            if own is kernel and chosen is not kernel:
+                label = f"{op.name}/by {kernel.name}/{name}/{dtype}"
+                run = partial(_case, alone, op, cases, index, 1, dtype)
+                yield Check("kernel", label, run)
 
 
 @lru_cache(maxsize=24)

@@ -126,7 +126,7 @@ def _parameter(spec: OpSpec, name: str) -> str:
     parameter = inspect.signature(spec.body).parameters[name]
     annotation = parameter.annotation
     known = spec.body.__globals__.get(annotation)
-    if hasattr(known, "layout"):
+    if known and known in {each.weights for each in inl.ops.catalog().values()}:
         annotation = f"{annotation} | Group"
     if parameter.default is parameter.empty:
         return f"{name}: {annotation}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from inl.spec.message import BlockTableUpdate, release_frame
+from inl.spec.message import POOLED, BlockTableUpdate, release_frame
 from inl.testing.check import Check, Measure, equal, require, worst
 from inl.testing.consumption_checks import consumed
 from inl.testing.near_tie import BOUNDS
@@ -36,6 +36,7 @@ def runner_checks(target: Target) -> Iterator[Check]:
     """Yield checks of a tiny Llama on the backend's runner, against float64."""
     checks: dict[str, Callable[[Tiny], Measure | None]] = {
         "logits": _logits,
+        "pooled": _pooled,
         "traffic": _traffic,
         "chunks": _chunks,
         "placement": _placement,
@@ -64,6 +65,39 @@ def _logits(tiny: Tiny) -> Measure:
         error <= bound,
         f"logits of a tiny Llama in {tiny.dtype}: error {error:.3g} > {bound:.3g}, "
         f"four times the rounding error; seed {tiny.target.seed}",
+        Measure(error, bound),
+    )
+    return Measure(error, bound)
+
+
+def _pooled(tiny: Tiny) -> Measure:
+    """Hidden states of two rows, one of which has two chunks, as the head reads them.
+
+    Their logits in float64 have at most the error that is accepted of logits.
+    """
+    with opened(tiny) as runner:
+        limits, blocks = runner.limits, first_blocks(runner, 20)
+        half = most_tokens(limits, 38) // 2
+        prompts = [some_ids(tiny, half, row) for row in range(2)]
+        for row in range(2):
+            own = [block + row * len(blocks) for block in blocks]
+            runner.submit(admission(limits, row + 1, own))
+        first, later = prompts[0][: half // 2], prompts[0][half // 2 :]
+        for step, parts in enumerate(([(1, first)], [(1, later), (2, prompts[1])])):
+            frame = one_step(limits, parts, step=step + 1, decoding=0, flags=POOLED)
+            runner.submit(frame)
+            reply = runner.collect()
+    require(reply.hidden is not None, "the reply of a pooled step has no hidden states")
+    head = np.asarray(tiny.tensors["lm_head.weight"], np.float64)
+    found = np.asarray(reply.hidden, np.float64)[:2] @ head.T
+    expected = np.stack([tiny.logits(ids)[-1] for ids in prompts])
+    error = float(np.abs(found - expected).max())
+    bound = 4 * max(map(tiny.expected_error, prompts))
+    bound += 1e-6 * float(np.abs(expected).max())
+    require(
+        error <= bound,
+        f"hidden states of a tiny Llama in {tiny.dtype}: error {error:.3g} > "
+        f"{bound:.3g} of their logits; seed {tiny.target.seed}",
         Measure(error, bound),
     )
     return Measure(error, bound)

@@ -13,7 +13,7 @@ import numpy as np
 from inl.config import EngineConfig
 from inl.device import Device
 from inl.errors import RequestError
-from inl.executor.model_loader import kernel_selection
+from inl.executor.load_plan import kernel_selection
 from inl.ops import catalog
 from inl.plugin import make_backend
 

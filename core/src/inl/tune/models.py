@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from inl.backend.base import Backend
+from inl.checkpoints.checkpoint import Checkpoint
 from inl.checkpoints.files.json_text import read_json
 from inl.checkpoints.hub.resolve import resolve_model
-from inl.errors import RequestError
-from inl.executor.model_loader import compute_dtype, open_model
-from inl.executor.tracing import trace
+from inl.config import EngineConfig
+from inl.errors import RequestError, TokenizerNotFound
+from inl.executor.load_plan import LoadPlan, compute_dtype
+from inl.executor.model_loader import LanguageModel, open_model
 from inl.models.registry import find_model
 from inl.spec.cache import Paged
 from inl.spec.limits import Limits
-from inl.spec.model import Model
 from inl.spec.op import CATALOG, OpSpec, Spec
-from inl.spec.selection import KernelSelection
 from inl.spec.step import Bucket
 from inl.spec.tree import leaves
-from inl.spec.workload import Workload, workload
-from inl.weights.load import stored_specs
-from inl.weights.plan import plan_weights
+from inl.spec.workload import TuningResults, Workload, workload
 from inl.weights.sources import stored_tensors
+
+if TYPE_CHECKING:
+    from inl.dtypes import HostArray
+    from inl.text.tokenizer import Tokenizer
 
 LLAMA = {"model_type": "llama", "rms_norm_eps": 1e-5, "max_position_embeddings": 8192}
 SHAPES: dict[str, dict[str, Any]] = {
@@ -50,31 +53,41 @@ class Call(NamedTuple):
     attrs: dict[str, Any]
 
 
-def calls(
-    backend: Backend,
-    selection: KernelSelection,
-    model: str | None,
-    dtype: str,
-    rows: int,
-) -> list[Call]:
-    """Return the calls of a step that decodes ``rows`` sequences, in order.
+def plan_decoding(
+    backend: Backend, model: str | None, dtype: str, rows: int
+) -> LoadPlan:
+    """Return the plan of an engine that decodes ``rows`` sequences.
 
-    Calls of the same workload are listed once. model: one of :data:`SHAPES`, a
+    Kernels are selected without tuning results. model: one of :data:`SHAPES`, a
     ``config.json``, or a folder, file or name. Raises
     :class:`~inl.errors.ModelError`.
     """
-    dtype = compute_dtype(backend, dtype)
-    definition, config, stored = _open(model, dtype)
-    config = replace(config, dtype=dtype)
-    groups = plan_weights(definition.weights(config), selection.kernels, stored)
-    paged = [item for item in definition.state(config) if isinstance(item, Paged)]
+    language = _open(model, compute_dtype(backend, dtype))
+    paged = [
+        item
+        for item in language.model.state(language.config)
+        if isinstance(item, Paged)
+    ]
     size = backend.traits.block_size
-    max_blocks = min(-(-config.max_tokens // size), 1 << 16)
+    max_blocks = min(-(-language.config.max_tokens // size), 1 << 16)
     limits = Limits(
-        rows + 1, (max_blocks + 1,) * len(paged), size, max_blocks, config.vocab_size,
-        sampler="greedy", windows=tuple(group.window for group in paged),
+        rows + 1, (max_blocks + 1,) * len(paged), size, max_blocks,
+        language.config.vocab_size, sampler="greedy",
+        windows=tuple(group.window for group in paged),
     )  # fmt: skip
-    traced = trace(definition, config, groups, Bucket(rows, rows), limits, selection)
+    plan = LoadPlan.of(language, backend, EngineConfig(dtype=dtype), limits=limits)
+    language.checkpoint.close()
+    selection = replace(plan.unloaded.selection, tuning_results=TuningResults())
+    return replace(plan, unloaded=replace(plan.unloaded, selection=selection))
+
+
+def calls(plan: LoadPlan) -> list[Call]:
+    """Return the calls of a step that decodes as many sequences as the plan has room.
+
+    In order; calls of the same workload are listed once.
+    """
+    rows = plan.limits.slots - 1
+    traced = plan.tracer(Bucket(rows, rows))
     unique: dict[Workload, Call] = {}
     for (op, _), (args, attrs) in traced.calls.items():
         work = workload(CATALOG[op], args, attrs)
@@ -82,7 +95,7 @@ def calls(
     return list(unique.values())
 
 
-def _open(model: str | None, dtype: str) -> tuple[Model, Any, dict[str, Spec]]:
+def _open(model: str | None, dtype: str) -> LanguageModel:
     name = model or ""
     if name in SHAPES or name.endswith(".json"):
         hf = SHAPES.get(name) or read_json(Path(name))
@@ -94,11 +107,37 @@ def _open(model: str | None, dtype: str) -> tuple[Model, Any, dict[str, Spec]]:
             for param in group.params.values()
             for source, shape in stored_tensors(param).items()
         }
-        return definition, config, stored
-    language = open_model(resolve_model(model))
-    specs = stored_specs(language.checkpoint)
-    language.checkpoint.close()
-    return language.model, language.config, dict(specs)
+        return LanguageModel(definition, config, ShapesOnly(Path(name), hf, stored))
+    return open_model(resolve_model(model))
+
+
+@final
+class ShapesOnly(Checkpoint):
+    """A checkpoint of a config, whose tensors have shapes and no data."""
+
+    eos_token_ids = ()
+    chat_template = None
+
+    def __init__(
+        self, path: Path, config: Mapping[str, Any], stored: Mapping[str, Spec]
+    ) -> None:
+        self.path, self.config, self._stored = path, config, stored
+
+    def names(self) -> list[str]:
+        return list(self._stored)
+
+    def spec(self, name: str) -> tuple[str, tuple[int, ...]]:
+        spec = self._stored[name]
+        return spec.dtype, spec.shape
+
+    def tensor(self, name: str) -> HostArray:
+        raise self.missing(name)
+
+    def tokenizer(self) -> Tokenizer:
+        raise TokenizerNotFound(f"{self.path}: has no tokenizer")
+
+    def close(self) -> None:
+        pass
 
 
 def filter_calls(tunable: list[Call], ops: tuple[str, ...]) -> list[Call]:

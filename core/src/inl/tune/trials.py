@@ -10,9 +10,7 @@ from typing import Any, NamedTuple
 
 from inl.backend.base import Backend
 from inl.backend.tunable import Tunable
-from inl.config import EngineConfig
 from inl.errors import NoKernel, RequestError
-from inl.executor.model_loader import compute_dtype, in_dtype, kernel_selection
 from inl.plugin import make_backend
 from inl.spec.kernel import Kernel
 from inl.spec.op import Case, nbytes
@@ -20,10 +18,10 @@ from inl.spec.selection import KernelSelection, select_kernel
 from inl.spec.step import Step
 from inl.spec.tolerance import Verdict, judge
 from inl.spec.tree import tree_map
-from inl.spec.workload import Config, TuningResults
+from inl.spec.workload import Config
 from inl.testing.op_call import OpCall
 from inl.tune.inputs import Inputs
-from inl.tune.models import Call, calls, filter_calls
+from inl.tune.models import Call, calls, filter_calls, plan_decoding
 
 MAX_COPIES = 128
 """Maximum number of input copies that measurements rotate through."""
@@ -91,27 +89,24 @@ class Trials:
     _prepared: _Prepared | None = None
 
     def __post_init__(self) -> None:
-        backend = make_backend(self.options.device)
-        self.dtype = compute_dtype(backend, self.options.dtype)
-        self.backend = in_dtype(backend, self.dtype)
-        tunable = self.backend.offers(Tunable)  # type: ignore[type-abstract]
+        options, backend = self.options, make_backend(self.options.device)
+        tunable = backend.offers(Tunable)  # type: ignore[type-abstract]
         if tunable is None:
             raise RequestError(
-                f"{self.backend.device}: the backend has no tunable kernels; it has to "
+                f"{backend.device}: the backend has no tunable kernels; it has to "
                 "offer inl.backend.tunable.Tunable"
             )
         self.tunable = tunable
-        selection = kernel_selection(self.backend, EngineConfig())
-        self.selection = replace(selection, tuning_results=TuningResults())
-        tunable_calls = [
-            call
-            for rows in self.options.rows
-            for call in calls(
-                self.backend, self.selection, self.options.model, self.dtype, rows
-            )
-            if self.axes(call)
+        plans = [
+            plan_decoding(backend, options.model, options.dtype, rows)
+            for rows in options.rows
         ]
-        self.calls = filter_calls(tunable_calls, self.options.ops)
+        self.backend, parts = plans[0].backend, plans[0].unloaded
+        self.selection, self.dtype = parts.selection, parts.config.dtype
+        tunable_calls = [
+            call for plan in plans for call in calls(plan) if self.axes(call)
+        ]
+        self.calls = filter_calls(tunable_calls, options.ops)
 
     def axes(self, call: Call) -> Sequence[Sequence[Config]]:
         """Return the search space of a call; empty if it is not tunable."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from inl.checkpoints.blocks.dtypes import packed_bytes
+from inl.checkpoints.blocks.dtypes import BLOCKS, packed_bytes
 from inl.dtypes import SIZES
 from inl.errors import NoKernel, WeightMismatch
 from inl.placement.mesh import EXPERT, EXPERT_OP, TENSOR, axes_of
@@ -56,9 +56,16 @@ class WeightPlan:
         return weights(**shapes)
 
     def _stored_bytes(self, name: str) -> int | None:
-        """Checkpoint bytes of a quantized tensor on one rank, if a kernel packs it."""
+        """Checkpoint bytes of a quantized tensor on one rank, if a kernel packs it.
+
+        ``None`` too for a shard of columns that would split a block, which the loader
+        decodes.
+        """
         param, dtype = self.group.params[name], self.stored.get(name, "float32")
         if self.kernel is None or dtype in SIZES:
+            return None
+        shape, (elements, _) = self.shard(param), BLOCKS.get(dtype, (1, 1))
+        if shape[-1] != param.shape[-1] and shape[-1] % elements:
             return None
         parts = 1 if param.axis is None else self.ranks
         return packed_bytes(param.shape, dtype) // parts

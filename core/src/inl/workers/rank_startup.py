@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from inl.backend.base import Rank, Ranks
 from inl.device import Device, DeviceType
 from inl.errors import BackendUnavailable, DeviceError, ProtocolError
-from inl.executor.model_loader import compute_dtype, start_runner
+from inl.executor.model_loader import start_runner
 from inl.executor.rank_runner import RankRunner
 from inl.placement.sharding import check_shares
 from inl.weights.load import stored_specs
@@ -136,9 +136,7 @@ def serve_rank(options: Mapping[str, Any], progress: Progress) -> StartedRunner:
     runner = start_runner(
         language, backend, config, limits=limits, progress=progress, rank=rank.number
     )
-    return StartedRunner(
-        runner, str(backend.device), compute_dtype(backend, config.dtype)
-    )
+    return StartedRunner(runner, str(backend.device), runner.loaded.config.dtype)
 
 
 def read_rank(value: Any) -> Rank:

@@ -14,7 +14,6 @@ from inl.config import REQUEST_BOUNDS, EngineConfig
 from inl.errors import BackendUnavailable, ProtocolError, RunnerError
 from inl.executor.model_loader import (
     LanguageModel,
-    compute_dtype,
     open_model,
     start_runner,
 )
@@ -112,9 +111,7 @@ def _start_here(
 
     backend = over_mesh(make_backend(config.backend), config.mesh)
     runner = start_runner(language, backend, config, limits=limits, progress=progress)
-    return StartedRunner(
-        runner, str(backend.device), compute_dtype(backend, config.dtype)
-    )
+    return StartedRunner(runner, str(backend.device), runner.loaded.config.dtype)
 
 
 def over_mesh(backend: Backend, mesh: str | None) -> Backend:

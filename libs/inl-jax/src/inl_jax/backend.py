@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 
+from inl.backend.allocation import allocating
 from inl.backend.base import (
     Backend,
     DeviceLoops,
@@ -47,7 +49,8 @@ class JaxBackend(Backend):
 
     def tensor(self, data: HostArray, *, axis: int | None = None) -> Any:  # noqa: ARG002
         nbytes = data.size * SIZES.get(data.dtype, 1)
-        return self._allocate(lambda: from_host(data, self.place), nbytes, "tensor")
+        with self._allocating(nbytes, "tensor"):
+            return from_host(data, self.place)
 
     def numpy(self, x: Any) -> HostArray:
         return to_host(x)
@@ -62,10 +65,8 @@ class JaxBackend(Backend):
                 return jnp.zeros(shape, BITS, device=self.place)
             return zeros(shape, dtype)
 
-        size = state_bytes(spec, limits)
-        return self._allocate(
-            lambda: paged_state(spec, limits, zeros, cells), size, "state"
-        )
+        with self._allocating(state_bytes(spec, limits), "state"):
+            return paged_state(spec, limits, zeros, cells)
 
     def memory(self) -> DeviceMemory:
         assert isinstance(self.place, jax.Device), "a mesh has several"
@@ -106,17 +107,9 @@ class JaxBackend(Backend):
             "token_budget, max_batch or cache_bytes"
         )
 
-    def _allocate(self, make: Any, nbytes: int, what: str) -> Any:
-        try:
-            return make()
-        except Exception as error:
-            if OOM not in str(error) and not isinstance(error, MemoryError):
-                raise
-            raise OutOfMemory(
-                f"{self.device}: {what}: {nbytes} bytes ({nbytes / 2**20:.1f} MiB) do "
-                f"not fit, {self.memory().free} bytes are free; lower cache_bytes, "
-                "max_batch or context, or take a smaller dtype or model"
-            ) from error
+    def _allocating(self, nbytes: int, what: str) -> AbstractContextManager[None]:
+        where = f"{self.device}: {what}"
+        return allocating(nbytes, where, self.memory, lambda error: OOM in str(error))
 
 
 def device_memory(device: jax.Device) -> DeviceMemory:

@@ -57,22 +57,16 @@ def paged_state(
 
     cache: allocates the caches; ``zeros`` by default.
     """
-    cache = cache or zeros
-    paged = [item for item in spec if isinstance(item, Paged)]
-    caches: dict[int, Pages] = {}
-    for group, blocks in zip(paged, limits.blocks, strict=True):
-        size = limits.block_size
+    cells, size = cache or zeros, limits.block_size
+
+    def pages(group: Paged, _layer: int, blocks: int) -> Pages:
         shape = (blocks, group.kv_heads, size, 2 * group.head_dim)
-        for layer in group.layers:
-            scales = None
-            if group.dtype == INT8:
-                scales = cache((*shape[:2], scale_lanes(size)), "float32")
-            caches[layer] = Pages(cache(shape, group.dtype), scales)
-    others = (
-        item._replace(head_dim=0) if isinstance(item, Paged) else item for item in spec
-    )
-    state = zeroed_state(tuple(others), limits, zeros)
-    return state._replace(caches=tuple(caches[layer] for layer in sorted(caches)))
+        scales = None
+        if group.dtype == INT8:
+            scales = cells((*shape[:2], scale_lanes(size)), "float32")
+        return Pages(cells(shape, group.dtype), scales)
+
+    return zeroed_state(spec, limits, zeros, cache=pages)
 
 
 def scale_lanes(block_size: int) -> int:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar, cast
 
+from inl.backend.allocation import allocating
 from inl.backend.base import (
     Backend,
     ContextLengths,
@@ -13,18 +15,18 @@ from inl.backend.base import (
     StateSpec,
 )
 from inl.backend.host import host_memory
+from inl.backend.simple import zeroed_state
 from inl.backend.state_bytes import state_bytes
 from inl.dtypes import SIZES, HostArray
-from inl.errors import OutOfMemory
-from inl.spec.cache import State
+from inl.spec.cache import Paged, State
 from inl.spec.kernel import Kernel
 from inl.spec.limits import Limits
 from inl.spec.program import ProgramInfo
 from inl.spec.step import Bucket
 from inl_onnx.buckets import compiled_sizes, context_lengths
 from inl_onnx.kernels import KERNELS
-from inl_onnx.pages import paged_state
-from inl_onnx.programs import NO_MEMORY
+from inl_onnx.pages import Pages
+from inl_onnx.programs import is_oom
 from inl_onnx.runtime import Runtime
 
 C = TypeVar("C")
@@ -40,19 +42,21 @@ class OnnxBackend(Backend):
 
     def tensor(self, data: HostArray, *, axis: int | None = None) -> Any:  # noqa: ARG002
         nbytes = data.size * SIZES.get(data.dtype, 1)
-        return self._allocate(lambda: self.runtime.tensor(data), nbytes, "tensor")
+        with self._allocating(nbytes, "tensor"):
+            return self.runtime.tensor(data)
 
     def numpy(self, x: Any) -> HostArray:
         return self.runtime.numpy(x)
 
     def state(self, spec: StateSpec, *, limits: Limits) -> State:
-        def pages(shape: tuple[int, ...], dtype: str) -> Any:
-            return self.runtime.zeros(shape, dtype, in_place=True)
+        zeros, size = self.runtime.zeros, limits.block_size
 
-        zeros, size = self.runtime.zeros, state_bytes(spec, limits)
-        return self._allocate(
-            lambda: paged_state(spec, limits, zeros, pages), size, "state"
-        )
+        def pages(group: Paged, _layer: int, blocks: int) -> Pages:
+            shape = (group.kv_heads, blocks, size, group.head_dim)
+            return Pages(*(zeros(shape, group.dtype, in_place=True) for _ in "kv"))
+
+        with self._allocating(state_bytes(spec, limits), "state"):
+            return zeroed_state(spec, limits, zeros, cache=pages)
 
     def memory(self) -> DeviceMemory:
         return host_memory()
@@ -78,15 +82,6 @@ class OnnxBackend(Backend):
             return cast("C", ContextLengths(context_lengths))
         return super().offers(kind)
 
-    def _allocate(self, make: Any, nbytes: int, what: str) -> Any:
-        try:
-            return make()
-        except Exception as error:
-            known = any(text in str(error) for text in NO_MEMORY)
-            if not known and not isinstance(error, MemoryError):
-                raise
-            raise OutOfMemory(
-                f"{self.device}: {what}: {nbytes} bytes ({nbytes / 2**20:.1f} MiB) do "
-                f"not fit, {self.memory().free} bytes are free; lower cache_bytes, "
-                "max_batch or context, or take a smaller dtype or model"
-            ) from error
+    def _allocating(self, nbytes: int, what: str) -> AbstractContextManager[None]:
+        where = f"{self.device}: {what}"
+        return allocating(nbytes, where, self.memory, is_oom)

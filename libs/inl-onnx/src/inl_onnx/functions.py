@@ -108,9 +108,22 @@ def put(x: Value, indices: Sequence[Value], values: Value, *, add: bool = False)
     return x.node("ScatterND", at, values, reduction="add" if add else "none")
 
 
-def put_along(x: Value, index: Value, values: Value) -> Value:
-    """As ``put_along_axis`` on the last axis, but returns the result."""
-    return x.node("ScatterElements", index, values, axis=-1)
+def put_columns(x: Value, index: Value, values: Value) -> Value:
+    """Return ``x`` with the entries of axis 1 at ``index`` [M] replaced."""
+    rows = arange(x, x.shape[0])[:, None]
+    replaced: Value = put(x, [rows, index], values)
+    return replaced
+
+
+def unsorted(order: Value, x: Value) -> Value:
+    """Return bool ``x``, in which column ``i`` is column ``order[:, i]``, in order."""
+    zeros = full(x, x.shape, 0, "int32")
+    ones = x.astype("int32")
+    return zeros.node("ScatterElements", order, ones, axis=-1) > 0
+
+
+def equal(x: Value, y: Any) -> Value:
+    return x.equal(y)
 
 
 def matmul(x: Value, y: Value) -> Value:
@@ -128,6 +141,12 @@ def mean_of(x: Value, axis: int = -1, *, keepdims: bool = False) -> Value:
 
 def max_of(x: Value, axis: int = -1, *, keepdims: bool = False) -> Value:
     return _reduce("ReduceMax", x, axis, keepdims)
+
+
+def has_finite_max(x: Value) -> Value:
+    """Return whether the largest entry of the last axis, which stays, is finite."""
+    # ``ReduceMax`` may ignore NaN.
+    return ~isinf(max_of(where(isnan(x), np.inf, x), keepdims=True))
 
 
 def any_of(x: Value, axis: int = -1, *, keepdims: bool = False) -> Value:
@@ -155,11 +174,19 @@ def argmax(x: Value) -> Value:
 
 def top(x: Value, count: int) -> Value:
     """Indices of the largest entries of the last axis, ties to the lowest: int32."""
+    return _top(x, count)[1].astype("int32")
+
+
+def largest(x: Value, count: int) -> Value:
+    """Return the largest entries of the last axis."""
+    return _top(x, count)[0]
+
+
+def _top(x: Value, count: int) -> list[Value]:
     shape = (*x.shape[:-1], count)
     k = x.graph.constant([count], "int64")
     results = [(x.dtype, shape), ("int64", shape)]
-    _, index = x.graph.add("TopK", [x, k], results, axis=-1, largest=1, sorted=1)
-    return index.astype("int32")
+    return x.graph.add("TopK", [x, k], results, axis=-1, largest=1, sorted=1)
 
 
 def isnan(x: Value) -> Value:
@@ -201,17 +228,49 @@ def softmax(x: Value) -> Value:
     return x.node("Softmax", axis=-1)
 
 
+def log_softmax(x: Value) -> Value:
+    return x.node("LogSoftmax", axis=-1)
+
+
 def one_hot(ids: Value, count: int, dtype: str = "float32") -> Value:
     """Return ``ids == 0 .. count - 1`` on a new last axis."""
     return ids[..., None].equal(arange(ids, count)).astype(dtype)
 
 
-def totals(ids: Value, amounts: Value, count: int) -> Value:
-    """Sum float32 ``amounts`` [..., M] by id to [..., count].
+def counted(
+    table: Value, slots: Value | None, ids: Value, amounts: Value, times: int = 1
+) -> Value:
+    """Add ``times * amounts`` [R, M] to columns ``ids`` [R, M] of ``table``'s rows.
 
-    A product with ones, since additions of a scatter to the same cell may be lost.
+    slots: the rows [R]; ``None`` is all of them, in order. A product with ones, since
+    additions of a scatter to the same cell may be lost.
     """
-    return matmul(amounts[..., None, :], one_hot(ids, count))[..., 0, :]
+    wide = amounts.astype("float32")[..., None, :]
+    totals = matmul(wide, one_hot(ids, table.shape[1]))[..., 0, :].astype(table.dtype)
+    totals = totals if times == 1 else totals * times
+    if slots is None:
+        return table + totals
+    return put(table, [slots], take(table, slots) + totals)
+
+
+def product(x: Value, weight: Value) -> Value:
+    """``x`` [T, K] @ ``weight`` [N, K].T in float32."""
+    return matmul(upcast(x), transpose(upcast(weight), 1, 0))
+
+
+def expert_product(x: Value, ids: Value, weight: Value) -> Value:
+    """Multiply row s of ``x`` [S, K] by ``weight[ids[s]]`` [K, N]: [S, N].
+
+    As many copies of a matrix as there are rows, if these are fewer than the experts;
+    otherwise every row by every expert, of which one is kept.
+    """
+    if ids.shape[0] <= weight.shape[0]:
+        return matmul(x[:, None], take(weight, ids))[:, 0]
+    result = full(x, (x.shape[0], weight.shape[2]), 0, x.dtype)
+    for expert in range(weight.shape[0]):
+        chosen = ids.equal(expert)[:, None]
+        result = where(chosen, matmul(x, weight[expert]), result)
+    return result
 
 
 def floats(bits: Value) -> Value:

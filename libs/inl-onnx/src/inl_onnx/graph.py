@@ -235,6 +235,9 @@ class Value:
         """Quotient of integers that are not negative."""
         return self._with("Div", other)
 
+    def __rshift__(self, bits: int) -> Value:
+        return self // (1 << bits)
+
     def __mod__(self, other: Any) -> Value:
         return self._with("Mod", other)
 

@@ -19,6 +19,11 @@ NO_MEMORY = ("Failed to allocate memory", "bad_alloc", "OUTOFMEMORY", "out of me
 """Texts of ONNX Runtime's errors for a failed allocation."""
 
 
+def is_oom(error: Exception) -> bool:
+    """Return whether ONNX Runtime reports that memory is exhausted."""
+    return any(text in str(error) for text in NO_MEMORY)
+
+
 class CompiledProgram:
     """A program for arguments of fixed shapes.
 
@@ -81,7 +86,7 @@ class CompiledProgram:
         try:
             self._session.run_with_iobinding(self._binding)
         except Exception as error:
-            if any(text in str(error) for text in NO_MEMORY):
+            if is_oom(error):
                 raise OutOfMemory(str(error).partition("\n")[0]) from error
             raise
         names = (output.name for output in self._computed)

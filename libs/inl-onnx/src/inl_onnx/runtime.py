@@ -35,8 +35,8 @@ class Provider(NamedTuple):
 class Runtime:
     """One device: its tensors, and the programs compiled for it."""
 
-    def __init__(self, provider: Provider, *, threads: int = 0) -> None:
-        self.provider, self._threads = provider, threads
+    def __init__(self, provider: Provider) -> None:
+        self.provider = provider
         self._evaluated: dict[Any, CompiledProgram] = {}
 
     def tensor(
@@ -114,10 +114,7 @@ class Runtime:
             found = enumerate(leaves(args))
             constants = {n: x.value for n, x in found if x.constant}
         exported = export(function, args, {})
-        threads = self._threads
-        return CompiledProgram(
-            self, exported, consumes, constants=constants, threads=threads
-        )
+        return CompiledProgram(self, exported, consumes, constants=constants, threads=0)
 
     def session(
         self, model: bytes, constants: Mapping[str, Any], threads: int

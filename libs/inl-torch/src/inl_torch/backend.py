@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from inl.spec.program import ProgramInfo
 
 C = TypeVar("C")
+PAIR = 2
+"""Most ranks for which a gathered sum moves no more bytes than an all-reduce."""
 
 
 class TorchBackend(Backend):
@@ -103,7 +105,7 @@ class TorchBackend(Backend):
         has_cache = torch.device(self.place).type != "cpu"
         capabilities = (
             self.collectives,
-            Ranks(self._join),
+            Ranks(self._join, invariant_ranks=PAIR),
             WeightUpdates(_overwritten),
             CachedMemory(self._release) if has_cache else None,
         )

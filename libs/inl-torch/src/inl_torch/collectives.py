@@ -19,6 +19,7 @@ from torch import distributed
 
 from inl.backend.base import Collectives, Rank
 from inl.errors import BackendUnavailable, RunnerError
+from inl_torch.backend import PAIR
 
 if TYPE_CHECKING:
     from inl.device import Device
@@ -31,9 +32,6 @@ GATHER: Any = (
     or distributed.all_gather_into_tensor
 )
 """Gathers into one tensor; the second name is that before torch 2.13."""
-
-PAIR = 2
-"""Most ranks for which a gathered sum moves no more bytes than an all-reduce."""
 
 MAX_GATHERED_BYTES = 1 << 20
 """Bytes of a sum over more ranks above which the library's all-reduce is used, which

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from traceback import clear_frames
 from typing import Any, Final
 
 import torch
 
+from inl.backend import allocation
 from inl.backend.base import DeviceMemory, Program
 from inl.errors import OutOfMemory
 
@@ -43,25 +44,13 @@ def find_oom(error: BaseException) -> BaseException | None:
     return None
 
 
-@contextmanager
 def allocating(
     nbytes: int, where: str, memory: Callable[[], DeviceMemory], advice: str = ""
-) -> Iterator[None]:
-    """Raise :class:`OutOfMemory` for an allocation of ``nbytes`` that fails.
-
-    where: start of the message. memory: returns the free bytes. advice: what was
-    allocated, or what to change; ends in "; ".
-    """
-    try:
-        yield
-    except Exception as error:
-        if find_oom(error) is None:
-            raise
-        raise OutOfMemory(
-            f"{where}: {nbytes} bytes ({nbytes / 2**20:.1f} MiB) do not fit, "
-            f"{memory().free} bytes are free; {advice}lower cache_bytes, max_batch "
-            "or context, or take a smaller dtype or model"
-        ) from error
+) -> AbstractContextManager[None]:
+    """As :func:`inl.backend.allocation.allocating`, for an allocation of torch."""
+    return allocation.allocating(
+        nbytes, where, memory, lambda error: find_oom(error) is not None, advice
+    )
 
 
 def translate_oom(

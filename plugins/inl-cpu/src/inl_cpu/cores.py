@@ -10,6 +10,7 @@ import math
 import os
 from pathlib import Path
 
+from inl.backend.host import read_text
 from inl.errors import DeviceError
 from inl_cpu.system_cores import system_cores
 
@@ -58,7 +59,7 @@ def one_per_core(processors: set[int]) -> set[int]:
     cores: dict[str, int] = {}
     for number in sorted(processors):
         path = CPUS / f"cpu{number}" / "topology" / "thread_siblings_list"
-        cores.setdefault(_read(path).strip() or f"only {number}", number)
+        cores.setdefault(read_text(path) or f"only {number}", number)
     return set(cores.values())
 
 
@@ -71,7 +72,7 @@ def cpu_quota() -> float | None:
 def _groups() -> list[Path]:
     """Folders of this process's cgroup and all its ancestors, of v1 and v2."""
     folders: list[Path] = []
-    for line in _read(CGROUP).splitlines():
+    for line in read_text(CGROUP).splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if number == "0":
@@ -87,18 +88,11 @@ def _groups() -> list[Path]:
 
 
 def _limit(group: Path) -> float | None:
-    quota, _, period = _read(group / "cpu.max").partition(" ")
+    quota, _, period = read_text(group / "cpu.max").partition(" ")
     if not quota:
-        quota = _read(group / "cpu.cfs_quota_us")
-        period = _read(group / "cpu.cfs_period_us")
+        quota = read_text(group / "cpu.cfs_quota_us")
+        period = read_text(group / "cpu.cfs_period_us")
     quota, period = quota.strip(), period.strip()
     if not quota.isdigit() or not period.isdigit() or not int(quota) or not int(period):
         return None
     return int(quota) / int(period)
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""

@@ -297,35 +297,7 @@ class ReadCache(Instruction[D], opcode=15, flags=KV):
     scales: ReadF32[D] | None = None
 
 
-class FillCache(Instruction[D], opcode=16, flags=KV):
-    """Convert float32 k and v [blocks, block_size, kv_heads, head_width] to a cache."""
-
-    blocks: Dim
-    block_size: Dim
-    kv_heads: Dim
-    head_width: Dim
-    k_cache: UpdateBytes[D]
-    v_cache: UpdateBytes[D]
-    k: ReadF32[D]
-    v: ReadF32[D]
-    scales: ReadF32[D] | None = None
-
-
-class CopyBlocks(Instruction[D], opcode=17, flags=KV):
-    """Copy block sources[i] of a cache to block targets[i], for i < count."""
-
-    blocks: Dim
-    block_size: Dim
-    kv_heads: Dim
-    head_width: Dim
-    count: Dim
-    k_cache: UpdateBytes[D]
-    v_cache: UpdateBytes[D]
-    sources: ReadI32[D]
-    targets: ReadI32[D]
-
-
-class TakeRows(Instruction[D], opcode=18):
+class TakeRows(Instruction[D], opcode=16):
     """y[i] = x[index[i]]; zeros for an index out of range of x [x_rows, width]."""
 
     rows: Dim
@@ -338,7 +310,7 @@ class TakeRows(Instruction[D], opcode=18):
 
 
 class Sample(
-    Instruction[D], opcode=19, flags=Flag.SAMPLE_RANDOM | Flag.SAMPLE_FILTERED
+    Instruction[D], opcode=17, flags=Flag.SAMPLE_RANDOM | Flag.SAMPLE_FILTERED
 ):
     """Sample one token for each row of logits, as the op ``sample`` defines it.
 
@@ -361,7 +333,7 @@ class Sample(
     uniforms: ReadF32[D] | None = None
 
 
-class Penalize(Instruction[D], opcode=20):
+class Penalize(Instruction[D], opcode=18):
     """Apply penalties and bias to logits in place, for SAMPLE_FILTERED.
 
     Results are finite, but a row with invalid logits keeps or gets NaN.
@@ -381,7 +353,7 @@ class Penalize(Instruction[D], opcode=20):
     fed: ReadI32[D]
 
 
-class Pack(Instruction[D], opcode=21, flags=Flag.INTERLEAVE):
+class Pack(Instruction[D], opcode=19, flags=Flag.INTERLEAVE):
     """Pack source rows into rows first .. of a matrix whose data is zero.
 
     kind is an ``inl_kind``, and the matrix has the format that ``inl_packing`` gives
@@ -399,7 +371,7 @@ class Pack(Instruction[D], opcode=21, flags=Flag.INTERLEAVE):
     codebook: ReadBytes[D] | None = None
 
 
-class Read(Instruction[D], opcode=22):
+class Read(Instruction[D], opcode=20):
     """Read bytes (a multiple of 64) of x and write a checksum: measures bandwidth."""
 
     bytes: Dim
@@ -407,7 +379,7 @@ class Read(Instruction[D], opcode=22):
     y: WriteU64[D]
 
 
-class Checksum(Instruction[D], opcode=23):
+class Checksum(Instruction[D], opcode=21):
     """Write a keyed checksum of each 4096 bytes of x.
 
     It is the universal hash NH (Black et al., UMAC, 1999) of 32-bit words: for a random
@@ -421,7 +393,7 @@ class Checksum(Instruction[D], opcode=23):
     sums: WriteU64[D]
 
 
-class Lora(Instruction[D], opcode=24):
+class Lora(Instruction[D], opcode=22):
     """y = base + B(A(x)) of the adapter that each row selects, as the op ``lora``.
 
     a [columns, inner], b [width, columns], selected [rows, columns]. A row without an
@@ -443,7 +415,7 @@ class Lora(Instruction[D], opcode=24):
     y: WriteF32[D]
 
 
-class ExpertLinear(Instruction[D], opcode=25, flags=Flag.X_MASK | Flag.GATE_MASK):
+class ExpertLinear(Instruction[D], opcode=23, flags=Flag.X_MASK | Flag.GATE_MASK):
     """y[s] = x[s / sharing] times the matrix of expert ids[s]; zeros for other ids.
 
     The matrix holds those of all experts, one after the other, each in whole tiles.
@@ -463,7 +435,7 @@ class ExpertLinear(Instruction[D], opcode=25, flags=Flag.X_MASK | Flag.GATE_MASK
     y: WriteF32[D]
 
 
-class CombineExperts(Instruction[D], opcode=26):
+class CombineExperts(Instruction[D], opcode=24):
     """out[t] = sum of weights[t, s] * y[t, s] over the slots.
 
     y [rows, slots, width], weights [rows, slots].
@@ -477,7 +449,7 @@ class CombineExperts(Instruction[D], opcode=26):
     out: WriteF32[D]
 
 
-class Route(Instruction[D], opcode=27):
+class Route(Instruction[D], opcode=25):
     """The k experts of each row with the largest logits, and their weights.
 
     kind is the index of a kind of the op ``route``, renormalize is 0 or 1.
@@ -495,7 +467,7 @@ class Route(Instruction[D], opcode=27):
     weights: WriteF32[D]
 
 
-class SigmoidGate(Instruction[D], opcode=28):
+class SigmoidGate(Instruction[D], opcode=26):
     """y = x times the sigmoid of gate [rows], row by row."""
 
     rows: Dim
@@ -507,7 +479,7 @@ class SigmoidGate(Instruction[D], opcode=28):
     y: WriteF32[D]
 
 
-class CausalConv(Instruction[D], opcode=29):
+class CausalConv(Instruction[D], opcode=27):
     """Convolution over each row's tokens and its slot, as the op ``causal_conv``.
 
     x, y [tokens, channels], weight [taps, channels], table [slots, taps - 1, channels].
@@ -531,7 +503,7 @@ class CausalConv(Instruction[D], opcode=29):
     used_counts: ReadI32[D]
 
 
-class DeltaRule(Instruction[D], opcode=30):
+class DeltaRule(Instruction[D], opcode=28):
     """Gated delta rule over each row's tokens and its slot, as the op ``delta_rule``.
 
     q, k [tokens, key_heads, key_width], with one stride; v, y [tokens, heads, width];
@@ -567,7 +539,7 @@ class DeltaRule(Instruction[D], opcode=30):
     eps: Real
 
 
-class Activate(Instruction[D], opcode=31):
+class Activate(Instruction[D], opcode=29):
     """y = activation(x); in place. kind is the index of a kind of the op."""
 
     count: Dim

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import sys
 from functools import cache
@@ -47,7 +48,21 @@ def open_library(path: Path = LIBRARY_PATH) -> LoadedLibrary:
         return LoadedLibrary(
             None, f"the native library has another ABI version than {ABI}; rebuild it"
         )
+    if not library.inl_can_run(library.inl_best_isa()):
+        return LoadedLibrary(
+            None, f"none of its kernels run on this processor: {left_out(library)}"
+        )
     return LoadedLibrary(library)
+
+
+def left_out(library: ctypes.CDLL) -> str:
+    """What a build for one processor lacks, and what builds it; else nothing."""
+    sets = json.loads(library.inl_describe())["left_out"]
+    names = ", ".join(ISAS[number] for number in sets.values())
+    return names and (
+        f"the native library was built without {names}; "
+        "python plugins/inl-cpu/build_native.py builds all"
+    )
 
 
 def declare_signatures(library: ctypes.CDLL) -> None:
@@ -77,16 +92,17 @@ def select_isa(library: ctypes.CDLL) -> int:
     """Number of the instruction set to use: INL_CPU_ISA, else the best available.
 
     Raises :class:`DeviceError` if INL_CPU_ISA names an unknown instruction set, or one
-    that this processor lacks.
+    that this processor or the library lacks.
     """
     requested = os.environ.get(ISA, "")
     if not requested:
         return int(library.inl_best_isa())
     available = [name for n, name in enumerate(ISAS) if library.inl_can_run(n)]
     if requested not in available:
+        lacks = left_out(library)
         raise DeviceError(
             f"environment variable {ISA}: found {requested!r:.80}, this processor runs "
-            f"{', '.join(available)}"
+            f"{', '.join(available)}{lacks and '; ' + lacks}"
         )
     return ISAS.index(requested)
 

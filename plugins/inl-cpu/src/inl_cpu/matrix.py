@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -12,7 +11,8 @@ import numpy as np
 from inl.checkpoints.blocks.codebooks import codebook
 from inl.checkpoints.blocks.dtypes import BLOCKS, convert
 from inl.dtypes import SIZES, HostArray
-from inl.errors import DeviceError, OutOfMemory
+from inl.errors import OutOfMemory
+from inl.plugin.environment import environment_choice
 from inl_cpu.abi import KINDS, LANES, Flag, Format, MatrixStruct
 from inl_cpu.encoding import Addressed
 from inl_cpu.instructions import Pack
@@ -39,13 +39,7 @@ QUANTIZED: Final = {"int8": Flag.X_INT8, "int16": Flag.X_INT16}
 
 def requested_inputs() -> str:
     """Value of INL_CPU_INPUTS; raises :class:`DeviceError` if it is not accepted."""
-    value = os.environ.get(VARIABLE, "") or "int8"
-    if value not in QUANTIZED:
-        raise DeviceError(
-            f"environment variable {VARIABLE}: found {value!r:.80}, "
-            f"accepted: {', '.join(QUANTIZED)}"
-        )
-    return value
+    return environment_choice(VARIABLE, tuple(QUANTIZED))
 
 
 class Packing(NamedTuple):

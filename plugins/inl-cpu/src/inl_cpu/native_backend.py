@@ -21,13 +21,13 @@ from inl.backend.base import (
     WeightUpdates,
 )
 from inl.backend.host import host_memory
+from inl.backend.simple import zeroed_state
 from inl.dtypes import E4M3, SIZES, HostArray, widen, wrap
 from inl.errors import DeviceError
-from inl.ops.step import empty_tables
-from inl.spec.cache import Paged, Slotted, State
+from inl.spec.cache import Paged, State
 from inl.spec.kernel import Kernel
 from inl.spec.limits import Limits
-from inl.spec.step import Bucket, Tables
+from inl.spec.step import Bucket
 from inl_cpu import kernels
 from inl_cpu.command_emitter import CommandEmitter
 from inl_cpu.instructions import Read
@@ -83,6 +83,9 @@ class NativeBackend(Backend):
             np.copyto(out, values, casting="same_kind")
         return out
 
+    def message(self, data: HostArray) -> Any:
+        return data.data  # a recorded program copies it before it starts
+
     def numpy(self, x: Any) -> HostArray:
         if isinstance(x, NativeCache):
             return wrap(np.stack([x.k, x.v]))
@@ -90,26 +93,15 @@ class NativeBackend(Backend):
 
     def state(self, spec: StateSpec, *, limits: Limits) -> State:
         self.programs.clear()  # recordings refer to the state of before
-        caches: dict[int, NativeCache] = {}
-        paged = [item for item in spec if isinstance(item, Paged)]
-        for group, blocks in zip(paged, limits.blocks, strict=True):
-            for layer in group.layers:
-                caches[layer] = NativeCache(
-                    self.emitter, group, layer, blocks, limits.block_size
-                )
-        slotted = {
-            item.name: np.zeros((limits.slots, *item.shape), np.float32)
-            for item in spec
-            if isinstance(item, Slotted)
-        }
-        tables = empty_tables(
-            groups=limits.groups,
-            slots=limits.slots,
-            max_blocks_per_seq=limits.max_blocks_per_seq,
-            vocab=limits.penalty_vocab,
-        )
-        tables = Tables(*(self.tensor(wrap(array)) for array in tables))
-        return State(tuple(caches[layer] for layer in sorted(caches)), slotted, tables)
+
+        def cache(group: Paged, layer: int, blocks: int) -> NativeCache:
+            size = limits.block_size
+            return NativeCache(self.emitter, group, layer, blocks, size)
+
+        def zeros(shape: tuple[int, ...], dtype: str) -> Any:
+            return np.zeros(shape, dtype if dtype in UNCHANGED else np.float32)
+
+        return zeroed_state(spec, limits, zeros, cache=cache)
 
     def memory(self) -> DeviceMemory:
         return host_memory()

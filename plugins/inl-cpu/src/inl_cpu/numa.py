@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from inl.backend.host import read_text
 from inl_cpu.cores import allowed_processors
 
 if TYPE_CHECKING:
@@ -31,15 +32,14 @@ WORD: Final = 64
 
 def usable_nodes() -> list[int]:
     """Nodes whose memory and processors this process may use."""
-    lines = _read(STATUS).splitlines()
+    lines = read_text(STATUS).splitlines()
     memories = [line.partition(":")[2] for line in lines if "Mems_allowed_list" in line]
-    nodes = parse_set(_read(NODES / "has_memory"))
+    nodes = parse_set(read_text(NODES / "has_memory"))
     if memories:
         nodes &= parse_set(memories[0])
     processors = allowed_processors()
-    return sorted(
-        n for n in nodes if parse_set(_read(NODES / f"node{n}/cpulist")) & processors
-    )
+    lists = {node: read_text(NODES / f"node{node}/cpulist") for node in nodes}
+    return sorted(node for node in nodes if parse_set(lists[node]) & processors)
 
 
 def parse_set(text: str) -> set[int]:
@@ -88,10 +88,3 @@ def bind_pages(address: int, nbytes: int, nodes: Sequence[int]) -> bool:
 @cache
 def _cached_nodes() -> list[int]:
     return usable_nodes()
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""

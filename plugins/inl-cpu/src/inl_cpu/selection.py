@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from importlib.util import find_spec
 from typing import Final, NamedTuple
 
-from inl.errors import BackendUnavailable, DeviceError
+from inl.errors import BackendUnavailable
+from inl.plugin.environment import environment_choice
 from inl.plugin.frameworks import require_framework
 from inl_cpu.abi import ISAS
 from inl_cpu.cores import count_threads
@@ -35,12 +35,7 @@ def select_backend() -> Selection:
     Raises :class:`BackendUnavailable` if neither is available, and
     :class:`DeviceError` for invalid environment variables.
     """
-    requested = os.environ.get(VARIABLE, "")
-    if requested not in ("", "native", "torch"):
-        raise DeviceError(
-            f"environment variable {VARIABLE}: found {requested!r:.80}, "
-            "accepted: native, torch"
-        )
+    requested = environment_choice(VARIABLE, ("", "native", "torch"))
     library, reason = open_library()
     if library is not None and requested != "torch":
         threads = count_threads()

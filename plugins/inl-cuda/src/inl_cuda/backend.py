@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar, cast, final
+from typing import TYPE_CHECKING, Any, TypeVar, cast, final
 
 import torch
 
@@ -39,10 +39,18 @@ class CudaBackend(GpuBackend):
 
     def kernels(self) -> Iterable[Kernel]:
         yield from super().kernels()
+        if self._is_hopper() and has_triton():
+            from inl_torch.triton.attention.prompt import CUDNN_KERNELS
+
+            yield from CUDNN_KERNELS
+        if one_row := self._one_row():
+            yield from one_row.attention_kernels(self.tuning())
         if self._takes_float8():
             from inl_torch.triton.float8 import products
 
             yield from products.float8_kernels(self.tuning())
+            if one_row:
+                yield from one_row.float8_kernels(self.tuning())
         if has_triton() and requested_weights() == "packed":
             yield from self._packed_kernels()
 
@@ -62,8 +70,18 @@ class CudaBackend(GpuBackend):
         """Whether steps of one row of a small model may be one kernel."""
         if self.collectives is not None or not has_persistent_steps():
             return False
-        hopper = torch.cuda.get_device_capability(self.place) == HOPPER
-        return hopper and has_triton() and self.tuning().one_row is not None
+        return self._one_row() is not None
+
+    def _is_hopper(self) -> bool:
+        return torch.cuda.get_device_capability(self.place) == HOPPER
+
+    def _one_row(self) -> Any:
+        """Return the module of the kernels of one row in CUDA C++, if they compile."""
+        if not (self._is_hopper() and has_triton()):
+            return None
+        from inl_cuda.one_row import kernels
+
+        return kernels if kernels.can_compile() else None
 
     def _packed_kernels(self) -> Iterable[Kernel]:
         from inl_torch.triton.moe import experts
@@ -75,6 +93,8 @@ class CudaBackend(GpuBackend):
             from inl_torch.triton.int4 import products as streamed
 
             yield from streamed.int4_kernels(self.tuning())
+            if one_row := self._one_row():
+                yield from one_row.int4_kernels(self.tuning())
 
     def _takes_float8(self) -> bool:
         """Whether weights in float8 stay as they are."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from inl.device import DeviceInfo
 from inl.errors import BackendUnavailable
-from inl.plugin.torch_build import require_torch, without_triton
+from inl_torch.torch_build import require_torch, without_triton
 
 LIBRARIES = ("libnvidia-ml.so.1", "nvml.dll", "/usr/lib/wsl/lib/libnvidia-ml.so.1")
 INSTALL = "pip install --force-reinstall torch"

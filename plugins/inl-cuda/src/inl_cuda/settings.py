@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from typing import Final
 
-from inl.errors import DeviceError
+from inl.plugin.environment import environment_choice
 
 WEIGHTS: Final = "INL_CUDA_WEIGHTS"
 """Environment variable: how quantized weights of a file are stored on the device."""
 
-ACCEPTED: Final = ("dense", "packed")
+ACCEPTED: Final = ("", "dense", "packed")
 
 PERSISTENT: Final = "INL_CUDA_PERSISTENT"
 """Environment variable: whether a step of one row of a small model is one kernel."""
@@ -24,7 +23,7 @@ def requested_weights() -> str:
     quantized while they are loaded are not. Raises :class:`DeviceError` for any other
     value.
     """
-    return _read(WEIGHTS, ACCEPTED)
+    return environment_choice(WEIGHTS, ACCEPTED)
 
 
 def has_persistent_steps() -> bool:
@@ -32,14 +31,4 @@ def has_persistent_steps() -> bool:
 
     Raises :class:`DeviceError` for any other value.
     """
-    return _read(PERSISTENT, ("0", "1")) != "0"
-
-
-def _read(name: str, accepted: tuple[str, ...]) -> str:
-    value = os.environ.get(name, "")
-    if value and value not in accepted:
-        raise DeviceError(
-            f"environment variable {name}: found {value!r:.80}, "
-            f"accepted: {', '.join(accepted)}"
-        )
-    return value
+    return environment_choice(PERSISTENT, ("", "0", "1")) != "0"

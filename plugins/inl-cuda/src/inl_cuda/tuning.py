@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from inl.backend.tunable import Facts
-from inl_cuda.one_row.kernels import one_row_kernels
 from inl_cuda.probe import driver_version
 from inl_torch.gpu.backend import distribution_version
 from inl_torch.triton.attention.attention import shared_bytes
@@ -48,7 +47,6 @@ def tuning(place: torch.device) -> Tuning:
         max_streamed_rows=32 if hopper else 0,
         filters=hopper,
         tiles=HOPPER if hopper else {},
-        one_row=one_row_kernels(properties.multi_processor_count) if hopper else None,
     )
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, distribution
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from inl.device import DeviceInfo
 from inl.errors import BackendUnavailable
-from inl.plugin.frameworks import require_framework
+from inl.plugin.frameworks import (
+    installed_version,
+    require_framework,
+    require_modules,
+)
 from inl_directml.settings import INSTALL, VARIABLE, provider
 
 WSL = Path("/dev/dxg")
@@ -139,21 +141,11 @@ def check_installed(target: str) -> None:
     another version, or cannot be imported.
     """
     needed = MODULES[target] if target == "torch" else ("onnx", *MODULES[target])
-    missing = [name for name in needed if find_spec(name) is None]
-    if target == "dml" and not missing and not is_installed("onnxruntime-directml"):
-        missing = ["onnxruntime-directml (another build of onnxruntime is)"]
-    if missing:
+    require_modules(needed, INSTALL[target])
+    if target == "dml" and installed_version("onnxruntime-directml") is None:
         raise BackendUnavailable(
-            f"{' and '.join(missing)} not installed. Try: {INSTALL[target]}"
+            "onnxruntime-directml (another build of onnxruntime is) not installed. "
+            f"Try: {INSTALL[target]}"
         )
     for requirement in VERSIONS["torch" if target == "torch" else "onnx"]:
         require_framework(requirement, INSTALL[target])
-
-
-def is_installed(name: str) -> bool:
-    """Return whether a distribution is installed."""
-    try:
-        distribution(name)
-    except PackageNotFoundError:
-        return False
-    return True

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
-
 from inl.errors import BackendUnavailable
+from inl.plugin.environment import environment_choice
 
 VARIABLE = "INL_DIRECTML_PROVIDER"
 
@@ -24,10 +23,4 @@ def provider() -> str:
 
     Raises :class:`BackendUnavailable` for another value.
     """
-    value = os.environ.get(VARIABLE) or next(iter(INSTALL))
-    if value not in INSTALL:
-        raise BackendUnavailable(
-            f"environment variable {VARIABLE}: found {value!r:.80}, accepted: "
-            f"{', '.join(INSTALL)}"
-        )
-    return value
+    return environment_choice(VARIABLE, tuple(INSTALL), BackendUnavailable)

@@ -10,10 +10,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from inl.backend.host import read_text
 from inl.device import DeviceInfo
 from inl.errors import BackendUnavailable
-from inl.plugin.torch_build import require_torch, without_triton
 from inl_intel.settings import requested_runtime
+from inl_torch.torch_build import require_torch, without_triton
 
 CARDS: Final = "sys/class/drm"
 VENDOR: Final = "0x8086"
@@ -134,10 +135,10 @@ def cards(root: Path) -> Iterator[Card]:
     names = [p for p in folder.glob("card*") if re.fullmatch(r"card\d+", p.name)]
     for card in sorted(names, key=lambda path: int(path.name[4:])):
         driver = driver_of(card)
-        if read(card / "device/vendor") == VENDOR and driver in DRIVERS:
-            size = read(card / "lmem_total_bytes")
+        if read_text(card / "device/vendor") == VENDOR and driver in DRIVERS:
+            size = read_text(card / "lmem_total_bytes")
             yield Card(
-                read(card / "device/device"), driver, int(size) if size else None
+                read_text(card / "device/device"), driver, int(size) if size else None
             )
 
 
@@ -145,14 +146,6 @@ def driver_of(card: Path) -> str:
     """Name of the kernel driver of a card or an accelerator; empty if it has none."""
     try:
         return (card / "device/driver").readlink().name
-    except OSError:
-        return ""
-
-
-def read(path: Path) -> str:
-    """Return the text of a file of sysfs; empty if it cannot be read."""
-    try:
-        return path.read_text("ascii", "replace").strip()
     except OSError:
         return ""
 

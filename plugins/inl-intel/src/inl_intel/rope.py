@@ -40,4 +40,6 @@ def rope_table(
     return (cos, sin) if gain is None else (cos * gain, sin * gain)
 
 
-KERNELS = (Kernel("rope_table", "fixed_point", rope_table, preference=PREFERENCE),)
+KERNELS = (
+    Kernel("rope_table", "eager_fixed_point", rope_table, preference=PREFERENCE),
+)

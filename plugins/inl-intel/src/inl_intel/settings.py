@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Final
 
-from inl.errors import BackendUnavailable, DeviceError
+from inl.errors import BackendUnavailable
+from inl.plugin.environment import environment_choice
 
 if TYPE_CHECKING:
     from inl.device import Device
@@ -27,13 +27,7 @@ def requested_kernels() -> str:
 
     Raises :class:`DeviceError` for any other value.
     """
-    value = os.environ.get(KERNELS, "") or "triton"
-    if value not in ACCEPTED:
-        raise DeviceError(
-            f"environment variable {KERNELS}: found {value!r:.80}, "
-            f"accepted: {', '.join(ACCEPTED)}"
-        )
-    return value
+    return environment_choice(KERNELS, ACCEPTED)
 
 
 def requested_runtime() -> str:
@@ -41,13 +35,7 @@ def requested_runtime() -> str:
 
     Raises :class:`BackendUnavailable` for a value that is not one of :data:`RUNTIMES`.
     """
-    value = os.environ.get(RUNTIME, "") or RUNTIMES[0]
-    if value not in RUNTIMES:
-        raise BackendUnavailable(
-            f"environment variable {RUNTIME}: found {value!r:.80}, accepted: "
-            f"{', '.join(RUNTIMES)}"
-        )
-    return value
+    return environment_choice(RUNTIME, RUNTIMES, BackendUnavailable)
 
 
 def openvino_device(device: Device) -> str:

@@ -32,8 +32,8 @@ NARROW_LANES = 8
 of the first Core Ultra, whose matrix units Triton does not use."""
 
 WIDE_ONLY = frozenset({
-    "adapted_gate_up", "adapted_linear", "adapted_qkv_linear", "attend_project",
-    "attention", "expert_linear", "experts", "gated_lora", "gated_mlp", "linear",
+    "adapted_gate_up", "adapted_linear", "adapted_qkv_linear", "attention",
+    "expert_linear", "experts", "gated_lora", "gated_mlp", "linear",
     "lora", "norm_logits", "norm_mlp", "norm_qkv", "qkv_linear", "qkv_lora",
     "rope_attend", "rope_table",
 })  # fmt: skip

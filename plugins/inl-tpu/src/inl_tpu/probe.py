@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
+from inl.backend.host import read_text
 from inl.device import DeviceInfo
 from inl.errors import BackendUnavailable
-from inl.plugin.frameworks import require_framework
+from inl.plugin.frameworks import require_framework, require_modules
 from inl_tpu.settings import VARIABLE, platform
 
 PCI = Path("/sys/bus/pci/devices")
@@ -94,18 +94,10 @@ def tpus() -> list[DeviceInfo]:
 def attached() -> Iterator[Chip]:
     """Yield the TPU chips on the PCI bus."""
     for folder in sorted(PCI.iterdir()) if PCI.is_dir() else ():
-        if read(folder / "vendor") == VENDOR:
-            chip = CHIPS.get(read(folder / "device"))
+        if read_text(folder / "vendor") == VENDOR:
+            chip = CHIPS.get(read_text(folder / "device"))
             if chip is not None:
                 yield chip
-
-
-def read(path: Path) -> str:
-    """Return the text of a file of sysfs or procfs; empty if it cannot be read."""
-    try:
-        return path.read_text().strip().replace("\0", " ")
-    except OSError:
-        return ""
 
 
 def holding_process() -> str | None:
@@ -123,7 +115,7 @@ def holding_process() -> str | None:
         except OSError:
             continue
         if any(map(files.fullmatch, targets)):
-            return f"{read(folder / 'comm') or 'process'} (pid {folder.name})"
+            return f"{read_text(folder / 'comm') or 'process'} (pid {folder.name})"
     return None
 
 
@@ -150,9 +142,5 @@ def check_installed(target: str) -> None:
     JAX is of another version or cannot be imported.
     """
     needed = ("jax", "libtpu") if target == "tpu" else ("jax",)
-    missing = [name for name in needed if find_spec(name) is None]
-    if missing:
-        raise BackendUnavailable(
-            f"{' and '.join(missing)} not installed. Try: {INSTALL[target]}"
-        )
+    require_modules(needed, INSTALL[target])
     require_framework(JAX, INSTALL[target])

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
-
 from inl.errors import BackendUnavailable
+from inl.plugin.environment import environment_choice
 
 VARIABLE = "INL_TPU_PLATFORM"
 
@@ -17,10 +16,4 @@ def platform() -> str:
 
     Raises :class:`BackendUnavailable` for another value.
     """
-    value = os.environ.get(VARIABLE) or PLATFORMS[0]
-    if value not in PLATFORMS:
-        raise BackendUnavailable(
-            f"environment variable {VARIABLE}: found {value!r:.80}, accepted: "
-            f"{', '.join(PLATFORMS)}"
-        )
-    return value
+    return environment_choice(VARIABLE, PLATFORMS, BackendUnavailable)

@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from native_harness import Native, library
 
 from inl_cpu.abi import ISAS
+from inl_cpu.library import left_out
 
 PACKAGE = Path(__file__).parents[4] / "plugins" / "inl-cpu"
 BUILT = PACKAGE / "src" / "inl_cpu" / "native" / "libinl.so"
@@ -50,11 +51,13 @@ def newest_source():
 
 @pytest.fixture(scope="session")
 def place(request, newest_source, tmp_path_factory):
-    """Path of the library, built if it is missing or older than a source."""
+    """Path of the library, built if it is missing, older than a source, or made for
+    this processor only."""
     named = os.environ.get(LIBRARY)
     if named:
         return Path(named)
-    if BUILT.exists() and BUILT.stat().st_mtime >= newest_source:
+    current = BUILT.exists() and BUILT.stat().st_mtime >= newest_source
+    if current and not left_out(library(BUILT)):
         return BUILT
     builder = request.getfixturevalue("builder")
     return builder.build(tmp_path_factory.mktemp("native") / "libinl.so")

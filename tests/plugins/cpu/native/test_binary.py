@@ -15,15 +15,13 @@ pytestmark = pytest.mark.full
 
 
 @pytest.fixture(scope="module")
-def objects(builder, newest_source, tmp_path_factory):
+def objects(builder, tmp_path_factory):
     """Object files by the stem of their source: those of ``make``, if up to date."""
     if shutil.which("objdump") is None:
         pytest.skip("objdump is not on the path")
-    kept = {path.stem: path for path in KEPT.glob("*.o")}
-    if kept and min(path.stat().st_mtime for path in kept.values()) >= newest_source:
-        return kept
-    folder = tmp_path_factory.mktemp("objects")
-    return builder.compile_all(folder)
+    if builder.compiled_sets(KEPT) == builder.SETS:
+        return builder.compile_all(KEPT)
+    return builder.compile_all(tmp_path_factory.mktemp("objects"))
 
 
 def code_of(path):

@@ -22,7 +22,7 @@ RACES = ("-fsanitize=thread", "-g1", "-O1")
 # The sanitizers check copies themselves.
 UNCHECKED = ("-U_FORTIFY_SOURCE",)
 # The tests run at quick depth, with the scalar and the oldest vector kernels.
-BASELINE = ("-DINL_BASELINE_ONLY",)
+BASELINE = ("scalar", "avx2", "neon")
 TESTS = (
     "linear",
     "experts",
@@ -55,7 +55,8 @@ def environment(builder, tmp_path_factory, name, flags):
     """Variables of a process that uses a library built with a sanitizer."""
     preload = runtime(builder, f"lib{name}.so")
     folder = tmp_path_factory.mktemp(name)
-    place = builder.build(folder / "libinl.so", (*flags, *UNCHECKED, *BASELINE))
+    flags = (*flags, *UNCHECKED)
+    place = builder.build(folder / "libinl.so", flags, sets=BASELINE)
     return os.environ | {
         "INL_NATIVE_LIBRARY": str(place),
         "LD_PRELOAD": preload,

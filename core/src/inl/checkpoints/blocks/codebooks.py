@@ -41,18 +41,18 @@ def fallback_decoder(
     return decode
 
 
-def codebook(dtype: str, name: str = "a tensor") -> NDArray[np.uint8] | None:
+def codebook(dtype: str) -> NDArray[np.uint8] | None:
     """Return the codebook of a dtype, uint8 [indices, 4 or 8].
 
     ``None`` for dtypes other than those of FALLBACK_DTYPES. An element is the number of
     a value in the order of their sizes, from 0: of the magnitudes 8, 25 and 43 (iq2),
     of 4, 12, 20, 28, 36, 44, 52 and 62 (iq3_xxs), of the odd numbers to 15 (iq3_s), or
-    of -1, 0 and 1 (iq1). name: of the tensor, for the message. Raises
+    of -1, 0 and 1 (iq1). Raises
     :class:`MissingPackage` without ``gguf``, from which it is read.
     """
     if dtype not in FALLBACK_DTYPES:
         return None
-    return _codebook(_package(dtype, name), dtype)
+    return _codebook(_package(dtype, "a tensor"), dtype)
 
 
 @cache

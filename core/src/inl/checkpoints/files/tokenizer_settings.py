@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 CONFIG: Final = "tokenizer_config.json"
 RULES: Final = "tokenizer.json"
+ADDED: Final = "added_tokens.json"
+PIECES: Final = "tokenizer.model"
+"""A SentencePiece vocabulary, which is read where there is no ``RULES``."""
 TOOL_USE: Final = "tool_use"
 """Name of the template for conversations with tools."""
 TEMPLATE_FILES: Final = {
@@ -50,12 +53,39 @@ class TokenizerSettings:
         text = self.special_tokens.get("eos_token")
         if text is None:
             return None
-        listed = self._fields.get("added_tokens_decoder")
-        added = listed.items() if isinstance(listed, Mapping) else ()
-        for index, token in added:
-            if _text(token) == text and str(index).isdecimal():
-                return int(index)
+        for index, (added, _) in self.added_tokens().items():
+            if added == text:
+                return index
         return self._id_of_rules(text)
+
+    @property
+    def frame(self) -> dict[str, bool]:
+        """Whether texts begin and end with special tokens, where a file says so."""
+        names = "add_bos_token", "add_eos_token"
+        fields = {name: self._fields.get(name) for name in names}
+        return {
+            name: bool(value) for name, value in fields.items() if value is not None
+        }
+
+    def added_tokens(self) -> dict[int, tuple[str, bool]]:
+        """Return text and whether it is special of each added token, by id."""
+        listed = self._fields.get("added_tokens_decoder")
+        if isinstance(listed, Mapping):
+            tokens = ((index, token) for index, token in listed.items())
+            return {
+                int(index): (text, bool(token.get("special")))
+                for index, token in tokens
+                if isinstance(token, Mapping)
+                and (text := _text(token)) is not None
+                and index.isdecimal()
+            }
+        special = set(self.special_tokens.values())
+        added = optional_json(self._folder / ADDED)
+        return {
+            index: (text, text in special)
+            for text, index in added.items()
+            if type(index) is int
+        }
 
     def _id_of_rules(self, text: str) -> int | None:
         """Return the id of a token of tokenizer.json."""

@@ -15,7 +15,13 @@ from typing import Any, Final, NamedTuple
 
 from inl.checkpoints.files.json_text import read_json
 from inl.checkpoints.files.tensor_file import show
-from inl.checkpoints.files.tokenizer_settings import TEMPLATE_FILES
+from inl.checkpoints.files.tokenizer_settings import (
+    ADDED,
+    CONFIG,
+    PIECES,
+    RULES,
+    TEMPLATE_FILES,
+)
 from inl.checkpoints.gguf.names import is_projector
 from inl.checkpoints.hub.disk_space import is_full, no_space
 from inl.errors import CheckpointError, MissingPackage
@@ -30,8 +36,10 @@ INDEX: Final = "model.safetensors.index.json"
 COMPANIONS: Final = (
     "config.json",
     "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
+    RULES,
+    PIECES,
+    CONFIG,
+    ADDED,
     "special_tokens_map.json",
     *TEMPLATE_FILES.values(),
 )
@@ -105,11 +113,12 @@ def select_files(name: HubName, files: Sequence[str]) -> list[str]:
         return [_one_gguf(name, name.file, ggufs)]
     if INDEX not in files and not tensors:
         return [_only_gguf(name, ggufs)]
-    for needed in ("config.json", "tokenizer.json"):
-        if needed not in files:
+    for needed in (("config.json",), (RULES, PIECES)):
+        if not set(needed) & set(files):
             raise CheckpointError(
-                f"{name}: {needed}: missing from the repository; accepted: "
-                "safetensors with config.json and tokenizer.json, or a GGUF"
+                f"{name}: {' or '.join(needed)}: missing from the repository; "
+                f"accepted: safetensors with config.json and {RULES} or {PIECES}, or "
+                "a GGUF"
             )
     companions = [file for file in COMPANIONS if file in files]
     if "model.safetensors" in tensors:

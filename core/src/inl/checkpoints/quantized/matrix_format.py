@@ -157,9 +157,9 @@ def option(
     return value
 
 
-def group_width(config: Mapping[str, Any], default: int = 128) -> int:
+def group_width(config: Mapping[str, Any]) -> int:
     """Return ``group_size``, -1 for one group; raises :class:`CheckpointError`."""
-    value = config.get("group_size", default)
+    value = config.get("group_size", 128)
     if type(value) is not int or (value != -1 and not 0 < value < 1 << 20):
         raise CheckpointError(
             f"config field 'quantization_config.group_size': found {show(value)}, "

@@ -41,7 +41,7 @@ class MessagesExchange:
 
     def __init__(self, body: bytes, number: str, model: str) -> None:
         request = parse(body, MessagesRequest)
-        self.job = job_of(request)
+        self.job = job_of(request, number)
         self._head = {
             "id": f"msg_{number}",
             "type": "message",

@@ -94,7 +94,7 @@ class MessagesRequest(CountRequest, kw_only=True, forbid_unknown_fields=True):
     inference_geo: str | None = None
 
 
-def job_of(request: MessagesRequest) -> Job:
+def job_of(request: MessagesRequest, number: str) -> Job:
     """Return the job of a request; raises :class:`ApiError`."""
     options: GenerationOptions = {
         **sampling_options(request),
@@ -107,6 +107,7 @@ def job_of(request: MessagesRequest) -> Job:
         options=options,
         stream=bool(request.stream),
         structure=structure_of(_format_of(request.output_config)),
+        number=number,
     )
 
 

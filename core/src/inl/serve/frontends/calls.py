@@ -23,9 +23,10 @@ from inl.serve.job import Job
 if TYPE_CHECKING:
     from inl.engine.request_handle import RequestHandle
     from inl.serve.frontends.link import Link
-    from inl.serve.generations import Generation, Generations
+    from inl.serve.generations import Generation
     from inl.serve.model_slot import ModelSlot
     from inl.serve.models import Models
+    from inl.serve.open_call import OpenCall
 
 log = logging.getLogger("inl.serve")
 
@@ -54,7 +55,7 @@ class Call:
         self.slot: ModelSlot | None = None
         """Its model, once it has begun."""
         self._submit = submit
-        self._generations: Generations | None = None
+        self._open_call: OpenCall | None = None
 
     async def run(self, calls: Calls) -> None:
         """Admit and generate; ends when the front-end leaves it or it is refused."""
@@ -70,9 +71,9 @@ class Call:
         numbers: range = range(0)
         try:
             slot = calls.models.find(given.model)
-            async with slot.generate(job, given.client, calls) as generations:
-                self.slot, self._generations = slot, generations
-                items = generations.items
+            async with slot.generate(job, given.client, calls) as open_call:
+                self.slot, self._open_call = slot, open_call
+                items = open_call.items
                 numbers = range(self.first, self.first + len(items))
                 for number, item in zip(numbers, items, strict=True):
                     tokens = item.handle.token_ids
@@ -82,7 +83,7 @@ class Call:
                 calls.link.send(Answered(self.first))
                 calls.flush()
                 if await self.left:
-                    generations.finish()
+                    open_call.finish()
         except Exception as error:
             failure = as_api_error(error)
             if failure.status == 500:
@@ -94,16 +95,16 @@ class Call:
 
     def begin(self) -> None:
         """Record that a completion has produced a token."""
-        assert self._generations is not None, "it has outputs"
-        self._generations.begin()
+        assert self._open_call is not None, "it has outputs"
+        self._open_call.begin()
 
     def stop(self, index: int) -> None:
         """End a completion at a stop string, as the engine itself would."""
-        if self._generations is not None:
-            handle = self._generations.items[index].handle
-            if handle.finish_reason is None:
-                handle.finish_reason = "stop"
-                self._generations.cancel(handle)
+        if self._open_call is not None:
+            item = self._open_call.items[index]
+            if item.handle.finish_reason is None:
+                item.handle.finish_reason = "stop"
+                self._open_call.cancel(item)
 
 
 def _end(output: _Output) -> End:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from inl.serve.frontends.messages import Forward, Forwarded
-from inl.serve.gate import read_body
+from inl.serve.http_messages import read_body
 from inl.serve.request_log import Record
 
 if TYPE_CHECKING:

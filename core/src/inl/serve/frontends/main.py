@@ -22,7 +22,7 @@ from inl.serve.frontends.forwarding import Forwarder
 from inl.serve.frontends.messages import Ready
 from inl.serve.frontends.remote import RemoteModels
 from inl.serve.gate import Gate
-from inl.serve.generate_endpoint import send_error
+from inl.serve.http_messages import send_error
 from inl.serve.http_server import HttpServer, loop_factory
 
 if TYPE_CHECKING:

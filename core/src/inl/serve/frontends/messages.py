@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from inl.scheduling.sampling_params import TokenLogprob
+from inl.engine.request_handle import TokenLogprob
 from inl.serve.api_error import ApiError
 from inl.serve.settings import ServerConfig
 

@@ -6,17 +6,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from inl.config import EngineConfig
 from inl.engine.options import stop_strings
 from inl.engine.request_handle import RequestHandle
-from inl.scheduling.request import Event
 
 if TYPE_CHECKING:
-    from inl.scheduling.request import Request
-    from inl.scheduling.sampling_params import TokenLogprob
-    from inl.serve.frontends.messages import News
+    from inl.engine.request_handle import TokenLogprob
+    from inl.serve.frontends.messages import End, News
     from inl.text.tokenizer import Tokenizer
 
 
@@ -49,7 +47,7 @@ class RemoteHandle(RequestHandle):
         stop: str | Sequence[str] | None,
     ) -> None:
         super().__init__(
-            cast("Request", request),
+            cast("Any", request),
             tokenizer,
             stop_strings(stop, EngineConfig()),
             time.perf_counter(),
@@ -68,11 +66,12 @@ class RemoteHandle(RequestHandle):
                 self.finish_reason = "stop"
                 return
 
-    def end(self, event: Event, *, has_end_token: bool) -> None:
+    def finish(self, end: End) -> None:
         """Finish, unless a stop string has ended the output."""
         if not self.completed:
-            self._end_tokens = int(has_end_token)
-            self.apply_event(event, time.perf_counter())
+            self._end_tokens = int(end.has_end_token)
+            error = None if end.failure is None else end.failure.error()
+            self.end(end.reason, error)
 
 
 Stopped = Callable[[RequestHandle], None]
@@ -119,9 +118,7 @@ class Outputs:
                 handle, _ = found
                 if end.prompt is not None:
                     handle.request.prompt_token_logprobs = end.prompt
-                error = None if end.failure is None else end.failure.error()
-                event = Event(end.number, None, end.reason, error)
-                handle.end(event, has_end_token=end.has_end_token)
+                handle.finish(end)
 
     def fail(self, error: Exception) -> None:
         """End all open requests with an error."""

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, final
 
-from inl.checkpoints.hub.resolve import resolve_model
-from inl.config import EngineConfig
-from inl.engine.prompt_encoder import PromptEncoder
+from inl.engine.text_model import TextModel
 from inl.errors import RequestError
-from inl.executor.model_loader import configure, open_model
 from inl.serve.frontends.messages import Leave, Stop, Submit, plain
 from inl.serve.frontends.outputs import RemoteHandle, RemoteRequest
 from inl.serve.generations import Generation, Generations
@@ -25,41 +22,14 @@ if TYPE_CHECKING:
     from inl.serve.frontends.client import EngineClient
     from inl.serve.frontends.messages import ModelSettings
     from inl.serve.job import Job
-    from inl.text.template import ChatTemplate
-    from inl.text.tokenizer import Tokenizer
 
 
-class _Source:
-    """Tokenizer and template of a model's files; raises ``ModelError``."""
+@final
+class RemoteGenerations(Generations):
+    """The completions of a job of a front-end."""
 
-    def __init__(self, settings: ModelSettings) -> None:
-        config = EngineConfig(context=settings.context)
-        self._model = configure(open_model(resolve_model(settings.place)), config)
-        self._encoder = PromptEncoder(self._model, None, config)
-        longest = self._model.config.max_tokens
-        self.context: int = min(settings.context or longest, longest)
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self._encoder.tokenizer("tokenizer")
-
-    @property
-    def chat_template(self) -> ChatTemplate | None:
-        return self._encoder.chat_template
-
-    def chat_ids(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        continue_final_message: bool = False,
-        **variables: Any,
-    ) -> list[int]:
-        return self._encoder.chat_ids(
-            messages,
-            context=self.context,
-            continue_final_message=continue_final_message,
-            **variables,
-        )
+    def record(self, item: Generation, count: int) -> None:
+        """Do nothing: the engine's process counts tokens."""
 
 
 class RemoteModel:
@@ -88,7 +58,7 @@ class RemoteModel:
         text = self._text or await self.opened()
         # A long text takes a while to encode.
         prompts = await asyncio.to_thread(text.encode_all, job.prompts)
-        event, first = asyncio.Event(), self._client.numbers(job.completions)
+        first = self._client.numbers(job.completions)
         handles = _handles(text, job, prompts, first)
         items = [
             Generation(
@@ -99,17 +69,10 @@ class RemoteModel:
             )
             for at, handle in enumerate(handles)
         ]
-        generations = Generations(
-            items,
-            event,
-            token_text=text.token_bytes,
-            on_begin=_nothing,
-            on_tokens=_nothing,
-            on_close=_nothing,
-            cancel=_nothing,
-        )
+        generations = RemoteGenerations()
+        generations.start(items, text.token_bytes)
         for handle in handles:
-            handle.listener = event.set
+            handle.listener = generations.event.set
         try:
             with self._client.outputs.open(handles, partial(self._stopped, first)):
                 await self._client.call(
@@ -125,13 +88,9 @@ class RemoteModel:
 
 
 def _open(settings: ModelSettings) -> ModelText:
-    text = ModelText(_Source(settings))
+    text = ModelText(TextModel(settings.place, settings.context))
     text.warm_up()
     return text
-
-
-def _nothing(*_: object) -> None:
-    """The engine's process counts tokens, and ends requests."""
 
 
 def _submit(

@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from inl.serve.api_error import ApiError, unsupported
+from inl.serve.api_error import unsupported
 from inl.serve.dialect import ReadUsage, TokenText, no_token_text, parse
 from inl.serve.job import Answer, CallDelta, Conversation, Delta, Job, Usage
-from inl.serve.openai.chunks import Chunks
+from inl.serve.openai.chunks import ChunkedExchange, chunk_head
 from inl.serve.openai.fields import (
     FINISH_REASONS,
     GenerationFields,
@@ -83,12 +83,12 @@ def conversation_of(request: ChatRequest) -> Conversation:
     )
 
 
-class ChatExchange:
+class ChatExchange(ChunkedExchange):
     """A chat completion."""
 
     def __init__(self, body: bytes, number: str, model: str) -> None:
         request = parse(body, ChatRequest)
-        stream_options = check_stream_options(request)
+        self.stream_options = check_stream_options(request)
         options = options_of(request)
         if request.max_completion_tokens is not None:
             options["max_tokens"] = request.max_completion_tokens
@@ -103,6 +103,7 @@ class ChatExchange:
             count=request.n or 1,
             stream=bool(request.stream),
             structure=structure_of(request.response_format, request.structured_outputs),
+            number=number,
         )
         self._has_logprobs = bool(request.logprobs)
         self._has_token_ids = request.return_token_ids
@@ -112,8 +113,9 @@ class ChatExchange:
             "created": int(time.time()),
             "model": request.model or model,
         }
-        head = {**self._head, "object": "chat.completion.chunk"}
-        self._chunks = Chunks(head, stream_options)
+        self.encoded_head = chunk_head(
+            {**self._head, "object": "chat.completion.chunk"}
+        )
 
     def body(self, answers: Sequence[Answer], usage: Usage) -> Any:
         """Return the whole response."""
@@ -208,16 +210,7 @@ class ChatExchange:
             "finish_reason": reason,
             **(extra or {}),
         }
-        return self._chunks.chunk(choice, usage)
-
-    def closing(self, answers: Sequence[Answer], usage: Usage) -> bytes:
-        """Return the usage, if it was asked for, and the end mark."""
-        del answers
-        return self._chunks.closing(usage)
-
-    def failure(self, error: ApiError) -> bytes:
-        """Return an error in mid-stream."""
-        return self._chunks.failure(error)
+        return self.chunk(choice, usage)
 
 
 def _call_delta(part: CallDelta) -> dict[str, Any]:

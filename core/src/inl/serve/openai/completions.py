@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta
 
-from inl.serve.api_error import ApiError, unsupported
+from inl.serve.api_error import unsupported
 from inl.serve.dialect import ReadUsage, TokenText, no_token_text, parse
 from inl.serve.job import Answer, Delta, Job, Usage
-from inl.serve.openai.chunks import Chunks
+from inl.serve.openai.chunks import ChunkedExchange, chunk_head
 from inl.serve.openai.fields import (
     FINISH_REASONS,
     GenerationFields,
@@ -24,7 +24,7 @@ from inl.serve.openai.usage import completion_logprobs, prompt_logprobs, usage_b
 from inl.serve.structured import structure_of
 
 if TYPE_CHECKING:
-    from inl.scheduling.sampling_params import TokenLogprob
+    from inl.engine.request_handle import TokenLogprob
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default for text completions."""
@@ -61,12 +61,12 @@ def prompts_of(
     return [*texts, *lists]
 
 
-class CompletionExchange:
+class CompletionExchange(ChunkedExchange):
     """A text completion, of one or several prompts."""
 
     def __init__(self, body: bytes, number: str, model: str) -> None:
         request = parse(body, CompletionRequest)
-        stream_options = check_stream_options(request)
+        self.stream_options = check_stream_options(request)
         options = options_of(request)
         options["max_tokens"] = request.max_tokens or DEFAULT_MAX_TOKENS
         options["logprobs"] = request.logprobs
@@ -82,6 +82,7 @@ class CompletionExchange:
             count=request.n or 1,
             stream=bool(request.stream),
             structure=structure_of(request.response_format, request.structured_outputs),
+            number=number,
         )
         self._echo = bool(request.echo)
         self._has_logprobs = request.logprobs is not None
@@ -94,7 +95,7 @@ class CompletionExchange:
             "created": int(time.time()),
             "model": request.model or model,
         }
-        self._chunks = Chunks(self._head, stream_options)
+        self.encoded_head = chunk_head(self._head)
 
     def body(self, answers: Sequence[Answer], usage: Usage) -> Any:
         """Return the whole response."""
@@ -158,13 +159,4 @@ class CompletionExchange:
         return self._chunk(index, delta.content, delta, usage)
 
     def _chunk(self, index: int, text: str, delta: Delta, usage: ReadUsage) -> bytes:
-        return self._chunks.chunk(self._choice(index, text, delta), usage)
-
-    def closing(self, answers: Sequence[Answer], usage: Usage) -> bytes:
-        """Return the usage, if it was asked for, and the end mark."""
-        del answers
-        return self._chunks.closing(usage)
-
-    def failure(self, error: ApiError) -> bytes:
-        """Return an error in mid-stream."""
-        return self._chunks.failure(error)
+        return self.chunk(self._choice(index, text, delta), usage)

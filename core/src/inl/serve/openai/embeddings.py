@@ -45,7 +45,7 @@ class EmbeddingsRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
 
 
 class Embeddings:
-    """The endpoint. Calls run one after the other, between the steps of others."""
+    """The endpoint. Calls run one after the other, their texts in batches."""
 
     def __init__(self, models: Models, config: ServerConfig) -> None:
         self._models = models

@@ -101,7 +101,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     prompt_cache_retention: str | None = None
 
 
-def job_of(request: ResponsesRequest) -> Job:
+def job_of(request: ResponsesRequest, number: str) -> Job:
     """Return the job of a request; raises :class:`ApiError`."""
     for name in ("previous_response_id", "conversation"):
         if getattr(request, name) is not None:
@@ -120,6 +120,7 @@ def job_of(request: ResponsesRequest) -> Job:
         options=options,
         stream=bool(request.stream),
         structure=structure_of(_format_of(request.text)),
+        number=number,
     )
 
 

@@ -31,7 +31,7 @@ class ResponsesExchange:
 
     def __init__(self, body: bytes, number: str, model: str) -> None:
         request = parse(body, ResponsesRequest)
-        self.job = job_of(request)
+        self.job = job_of(request, number)
         self._request = request
         self._number = number
         self._model = request.model or model

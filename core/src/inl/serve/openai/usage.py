@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from inl.scheduling.sampling_params import TokenLogprob
+    from inl.engine.request_handle import TokenLogprob
     from inl.serve.dialect import TokenText
     from inl.serve.job import Usage
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
+from typing import Final, NamedTuple
 
 KINDS: Final = {"fp8": "mxfp8", "int8": "q8_0", "int4": "q4_1"}
 """Kinds of quantization, and the dtype of their blocks of 32 weights: E4M3 with a power
@@ -53,15 +53,3 @@ class QuantizationReport(NamedTuple):
             f"the weights {self.rms_error:.3%}, largest {worst.error:.3%} in "
             f"{worst.name}"
         )
-
-
-@runtime_checkable
-class Quantizable(Protocol):
-    """A model that can be quantized while it is loaded."""
-
-    def quantized(self, kind: str) -> Any:
-        """Return the model with quantized matrices."""
-
-    @property
-    def quantization(self) -> QuantizationReport | None:
-        """The measured errors; ``None`` if it is not quantized."""

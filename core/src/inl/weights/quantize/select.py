@@ -50,6 +50,14 @@ def quantizing(
     return QuantizingCheckpoint(checkpoint, kind, names)
 
 
+def load_notes(checkpoint: Checkpoint, plans: Any) -> Iterator[str]:
+    """Yield a line for matrices that are not quantized, and for decoded ones."""
+    if isinstance(checkpoint, QuantizingCheckpoint):
+        yield from checkpoint.skip_notes()
+        if note := decoded_note(plans, checkpoint.kind):
+            yield note
+
+
 def decoded_note(plans: Any, kind: str) -> str:
     """Return a line about matrices that no kernel packs, or an empty one."""
     count = sum(

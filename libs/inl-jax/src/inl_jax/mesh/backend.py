@@ -69,7 +69,8 @@ class MeshBackend(JaxBackend):
             data, axes = first_of(data, self.sizes.tensor), partial_axes(axes)
         sharding = NamedSharding(self.mesh, PartitionSpec(*axes))
         size = data.data.nbytes
-        return self._allocate(lambda: from_host(data, sharding), size, "tensor")
+        with self._allocating(size, "tensor"):
+            return from_host(data, sharding)
 
     def packed(self, pack: Callable[[int, JaxBackend], Any]) -> Any:
         """Pack the weights of each rank, see :class:`~inl.placement.mesh.Mesh`.
@@ -101,7 +102,8 @@ class MeshBackend(JaxBackend):
 
         trees = [packed_by(rank) for rank in places]
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(trees[0]))
-        return self._allocate(lambda: jax.tree.map(joined, *trees), size, "tensor")
+        with self._allocating(size, "tensor"):
+            return jax.tree.map(joined, *trees)
 
     def state(self, spec: StateSpec, *, limits: Limits) -> State:
         whole = tuple(
@@ -122,10 +124,8 @@ class MeshBackend(JaxBackend):
             sharding = NamedSharding(self.mesh, CACHE_SPEC)
             return jnp.zeros(shape, jax_dtype(dtype), device=sharding)
 
-        size = state_bytes(spec, limits)
-        return self._allocate(
-            lambda: paged_state(whole, padded, zeros, cache), size, "state"
-        )
+        with self._allocating(state_bytes(spec, limits), "state"):
+            return paged_state(whole, padded, zeros, cache)
 
     def memory(self) -> DeviceMemory:
         found = map(device_memory, self.mesh.local_devices)

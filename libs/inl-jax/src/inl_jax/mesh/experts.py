@@ -5,13 +5,15 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from inl.backend.traced.moe import combine_experts
 from inl.ops.moe import Experts
 from inl.placement.mesh import EXPERT
 from inl.spec.kernel import Kernel
 from inl_jax.tensors import Array
+from inl_jax.xla import functions
 from inl_jax.xla.kernel import kernel
 from inl_jax.xla.layers import gated_activation
-from inl_jax.xla.moe import combine_experts, expert_product
+from inl_jax.xla.moe import expert_product
 
 
 def experts(
@@ -33,7 +35,7 @@ def experts(
     inner = gated_activation(gate, up, activation=activation)
     y = product(inner, w.down).reshape(tokens, slots, -1)
     y = jnp.where(mine[:, :, None], y, 0)
-    return jax.lax.psum(combine_experts(y, weights), EXPERT)
+    return jax.lax.psum(combine_experts(functions, y, weights), EXPERT)
 
 
 KERNELS: tuple[Kernel, ...] = (kernel(experts),)

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
+from inl.ops.linear import Linear, QkvLinear
+from inl.ops.mlp import GatedMlp
 from inl.spec.kernel import Kernel
-from inl_jax.pallas import packed
+from inl.weights.packing import packer, refuse_dtypes
 from inl_jax.pallas.matmul import matmul
-from inl_jax.pallas.packed import PackedLinear, PackedMlp, PackedQkv
+from inl_jax.pallas.packed import KINDS, PACKED, pack_matrix
 from inl_jax.tensors import Array
 from inl_jax.xla.kernel import inlined
 from inl_jax.xla.layers import gated_activation
 
 
-def linear(x: Array, w: PackedLinear, *, interpret: Any = False) -> Array:
+def linear(x: Array, w: Linear, *, interpret: Any = False) -> Array:
     return matmul(x, w.weight, w.bias, interpret=interpret)
 
 
 def qkv_linear(
-    x: Array, w: PackedQkv, *, interpret: Any = False
+    x: Array, w: QkvLinear, *, interpret: Any = False
 ) -> tuple[Array, Array, Array]:
     pairs = ((w.q, w.q_bias), (w.k, w.k_bias), (w.v, w.v_bias))
     q, k, v = (matmul(x, matrix, bias, interpret=interpret) for matrix, bias in pairs)
@@ -28,7 +30,7 @@ def qkv_linear(
 
 
 def gated_mlp(
-    x: Array, w: PackedMlp, *, activation: str, interpret: Any = False
+    x: Array, w: GatedMlp, *, activation: str, interpret: Any = False
 ) -> Array:
     gate, up = (matmul(x, each, interpret=interpret) for each in (w.gate, w.up))
     inner = gated_activation(gate, up, activation=activation)
@@ -44,19 +46,14 @@ def refuse(x: Any, *_: Any, **__: Any) -> str | None:
 
 def kernels(interpret: Any = False) -> Iterable[Kernel]:
     """Return the kernels; ``interpret`` simulates them on the CPU."""
-    ops: tuple[tuple[Callable[..., Any], Callable[..., Any]], ...] = (
-        (linear, packed.pack_linear),
-        (qkv_linear, packed.pack_qkv),
-        (gated_mlp, packed.pack_mlp),
-    )
-    for run, pack in ops:
+    for run in (linear, qkv_linear, gated_mlp):
         yield Kernel(
             run.__name__,
             "pallas",
             partial(inlined(run), interpret=interpret),
             refuse,
-            layout=packed.PACKED,
-            pack=pack,
-            can_pack=packed.refuse_stored,
+            layout=PACKED,
+            pack=packer(run.__name__, PACKED, pack_matrix),
+            can_pack=refuse_dtypes(*KINDS),
             preference=10,
         )

@@ -6,7 +6,6 @@ register, so that a scale of 32 inputs is broadcast across the sublanes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 import jax
@@ -15,7 +14,6 @@ import numpy as np
 
 from inl.checkpoints.blocks.codes import SPLIT, split_blocks, unpack_nibbles
 from inl.dtypes import HostArray, wrap
-from inl.spec.op import Spec
 from inl.weights.load import to_dtype
 from inl_jax.tensors import Array
 
@@ -69,47 +67,6 @@ class Packed(NamedTuple):
         return 2 if self.codes.dtype == CODES4 else 1
 
 
-class PackedLinear(NamedTuple):
-    """A packed matrix and an optional bias [N]."""
-
-    weight: Packed
-    bias: Array | None = None
-
-    @property
-    def layout(self) -> str:
-        """Name of the layout."""
-        return PACKED
-
-
-class PackedQkv(NamedTuple):
-    """Packed query, key and value projections."""
-
-    q: Packed
-    k: Packed
-    v: Packed
-    q_bias: Array | None = None
-    k_bias: Array | None = None
-    v_bias: Array | None = None
-
-    @property
-    def layout(self) -> str:
-        """Name of the layout."""
-        return PACKED
-
-
-class PackedMlp(NamedTuple):
-    """Packed gate, up and down projections."""
-
-    gate: Packed
-    up: Packed
-    down: Packed
-
-    @property
-    def layout(self) -> str:
-        """Name of the layout."""
-        return PACKED
-
-
 def is_nan8(data: Any) -> Any:
     """Return where bytes of float8 e4m3 are NaN."""
     return (data & 0x7F) == 0x7F
@@ -119,39 +76,6 @@ def padded_inputs(inputs: int) -> int:
     """Return the inputs K' of a stored matrix with K inputs."""
     unit = LANES if inputs <= WHOLE else PART
     return inputs + -inputs % unit
-
-
-def refuse_stored(**stored: Spec) -> str | None:
-    """Return the reason why matrices cannot be packed, or ``None``."""
-    for name, spec in stored.items():
-        if not name.endswith("bias") and spec.dtype not in KINDS:
-            return f"{name} is stored as {spec.dtype}, not as {', '.join(KINDS)}"
-    return None
-
-
-def pack(group: Mapping[str, HostArray | None], backend: Any, dtype: str) -> Any:
-    """Pack the matrices of a group, and convert its biases, by name."""
-    packed: dict[str, Any] = {}
-    for name, array in group.items():
-        if array is None:
-            packed[name] = None
-        elif len(array.shape) == 1:
-            packed[name] = backend.tensor(to_dtype(array, dtype))
-        else:
-            packed[name] = pack_matrix(array, backend, dtype)
-    return packed
-
-
-def pack_linear(group: Any, backend: Any, dtype: str) -> PackedLinear:
-    return PackedLinear(**pack(group, backend, dtype))
-
-
-def pack_qkv(group: Any, backend: Any, dtype: str) -> PackedQkv:
-    return PackedQkv(**pack(group, backend, dtype))
-
-
-def pack_mlp(group: Any, backend: Any, dtype: str) -> PackedMlp:
-    return PackedMlp(**pack(group, backend, dtype))
 
 
 def pack_matrix(array: HostArray, backend: Any, dtype: str) -> Packed:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from inl.backend.traced import bound
 from inl.spec.kernel import Kernel
-from inl_jax.xla import attention, inl, layers, moe, recurrent, sample, step, verify
+from inl_jax.xla import attention, functions, inl, kernel, layers, recurrent
 
 KERNELS: tuple[Kernel, ...] = (
-    *step.KERNELS,
+    *(kernel.kernel(run) for run in bound(functions)),
     *layers.KERNELS,
     *attention.KERNELS,
-    *moe.KERNELS,
     *inl.KERNELS,
     *recurrent.KERNELS,
-    *sample.KERNELS,
-    *verify.KERNELS,
 )

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
+from inl.backend.traced import bound
 from inl.spec.kernel import Kernel
-from inl_onnx.kernels import (
-    attention,
-    inl,
-    layers,
-    moe,
-    nbits,
-    recurrent,
-    sample,
-    step,
-    verify,
-)
+from inl_onnx import functions
+from inl_onnx.kernels import attention, inl, kernel, layers, nbits, recurrent
 
 KERNELS: tuple[Kernel, ...] = (
-    *step.KERNELS,
+    *(kernel.kernel(run) for run in bound(functions)),
     *layers.KERNELS,
     *nbits.KERNELS,
     *attention.KERNELS,
-    *moe.KERNELS,
     *inl.KERNELS,
     *recurrent.KERNELS,
-    *sample.KERNELS,
-    *verify.KERNELS,
 )

@@ -6,15 +6,15 @@ the sums of 32 inputs with ``offset + 8 * scale``, so that no code is rounded.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from inl.dtypes import HostArray, wrap
+from inl.ops.linear import Linear, QkvLinear
+from inl.ops.mlp import GatedMlp
 from inl.spec.kernel import Kernel
-from inl.spec.op import Spec
-from inl.weights.load import to_dtype
+from inl.weights.packing import packer, refuse_dtypes
 from inl_onnx import functions as fn
 from inl_onnx.graph import CONTRIB, Value
 from inl_onnx.kernels.kernel import kernel
@@ -39,48 +39,7 @@ class NBits(NamedTuple):
     """float32 [N, K / 32], with eight times the scale added; ``None`` is zero."""
 
 
-class NBitsLinear(NamedTuple):
-    """Parameters of ``linear``."""
-
-    weight: NBits
-    bias: Any = None
-
-    @property
-    def layout(self) -> str:
-        """Name of the layout."""
-        return LAYOUT
-
-
-class NBitsQkv(NamedTuple):
-    """Parameters of ``qkv_linear``."""
-
-    q: NBits
-    k: NBits
-    v: NBits
-    q_bias: Any = None
-    k_bias: Any = None
-    v_bias: Any = None
-
-    @property
-    def layout(self) -> str:
-        """Name of the layout."""
-        return LAYOUT
-
-
-class NBitsMlp(NamedTuple):
-    """Parameters of ``gated_mlp``."""
-
-    gate: NBits
-    up: NBits
-    down: NBits
-
-    @property
-    def layout(self) -> str:
-        """Name of the layout."""
-        return LAYOUT
-
-
-TYPES: Final = {"linear": NBitsLinear, "qkv_linear": NBitsQkv, "gated_mlp": NBitsMlp}
+can_pack = refuse_dtypes(*HEADERS)
 
 
 def nbits_product(x: Value, w: NBits, bias: Value | None = None) -> Value:
@@ -96,11 +55,11 @@ def nbits_product(x: Value, w: NBits, bias: Value | None = None) -> Value:
     return y if bias is None else y + bias
 
 
-def linear(x: Value, w: NBitsLinear) -> Value:
+def linear(x: Value, w: Linear) -> Value:
     return nbits_product(x, w.weight, w.bias)
 
 
-def qkv_linear(x: Value, w: NBitsQkv) -> tuple[Value, Value, Value]:
+def qkv_linear(x: Value, w: QkvLinear) -> tuple[Value, Value, Value]:
     return (
         nbits_product(x, w.q, w.q_bias),
         nbits_product(x, w.k, w.k_bias),
@@ -108,33 +67,9 @@ def qkv_linear(x: Value, w: NBitsQkv) -> tuple[Value, Value, Value]:
     )
 
 
-def gated_mlp(x: Value, w: NBitsMlp, *, activation: str) -> Value:
+def gated_mlp(x: Value, w: GatedMlp, *, activation: str) -> Value:
     gate, up = nbits_product(x, w.gate), nbits_product(x, w.up)
     return nbits_product(gated_activation(gate, up, activation=activation), w.down)
-
-
-def can_pack(**stored: Spec) -> str | None:
-    for name, spec in stored.items():
-        if len(spec.shape) == 2 and spec.dtype not in HEADERS:
-            accepted = " or ".join(HEADERS)
-            return f"{name} is stored as {spec.dtype}, it takes {accepted}"
-    return None
-
-
-def pack(op: str) -> Any:
-    """Return the function that packs the weights of an op."""
-
-    def packing(group: Mapping[str, HostArray | None], backend: Any, dtype: str) -> Any:
-        parts = {
-            name: packed(part, backend, dtype)
-            if len(part.shape) == 2
-            else backend.tensor(to_dtype(part, dtype))
-            for name, part in group.items()
-            if part is not None
-        }
-        return TYPES[op](**parts)
-
-    return packing
 
 
 def packed(matrix: HostArray, backend: Any, dtype: str) -> NBits:
@@ -164,7 +99,7 @@ KERNELS: tuple[Kernel, ...] = tuple(
         run,
         technology="nbits",
         layout=LAYOUT,
-        pack=pack(run.__name__),
+        pack=packer(run.__name__, LAYOUT, packed),
         can_pack=can_pack,
         preference=1,
     )

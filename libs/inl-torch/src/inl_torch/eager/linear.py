@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,27 +11,25 @@ from torch.nn import functional
 
 from inl.dtypes import HostArray, wrap
 from inl.ops.linear import Linear
-from inl.spec.kernel import Kernel
+from inl.spec.kernel import HostGroup, Kernel
 from inl.spec.op import Spec
+from inl.spec.weights import in_layout
 from inl.weights.load import to_dtype
+from inl.weights.packing import present
 
 QKV = "qkv_stacked"
 """Layout of :class:`StackedQkv`."""
 
 
+@in_layout(QKV)
 class StackedQkv(NamedTuple):
     """Query, key and value projections stacked to one matrix."""
 
-    weight: torch.Tensor
-    """[queries + keys + values, K]."""
+    weight: Any
+    """[queries + keys + values, K]; a kernel may pack it in a layout of its own."""
     keys: torch.Tensor
-    """View of the key rows of ``weight``; its shape gives their number."""
+    """View of the key rows of ``weight`` or its codes; its shape gives their number."""
     bias: torch.Tensor | None = None
-
-    @property
-    def layout(self) -> str:
-        """Name of the layout."""
-        return QKV
 
 
 def product(
@@ -66,9 +64,7 @@ def can_stack_qkv(**stored: Spec) -> str | None:
     return None
 
 
-def stack_qkv(
-    group: Mapping[str, HostArray | None], backend: Any, dtype: str
-) -> StackedQkv:
+def stack_qkv(group: HostGroup, backend: Any, dtype: str) -> StackedQkv:
     matrices = [present(group[name]) for name in "qkv"]
     weight: torch.Tensor = backend.tensor(stack(matrices, dtype))
     queries, keys, _ = (matrix.shape[0] for matrix in matrices)
@@ -89,11 +85,6 @@ def stack(parts: Sequence[HostArray | None], dtype: str) -> HostArray:
     data = np.concatenate([part.data.reshape(part.shape) for part in converted])
     data.setflags(write=False)
     return HostArray(data, dtype, data.shape)
-
-
-def present(part: HostArray | None) -> HostArray:
-    assert part is not None, "the loader raises for a missing tensor"
-    return part
 
 
 KERNELS = (

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional
 
-from inl.dtypes import HostArray
 from inl.ops.activation import check_kind
-from inl.spec.kernel import Kernel
+from inl.spec.kernel import HostGroup, Kernel
+from inl.spec.weights import in_layout
 from inl.weights.load import to_dtype
+from inl.weights.packing import present
 from inl_torch.eager.inl import upcast
-from inl_torch.eager.linear import present, product, stack
+from inl_torch.eager.linear import product, stack
 
 GATE_UP = "gate_up_stacked"
 """Layout of :class:`StackedMlp`."""
@@ -30,18 +30,17 @@ ELEMENTWISE = {
 }  # fmt: skip
 
 
+@in_layout(GATE_UP)
 class StackedMlp(NamedTuple):
-    """Gate and up projections stacked to one matrix."""
+    """Gate and up projections stacked to one matrix.
 
-    gate_up: torch.Tensor
+    A kernel may pack both matrices in a layout of its own.
+    """
+
+    gate_up: Any
     """[2 * I, H]."""
-    down: torch.Tensor
+    down: Any
     """[H, I]."""
-
-    @property
-    def layout(self) -> str:
-        """Name of the layout."""
-        return GATE_UP
 
 
 def gated_activation(
@@ -90,9 +89,7 @@ def gated_mlp(x: torch.Tensor, w: StackedMlp, *, activation: str) -> torch.Tenso
     return product(y, w.down)
 
 
-def stack_mlp(
-    group: Mapping[str, HostArray | None], backend: Any, dtype: str
-) -> StackedMlp:
+def stack_mlp(group: HostGroup, backend: Any, dtype: str) -> StackedMlp:
     gate_up = backend.tensor(stack([group["gate"], group["up"]], dtype))
     return StackedMlp(gate_up, backend.tensor(to_dtype(present(group["down"]), dtype)))
 

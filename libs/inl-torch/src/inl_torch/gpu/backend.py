@@ -14,12 +14,12 @@ import torch
 from inl.backend.base import C, DeviceMemory, Precompiler, Program, Traits
 from inl.backend.tunable import Facts, Tunable
 from inl.dtypes import E4M3, SIZES
-from inl.plugin.torch_build import why_no_triton
 from inl_torch.backend import TorchBackend, inference_mode
 from inl_torch.gpu.capture_sizes import capture_sizes
 from inl_torch.gpu.graphs import AsyncHostCopy, CapturedByShape, capture
 from inl_torch.memory import allocating
 from inl_torch.tensors import from_host
+from inl_torch.torch_build import why_no_triton
 
 if TYPE_CHECKING:
     from inl.device import Device
@@ -60,7 +60,6 @@ class GpuBackend(TorchBackend):
         depth=2,
         token_budget=8192,
         readers=min(os.cpu_count() or 1, 8),
-        captures_programs=True,
         cache_share=0.9,
         max_batch=256,
         kv_dtypes=(E4M3,),

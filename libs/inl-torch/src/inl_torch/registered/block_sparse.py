@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from inl.kernels.block_structure import BlockStructure
+from inl.spec.block_structure import BlockStructure
 from inl_torch.registered import dynamics
 from inl_torch.registered.autocast import autocast
 from inl_torch.registered.register import is_transformed

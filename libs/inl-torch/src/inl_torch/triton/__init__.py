@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from inl.spec.kernel import Kernel
 from inl_torch.triton import norm
-from inl_torch.triton.attention import attention, cache, rope
+from inl_torch.triton.attention import attention, cache, rope, rope_attend
 from inl_torch.triton.dynamics import dynamics
 from inl_torch.triton.lora import lora
 from inl_torch.triton.lora import streamed as adapted
@@ -36,7 +36,7 @@ FAMILIES = (
 
 TUNED = (
     adapted, attention, embedding, fused, linear, lora, make_step, mlp, norm, rope,
-    sample, verify,
+    rope_attend, sample, verify,
 )  # fmt: skip
 """Modules whose kernels have launch parameters that depend on the chip."""
 

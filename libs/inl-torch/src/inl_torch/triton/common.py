@@ -15,9 +15,14 @@ WIDEST: Final = 16384
 """Most elements of a row that one program loads."""
 
 
+def dtype_name(x: Any) -> str:
+    """Return the name of a dtype, which that of a strict array is."""
+    return str(x.dtype).removeprefix("torch.")
+
+
 def refuse_dtype(x: Any) -> str | None:
-    """Refuse dtypes that kernels cannot load. The dtype of a strict array is a name."""
-    name = str(x.dtype).removeprefix("torch.")
+    """Refuse dtypes that kernels cannot load."""
+    name = dtype_name(x)
     if name in DTYPES:
         return None
     return f"takes {', '.join(DTYPES)}, found {name}"

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from inl.errors import RequestError
 from inl.spec.kernel import Kernel
 from inl.spec.workload import Config
+from inl_torch.triton.attention import rope_attend
 from inl_torch.triton.common import power
-from inl_torch.triton.matmul import fused
+from inl_torch.triton.matmul import fused, linear
 from inl_torch.triton.matmul.products import library_is_faster
 from inl_torch.triton.tuning import AttentionConfig, Tile, Tuning
 
@@ -18,7 +20,8 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "norm_qkv": ("norm",),
     "norm_mlp": ("gated", "plain"),
     "norm_logits": ("norm",),
-    "attend_project": ("attend", "plain"),
+    "rope_attend": ("attend",),
+    "linear": ("plain",),
 }
 """Op -> kinds of kernels that it launches, in the order in which they are tuned."""
 
@@ -64,6 +67,8 @@ def _matrices(
 ) -> tuple[dict[str, tuple[int, int]], int]:
     """Return the weight shape of each kind of product, and the rows of activations."""
     w, rows = specs[-1], specs[0].shape[0]
+    if op == "rope_attend":
+        return {}, rows
     if op == "norm_qkv":
         total = sum(part.shape[0] for part in (w.q, w.k, w.v))
         return {"norm": (total, w.q.shape[1])}, rows
@@ -150,5 +155,7 @@ def kernel(op: str, config: Config, tuning: Tuning) -> Kernel:
         overrides={kind: Tile(**numbers) for kind, numbers in kinds.items()},
         attend=AttentionConfig(**attend) if attend else tuning.attend,
     )
-    found = next(each for each in fused.kernels(tuned) if each.op == op)
+    families = (fused.kernels, linear.kernels, rope_attend.kernels)
+    candidates = chain.from_iterable(kernels(tuned) for kernels in families)
+    found = next(one for one in candidates if (one.op, one.name) == (op, "triton"))
     return replace(found, config=dict(config))

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from inl_torch.triton.common import power
-
-if TYPE_CHECKING:
-    from inl_torch.triton.one_row import OneRowKernels
 
 PDL_MAX_ROWS = 32
 """Most rows of a step whose kernels use programmatic dependent launch."""
@@ -111,9 +108,6 @@ class Tuning:
     """Whether sampling with penalties and filters uses Triton."""
     fixed_groups: bool = False
     """Whether its sums are grouped in the same way for any number of rows."""
-
-    one_row: OneRowKernels | None = None
-    """Kernels of steps of one row that are used before those of Triton."""
 
     def attention_tile(
         self, kind: str, dim: int, *, is_float32: bool

@@ -34,5 +34,6 @@ def kernels(emitter: CommandEmitter) -> Iterable[Kernel]:
     for family in FAMILIES:
         yield from family.kernels(emitter)
     for spec in catalog().values():
-        if not spec.composite:
+        # Bodies do not read the layout of the backend's caches.
+        if not spec.composite and "cache" not in spec.parameters:
             yield fallback.body_kernel(emitter, spec)

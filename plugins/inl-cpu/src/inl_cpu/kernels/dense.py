@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -11,10 +10,13 @@ import numpy as np
 
 from inl.checkpoints.blocks.dtypes import dequantize
 from inl.dtypes import HostArray, widen
+from inl.ops.linear import Linear as LinearWeights
 from inl.ops.mlp import ACTIVATIONS
 from inl.spec.activation_quant import INT8
-from inl.spec.kernel import Kernel, accepts
+from inl.spec.kernel import HostGroup, Kernel, accepts
 from inl.spec.op import Spec
+from inl.spec.weights import in_layout
+from inl.weights.packing import present
 from inl_cpu.abi import Flag
 from inl_cpu.command_emitter import stride
 from inl_cpu.instructions import Embedding, Gated, Linear
@@ -36,7 +38,6 @@ if TYPE_CHECKING:
     from inl_cpu.command_emitter import CommandEmitter
     from inl_cpu.memory import Floats
 
-    Group = Mapping[str, HostArray | None]
 
 TILES = "tiles"
 """Layout of the packed weights below."""
@@ -45,18 +46,11 @@ GATE_FLAGS = {"silu": Flag.GATE_SILU, "gelu_tanh": Flag.GATE_GELU}
 assert set(GATE_FLAGS) >= set(ACTIVATIONS)
 
 
-class TiledLinear(NamedTuple):
-    """Packed weights of a linear layer or an embedding."""
-
-    matrix: Matrix
-    bias: Floats | None = None
-
-    @property
-    def layout(self) -> str:
-        """Name of the layout."""
-        return TILES
+TiledLinear = in_layout(TILES)(LinearWeights)
+"""Packed weights of a linear layer or an embedding; ``weight`` is a ``Matrix``."""
 
 
+@in_layout(TILES)
 class TiledQkv(NamedTuple):
     """Packed query, key and value weights: one stacked matrix, or three."""
 
@@ -65,22 +59,13 @@ class TiledQkv(NamedTuple):
     """[4]: first row of q, k and v, and the number of all rows."""
     bias: Floats | None = None
 
-    @property
-    def layout(self) -> str:
-        """Name of the layout."""
-        return TILES
 
-
+@in_layout(TILES)
 class TiledMlp(NamedTuple):
     """Packed weights of a gated MLP: gate and up interleaved or apart, and down."""
 
     gate_up: tuple[Matrix, ...]
     down: Matrix
-
-    @property
-    def layout(self) -> str:
-        """Name of the layout."""
-        return TILES
 
 
 class Products:
@@ -112,12 +97,12 @@ class Products:
             )
         )
 
-    def linear(self, x: Any, w: TiledLinear) -> Any:
+    def linear(self, x: Any, w: LinearWeights) -> Any:
         emitter = self._emitter
         flat = emitter.dense(x if x.ndim == 2 else x.reshape(-1, x.shape[-1]))
-        out = emitter.new((flat.shape[0], w.matrix.rows))
-        self.product(flat, w.matrix, out, w.bias)
-        return out if x.ndim == 2 else out.reshape(*x.shape[:-1], w.matrix.rows)
+        out = emitter.new((flat.shape[0], w.weight.rows))
+        self.product(flat, w.weight, out, w.bias)
+        return out if x.ndim == 2 else out.reshape(*x.shape[:-1], w.weight.rows)
 
     def qkv_linear(self, x: Any, w: TiledQkv) -> tuple[Any, ...]:
         x, ends = self._emitter.dense(x), w.ends.tolist()
@@ -176,11 +161,11 @@ def gate_up(emitter: CommandEmitter, gate: Any, up: Any, out: Any, flags: int) -
     )
 
 
-def embedding(emitter: CommandEmitter, tokens: Any, w: TiledLinear) -> Any:
-    count, width = tokens.shape[0], w.matrix.columns
+def embedding(emitter: CommandEmitter, tokens: Any, w: LinearWeights) -> Any:
+    count, width = tokens.shape[0], w.weight.columns
     out = emitter.new((count, width))
     emitter.emit(
-        Embedding(tokens=count, y_stride=width, ids=tokens, matrix=w.matrix, y=out)
+        Embedding(tokens=count, y_stride=width, ids=tokens, matrix=w.weight, y=out)
     )
     return out
 
@@ -203,16 +188,16 @@ def can_pack(**stored: Spec) -> str | None:
 
 
 def pack_linear(
-    emitter: CommandEmitter, group: Group, _backend: Any, dtype: str
-) -> TiledLinear:
-    (matrix,) = pack_rows([required(group["weight"])], dtype, emitter)
+    emitter: CommandEmitter, group: HostGroup, _backend: Any, dtype: str
+) -> LinearWeights:
+    (matrix,) = pack_rows([present(group["weight"])], dtype, emitter)
     return TiledLinear(matrix, float_vector(group.get("bias")))
 
 
 def pack_qkv(
-    emitter: CommandEmitter, group: Group, _backend: Any, dtype: str
+    emitter: CommandEmitter, group: HostGroup, _backend: Any, dtype: str
 ) -> TiledQkv:
-    sources = [required(group[name]) for name in "qkv"]
+    sources = [present(group[name]) for name in "qkv"]
     sizes = [source.shape[0] for source in sources]
     ends = np.cumsum([0, *sizes]).astype(np.int32)
     biases = [float_vector(group.get(f"{name}_bias")) for name in "qkv"]
@@ -225,17 +210,12 @@ def pack_qkv(
 
 
 def pack_mlp(
-    emitter: CommandEmitter, group: Group, _backend: Any, dtype: str
+    emitter: CommandEmitter, group: HostGroup, _backend: Any, dtype: str
 ) -> TiledMlp:
-    gate, up = required(group["gate"]), required(group["up"])
+    gate, up = present(group["gate"]), present(group["up"])
     pair = pack_pairs(gate, up, dtype, emitter)
-    (down,) = pack_rows([required(group["down"])], dtype, emitter)
+    (down,) = pack_rows([present(group["down"])], dtype, emitter)
     return TiledMlp(pair, down)
-
-
-def required(part: HostArray | None) -> HostArray:
-    assert part is not None, "the loader raises for a missing tensor"
-    return part
 
 
 def float_vector(part: HostArray | None) -> Any:

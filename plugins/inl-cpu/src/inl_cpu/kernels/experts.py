@@ -10,7 +10,9 @@ import numpy as np
 from inl.dtypes import HostArray
 from inl.ops.moe import KINDS, check_routing
 from inl.spec.activation_quant import INT8
-from inl.spec.kernel import Kernel
+from inl.spec.kernel import HostGroup, Kernel
+from inl.spec.weights import in_layout
+from inl.weights.packing import present
 from inl_cpu.abi import LANES, Flag
 from inl_cpu.command_emitter import stride
 from inl_cpu.instructions import CombineExperts, ExpertLinear, Route, SigmoidGate
@@ -19,7 +21,6 @@ from inl_cpu.kernels.dense import (
     TILES,
     accepts_activation,
     gate_up,
-    required,
 )
 from inl_cpu.matrix import (
     Matrix,
@@ -36,9 +37,9 @@ if TYPE_CHECKING:
 
     from inl.spec.op import Spec
     from inl_cpu.command_emitter import CommandEmitter
-    from inl_cpu.kernels.dense import Group
 
 
+@in_layout(TILES)
 class TiledExperts(NamedTuple):
     """Packed experts: gate and up interleaved or apart, and down."""
 
@@ -46,11 +47,6 @@ class TiledExperts(NamedTuple):
     down: Matrix
     sizes: NDArray[np.int32]
     """[2]: number of experts, and H, the rows of down without padding."""
-
-    @property
-    def layout(self) -> str:
-        """Name of the layout."""
-        return TILES
 
 
 class ExpertProducts:
@@ -168,9 +164,9 @@ def can_pack(**stored: Spec) -> str | None:
 
 
 def pack_experts(
-    emitter: CommandEmitter, group: Group, _backend: Any, dtype: str
+    emitter: CommandEmitter, group: HostGroup, _backend: Any, dtype: str
 ) -> TiledExperts:
-    gate, up, down = (required(group[name]) for name in ("gate", "up", "down"))
+    gate, up, down = (present(group[name]) for name in ("gate", "up", "down"))
     pairs = [[gate, up]]
     if packing_of(gate, dtype, emitter) != packing_of(up, dtype, emitter):
         pairs = [[gate], [up]]

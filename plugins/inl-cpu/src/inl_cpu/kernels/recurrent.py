@@ -6,16 +6,17 @@ State is updated in place. A text has the same bits however it is divided into s
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from inl.dtypes import widen
-from inl.ops.recurrent import LENGTH_EPS, Decay
-from inl.spec.kernel import Kernel
+from inl.ops.recurrent import LENGTH_EPS, Decay, Taps
+from inl.spec.kernel import HostGroup, Kernel
+from inl.spec.weights import in_layout
+from inl.weights.packing import present
 from inl_cpu.command_emitter import stride
 from inl_cpu.instructions import CausalConv, DeltaRule
-from inl_cpu.kernels.dense import required
 from inl_cpu.memory import empty
 
 if TYPE_CHECKING:
@@ -24,27 +25,17 @@ if TYPE_CHECKING:
     from inl.spec.op import Spec
     from inl.spec.step import Step
     from inl_cpu.command_emitter import CommandEmitter
-    from inl_cpu.kernels.dense import Group
-    from inl_cpu.memory import Floats
 
 BY_TAPS = "by_taps"
 """Layout of :class:`TapRows`."""
 
 
-class TapRows(NamedTuple):
-    """Parameters of a convolution, with adjacent channels."""
-
-    weight: Floats
-    """[K, C]: factors of each channel, those of the newest token last."""
-
-    @property
-    def layout(self) -> str:
-        """Name of the layout."""
-        return BY_TAPS
+TapRows = in_layout(BY_TAPS)(Taps)
+"""The factors [K, C]: adjacent channels, those of the newest token last."""
 
 
 def causal_conv(
-    emitter: CommandEmitter, x: Any, table: Any, step: Step, w: TapRows
+    emitter: CommandEmitter, x: Any, table: Any, step: Step, w: Taps
 ) -> tuple[Any, Any]:
     x = emitter.dense(x)
     out = emitter.new(x.shape)
@@ -120,8 +111,8 @@ def can_pack(weight: Spec) -> str | None:
     return f"a convolution of shape {list(weight.shape)}, takes 2 taps or more"
 
 
-def pack_taps(group: Group, _backend: Any, _dtype: str) -> TapRows:
-    taps = widen(required(group["weight"]))[:, 0].T
+def pack_taps(group: HostGroup, _backend: Any, _dtype: str) -> Taps:
+    taps = widen(present(group["weight"]))[:, 0].T
     out = empty(taps.shape)
     np.copyto(out, taps, casting="same_kind")
     return TapRows(out)

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import logging
-from functools import cache
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from functools import cache, partial
+from typing import TYPE_CHECKING, Final
 
 from inl.errors import DeviceError
+from inl.spec.activation_quant import FLOAT8
+from inl.spec.kernel import Kernel
+from inl_torch.triton.common import PREFERENCE
 
 if TYPE_CHECKING:
-    from inl_torch.triton.one_row import OneRowKernels
+    from inl_torch.triton.tuning import Tuning
 
 LOGGER = logging.getLogger(__name__)
 
+STORED_PREFERENCE: Final = PREFERENCE + 3
+"""Above Triton's kernels for stored weights."""
+
 
 @cache
-def one_row_kernels(processors: int) -> OneRowKernels | None:
-    """Return the kernels for a chip of this many multiprocessors.
-
-    ``None`` where NVRTC or its Python bindings are missing: Triton is used instead.
-    """
+def can_compile() -> bool:
+    """Whether NVRTC and its Python bindings are installed; warns once if not."""
     try:
-        from inl_cuda.one_row.attention import OneRowAttention
         from inl_cuda.one_row.compiler import nvrtc_version
-        from inl_cuda.one_row.products import OneRowProducts
 
         nvrtc_version()
     except (ImportError, DeviceError) as error:
@@ -32,7 +34,58 @@ def one_row_kernels(processors: int) -> OneRowKernels | None:
             "cuda-bindings nvidia-cuda-nvrtc",
             error,
         )
-        return None
-    from inl_torch.triton.one_row import OneRowKernels
+        return False
+    return True
 
-    return OneRowKernels(OneRowProducts(processors), OneRowAttention())
+
+def attention_kernels(tuning: Tuning) -> Iterable[Kernel]:
+    """Return the attention of one token."""
+    from inl_cuda.one_row import attention
+
+    yield Kernel(
+        "rope_attend",
+        "cuda",
+        partial(attention.rope_attend, pdl=tuning.uses_pdl(1)),
+        refuse=attention.refuse,
+        preference=PREFERENCE + 3,
+    )
+
+
+def float8_kernels(tuning: Tuning) -> Iterable[Kernel]:
+    """Return the products of one row with weights in E4M3."""
+    from inl_cuda.one_row.products import OneRowProducts
+    from inl_cuda.one_row.stored import OneRowFirst
+    from inl_torch.triton.float8 import products, weights
+    from inl_torch.triton.matmul.stored_kernels import stored_kernels
+
+    one_row = OneRowFirst(
+        products.Products(tuning), OneRowProducts(tuning.processors), is_int4=False,
+        pdl=tuning.uses_pdl(1),
+    )  # fmt: skip
+    return stored_kernels(
+        "float8", ("cuda",), ("cuda", "cuda+triton", "cuda+eager"),
+        weights.FLOAT8_ROWS, weights.refuse_float8, weights.stacked_float8, one_row,
+        activation_quant=FLOAT8, preference=STORED_PREFERENCE,
+    )  # fmt: skip
+
+
+def int4_kernels(tuning: Tuning) -> Iterable[Kernel]:
+    """Return the products of one row with weights of 4 bits.
+
+    Groups of 32 codes are multiplied by Triton, wide ones by CUDA C++: which ones a
+    matrix has is known when its scales are loaded.
+    """
+    from inl_cuda.one_row.products import OneRowProducts
+    from inl_cuda.one_row.stored import OneRowFirst
+    from inl_torch.triton.int4 import products, weights
+    from inl_torch.triton.matmul.stored_kernels import stored_kernels
+
+    one_row = OneRowFirst(
+        products.Products(tuning), OneRowProducts(tuning.processors), is_int4=True,
+        pdl=tuning.uses_pdl(1),
+    )  # fmt: skip
+    return stored_kernels(
+        "int4", ("cuda+triton",), ("cuda+triton", "cuda+triton+eager"),
+        weights.INT4_CHUNKS, weights.refuse_int4, weights.stacked_int4, one_row,
+        activation_quant=FLOAT8, preference=STORED_PREFERENCE,
+    )  # fmt: skip

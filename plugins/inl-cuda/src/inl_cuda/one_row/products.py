@@ -9,7 +9,7 @@ import torch
 
 from inl.ops.norm import Norm
 from inl_cuda.one_row.compiler import POINTER, aligned, function_of
-from inl_torch.triton.common import dense
+from inl_torch.triton.common import dense, dtype_name
 from inl_torch.triton.float8.weights import Float8
 from inl_torch.triton.int4.weights import WIDE, Int4
 from inl_torch.triton.matmul.stored import Matrix
@@ -31,7 +31,7 @@ TILE: Final = 16
 
 TYPES: Final = (*[POINTER] * 9, ctypes.c_int, ctypes.c_float)
 ACTIVATIONS: Final = {"": 0, "silu": 1, "gelu_tanh": 2}
-DTYPES: Final = (torch.bfloat16, torch.float16)
+DTYPES: Final = ("bfloat16", "float16")
 
 
 class Launch(NamedTuple):
@@ -75,11 +75,17 @@ class OneRowProducts:
 
     def takes(self, x: torch.Tensor, w: Matrix) -> bool:
         """Whether rows [T, K] multiply a matrix [N, K] here."""
-        if len(x) != 1 or x.dtype not in DTYPES or not is_stored(w):
+        return is_stored(w) and self.fits(x, *w.shape, is_int4=is_int4(w))
+
+    def fits(self, x: Any, rows: int, k: int, *, is_int4: bool) -> bool:
+        """Whether rows like ``x`` multiply a matrix of this size."""
+        if x.shape[0] != 1 or dtype_name(x) not in DTYPES or k > WIDEST:
             return False
-        (rows, k), shape, int4 = w.shape, self._shape(w), is_int4(w)
+        if rows * k // (2 if is_int4 else 1) > MOST_BYTES:
+            return False
+        shape = self._shape(is_int4=is_int4)
         sizes = (rows, max(rows // 2, 1))  # the latter if gated
-        return all(self._sizes(n, rows, k, shape, is_int4=int4).depth for n in sizes)
+        return all(self._sizes(n, rows, k, shape, is_int4=is_int4).depth for n in sizes)
 
     def multiply(
         self,
@@ -115,7 +121,7 @@ class OneRowProducts:
         y = torch.empty((1, n), dtype=x.dtype, device=place)
         delta, gain, eps = added or (x, x, 0.0)
         summed = torch.empty_like(x) if added else x
-        shape = self._shape(w)
+        shape = self._shape(is_int4=int4)
         programs, depth, shared = self._sizes(n, rows, k, shape, is_int4=int4)
         options = {
             "K": k, "INT4": int(int4), "BFLOAT16": int(x.dtype == torch.bfloat16),
@@ -138,8 +144,8 @@ class OneRowProducts:
         )  # fmt: skip
         return summed, y
 
-    def _shape(self, w: Any) -> Launch:
-        return self.shape or (INT4_LAUNCH if is_int4(w) else FLOAT8_LAUNCH)
+    def _shape(self, *, is_int4: bool) -> Launch:
+        return self.shape or (INT4_LAUNCH if is_int4 else FLOAT8_LAUNCH)
 
     def _sizes(
         self, n: int, rows: int, k: int, shape: Launch, *, is_int4: bool
@@ -158,9 +164,7 @@ class OneRowProducts:
 
 def is_stored(w: Any) -> bool:
     """Whether a matrix is stored in a way that the kernel multiplies."""
-    if not (isinstance(w, Float8) or (isinstance(w, Int4) and w.is_wide)):
-        return False
-    return w.shape[1] <= WIDEST and w.codes.nbytes <= MOST_BYTES
+    return isinstance(w, Float8) or (isinstance(w, Int4) and w.is_wide)
 
 
 def is_int4(w: Any) -> bool:

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import torch
 
 from inl.errors import DeviceError
-from inl.models import blocks
 from inl.spec.cache import State
 from inl.spec.limits import Limits
 from inl.spec.model import Model
@@ -89,8 +88,11 @@ class PersistentSteps:
         ):
             return self._model.embed(ops, config, w, step)
         row = ops.embedding(step.tokens, w.embed)
-        rope = config.rope_theta, config.rope_scaling
-        return RowCarry(row, *blocks.rotation(ops, config.head_dim, step, *rope))
+        rotation = ops.rope_table(
+            step.positions, dim=config.head_dim, theta=config.rope_theta,
+            scaling=config.rope_scaling,
+        )  # fmt: skip
+        return RowCarry(row, *rotation)
 
     def logits(self, carry: RowCarry, step: Step) -> torch.Tensor:
         """Compute the layers and the head of a step."""

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
-from inl.models import llama
-from inl.models.llama import LlamaConfig
-from inl.models.views import FULL
 from inl.spec.cache import Paged
 
 DIM: Final = 64
@@ -69,7 +66,7 @@ class Launch(NamedTuple):
         return self.clusters * RANKS
 
 
-def shape_of(config: LlamaConfig, page: int, width: int) -> Shape:
+def shape_of(config: Any, page: int, width: int) -> Shape:
     """Return the sizes of a model.
 
     page: tokens of a block of the cache. width: columns of the block table.
@@ -82,8 +79,7 @@ def shape_of(config: LlamaConfig, page: int, width: int) -> Shape:
 
 def refuse_config(model: Any, config: Any) -> str | None:
     """Return why the step of a model is not one kernel, ``None`` if it may be."""
-    functions = model.embed, model.layer, model.head
-    if functions != (llama.embed, llama.layer, llama.head):
+    if model.computes != "llama":
         return "takes models of the Llama family"
     if config.dtype != "bfloat16":
         return f"takes bfloat16, found {config.dtype}"
@@ -91,7 +87,7 @@ def refuse_config(model: Any, config: Any) -> str | None:
         return f"takes silu, found {config.activation}"
     if config.head_dim != DIM:
         return f"takes heads of {DIM} elements, found {config.head_dim}"
-    if any(view != FULL for view in config.views):
+    if any(view.window or view.group or not view.rotated for view in config.views):
         return "takes full attention of rotated heads"
     if config.qkv_bias or config.out_bias or config.mlp_bias or config.head_norm:
         return "takes no biases and no norms of heads"

@@ -36,7 +36,7 @@ def refuse_layouts(tree: Any) -> str | None:
         layouts += [(attention.qkv, QKV), (attention.out, PLAIN),
                     (layer.mlp.mlp, GATE_UP)]  # fmt: skip
     for group, accepted in layouts:
-        layout = getattr(group, "layout", type(group).__name__)
+        layout = getattr(group, "layout", PLAIN)
         if layout != accepted:
             return f"takes weights in layout {accepted}, found {layout}"
     return None

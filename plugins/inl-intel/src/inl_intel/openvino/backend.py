@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast, final
 
 import numpy as np
@@ -20,9 +20,9 @@ from inl.backend.base import (
 )
 from inl.backend.bucket_sizes import padded_buckets
 from inl.backend.host import host_memory
+from inl.backend.simple import zeroed_state
 from inl.dtypes import HostArray, widen, wrap
 from inl.errors import RequestError
-from inl.ops.step import empty_tables
 from inl.spec.cache import Paged, Slotted, State
 from inl_intel.openvino import gathered, paged
 from inl_intel.openvino.forms import CONTEXTS, DECODES, PREFILLS, form_of, is_paged
@@ -94,7 +94,12 @@ class OpenVinoBackend(Backend):
                 f"{self.device}: found blocks of {limits.block_size} tokens, graphs of "
                 f"OpenVINO accept {paged.BLOCK_SIZE}"
             )
-        return state_of(spec, limits, paged.Pages if self.pages else gathered.Pages)
+        pages = paged.Pages if self.pages else gathered.Pages
+
+        def cache(group: Paged, _layer: int, blocks: int) -> Any:
+            return pages(group, blocks, limits)
+
+        return zeroed_state(spec, limits, np.zeros, cache=cache)
 
     def memory(self) -> DeviceMemory:
         return host_memory()
@@ -138,20 +143,3 @@ class OpenVinoBackend(Backend):
 def context_lengths(limits: Limits) -> tuple[int, ...]:
     """Return the context lengths that graphs are made for; the longest is added."""
     return tuple(length for length in CONTEXTS if length < limits.max_tokens)
-
-
-def state_of(spec: StateSpec, limits: Limits, pages: Callable[..., Any]) -> State:
-    """Return zeroed tables, and a cache made by ``pages`` for each layer."""
-    groups = [item for item in spec if isinstance(item, Paged)]
-    made = {
-        layer: pages(group, blocks, limits)
-        for group, blocks in zip(groups, limits.blocks, strict=True)
-        for layer in group.layers
-    }
-    tables = empty_tables(
-        groups=limits.groups,
-        slots=limits.slots,
-        max_blocks_per_seq=limits.max_blocks_per_seq,
-        vocab=limits.penalty_vocab,
-    )
-    return State(tuple(made[layer] for layer in sorted(made)), {}, tables)

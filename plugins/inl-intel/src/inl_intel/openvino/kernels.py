@@ -11,29 +11,25 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from openvino import opset15 as ops
 
+from inl.checkpoints.blocks.codes import SPLIT
 from inl.ops.activation import check_kind
-from inl.ops.linear import Linear
+from inl.ops.linear import Linear, QkvLinear
+from inl.ops.mlp import GatedMlp
 from inl.ops.norm import LayerNorm, Norm
 from inl.spec.kernel import Kernel
 from inl.spec.op import CATALOG
 from inl.spec.tree import leaves, tree_map
+from inl.weights.packing import packer, refuse_dtypes
 from inl_intel.openvino.attention import attention, take, write_kv
 from inl_intel.openvino.graph import Value
 from inl_intel.openvino.single import evaluated
-from inl_intel.openvino.weights import (
-    LAYOUT,
-    Codes,
-    CodesLinear,
-    CodesMlp,
-    CodesQkv,
-    can_pack,
-    pack,
-)
+from inl_intel.openvino.weights import Codes, codes_of
 
 if TYPE_CHECKING:
     from inl_intel.openvino.runtime import Runtime
 
 TECHNOLOGY: Final = "openvino"
+LAYOUT: Final = "openvino"
 
 HOSTED: Final = (
     "admit", "embedding", "expand_rows", "make_step", "mask_logits", "rope_table",
@@ -45,7 +41,7 @@ EMBEDDING: Final = ("take_rows", "zeros_like")
 """Ops that a model calls in ``embed``, with arrays, and in its layers."""
 
 
-def linear(x: Value, w: Linear | CodesLinear) -> Value:
+def linear(x: Value, w: Linear) -> Value:
     return product(x, w.weight, w.bias)
 
 
@@ -58,7 +54,7 @@ def product(x: Value, weight: Any, bias: Any = None) -> Value:
     return y if bias is None else y + bias
 
 
-def qkv_linear(x: Value, w: CodesQkv) -> tuple[Value, Value, Value]:
+def qkv_linear(x: Value, w: QkvLinear) -> tuple[Value, Value, Value]:
     return (
         product(x, w.q, w.q_bias),
         product(x, w.k, w.k_bias),
@@ -66,7 +62,7 @@ def qkv_linear(x: Value, w: CodesQkv) -> tuple[Value, Value, Value]:
     )
 
 
-def gated_mlp(x: Value, w: CodesMlp, *, activation: str) -> Value:
+def gated_mlp(x: Value, w: GatedMlp, *, activation: str) -> Value:
     gate, up = product(x, w.gate), product(x, w.up)
     return product(gated_activation(gate, up, activation=activation), w.down)
 
@@ -221,8 +217,9 @@ def _packed(run: Callable[..., Any], runtime: Runtime) -> Kernel:
     """Return the kernel of a function that takes codes of 4 or 8 bits."""
     op = run.__name__
     return Kernel(
-        op, "codes", Traced(run, runtime, None), layout=LAYOUT, pack=pack(op),
-        can_pack=can_pack, preference=1,
+        op, "codes", Traced(run, runtime, None), layout=LAYOUT,
+        pack=packer(op, LAYOUT, lambda matrix, *_: codes_of(matrix)),
+        can_pack=refuse_dtypes(*SPLIT), preference=1,
     )  # fmt: skip
 
 

@@ -6,19 +6,15 @@ converted, has its zero point subtracted, is scaled and reshaped to the matrix.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import openvino as ov
 from openvino import opset15 as ops
 
-from inl.checkpoints.blocks.codes import SPLIT, split_blocks, unpack_nibbles
+from inl.checkpoints.blocks.codes import split_blocks, unpack_nibbles
 from inl.dtypes import HostArray
-from inl.spec.op import Spec
-from inl.weights.load import to_dtype
 
-LAYOUT: Final = "openvino"
 GROUP: Final = 32
 """Codes that share a scale."""
 
@@ -56,74 +52,6 @@ class Codes:
         x = ops.multiply(x, ops.constant(self.scales, shared_memory=True))
         target = ops.constant(np.array([rows, columns], np.int64))
         return ops.reshape(x, target, False)
-
-
-class CodesLinear(NamedTuple):
-    """Parameters of ``linear``."""
-
-    weight: Any
-    bias: Any = None
-
-    @property
-    def layout(self) -> str:
-        """Name of the layout."""
-        return LAYOUT
-
-
-class CodesQkv(NamedTuple):
-    """Parameters of ``qkv_linear``."""
-
-    q: Any
-    k: Any
-    v: Any
-    q_bias: Any = None
-    k_bias: Any = None
-    v_bias: Any = None
-
-    @property
-    def layout(self) -> str:
-        """Name of the layout."""
-        return LAYOUT
-
-
-class CodesMlp(NamedTuple):
-    """Parameters of ``gated_mlp``."""
-
-    gate: Any
-    up: Any
-    down: Any
-
-    @property
-    def layout(self) -> str:
-        """Name of the layout."""
-        return LAYOUT
-
-
-TYPES: Final = {"linear": CodesLinear, "qkv_linear": CodesQkv, "gated_mlp": CodesMlp}
-
-
-def can_pack(**stored: Spec) -> str | None:
-    """Refuse groups with a matrix that is not stored in codes and scales."""
-    for name, spec in stored.items():
-        if len(spec.shape) == 2 and spec.dtype not in SPLIT:
-            return f"{name} is stored as {spec.dtype}, it takes {', '.join(SPLIT)}"
-    return None
-
-
-def pack(op: str) -> Callable[..., Any]:
-    """Return the function that packs the weights of an op."""
-
-    def packing(group: Mapping[str, HostArray | None], backend: Any, dtype: str) -> Any:
-        parts = {
-            name: codes_of(part)
-            if len(part.shape) == 2
-            else backend.tensor(to_dtype(part, dtype))
-            for name, part in group.items()
-            if part is not None
-        }
-        return TYPES[op](**parts)
-
-    return packing
 
 
 def codes_of(matrix: HostArray) -> Codes:

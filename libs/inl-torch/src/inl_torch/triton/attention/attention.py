@@ -8,7 +8,7 @@ decoding rows uses both.
 from __future__ import annotations
 
 from functools import cache, partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 from triton.runtime.driver import driver
@@ -22,14 +22,15 @@ from inl_torch.triton.attention.long_rows import (
     LongRowLimits,
     attend_rows_apart,
     long_row_limits,
+    refuse_long_rows,
 )
 from inl_torch.triton.attention.plan import Work, plan
 from inl_torch.triton.attention.tiles import LOG2E, attend_tiles
 from inl_torch.triton.common import PREFERENCE, dense, power, refuse_dtype
 from inl_torch.triton.tuning import AttentionTile, Tuning
 
-LABEL, ROWS_LABEL = "attention/triton", "attention/triton_rows"
-"""Keys of these kernels' work lists in ``Step.plan``."""
+GATHERED: Final = "triton_gathered"
+"""Name of the kernels that gather the keys of long rows first."""
 
 NO_WINDOW = 1 << 30
 """More tokens than any context."""
@@ -72,11 +73,12 @@ def attention(
     cap: float | None,
     group: int,
     tuning: Tuning,
+    name: str = "triton",
 ) -> torch.Tensor:
-    work = step.plan[LABEL] if step.plan else Work(step)
+    work = step.plan[f"attention/{name}"] if step.plan else Work(step)
     return paged_attention(
         q, cache, step, work, scale=scale, window=window, cap=cap, group=group,
-        tuning=tuning,
+        tuning=tuning, gathers=name == GATHERED,
     )  # fmt: skip
 
 
@@ -87,7 +89,7 @@ def attention_by_rows(
     """Attention whose bits do not depend on the step: tiles of one size, all keys in
     order and by the same code.
     """
-    work = step.plan[ROWS_LABEL] if step.plan else Work(step)
+    work = step.plan["attention/triton_rows"] if step.plan else Work(step)
     q, out = dense(q), torch.empty(q.shape, dtype=q.dtype, device=q.device)
     _token_tiles(
         q, cache, step, step.blocks[group].contiguous(), work, out, scale=scale,
@@ -107,8 +109,12 @@ def paged_attention(
     cap: float | None,
     group: int,
     tuning: Tuning,
+    gathers: bool = False,
 ) -> torch.Tensor:
-    """Attention of every token over the cache: [T, heads, d]."""
+    """Attention of every token over the cache: [T, heads, d].
+
+    gathers: whether the keys of long rows are gathered first.
+    """
     tokens, rows = q.shape[0], step.lengths.shape[0]
     q, out = dense(q), torch.empty(q.shape, dtype=q.dtype, device=q.device)
     table = step.blocks[group].contiguous()
@@ -119,7 +125,7 @@ def paged_attention(
         _single_tokens(q, cache, step, table, work, tokens, out, False, **attrs)
         return out
     _single_tokens(q, cache, step, table, work, min(rows, tokens), out, True, **attrs)
-    limits = long_row_limits(q, cache, step, window=window, cap=cap, tuning=tuning)
+    limits = long_row_limits(q, cache, step, tuning) if gathers else None
     _token_tiles(q, cache, step, table, work, out, **attrs, without=limits)
     if limits is not None:
         found = work.long_rows(limits)
@@ -253,8 +259,16 @@ def _refuse(q: Any, *_: Any, tuning: Tuning, **__: Any) -> str | None:
     return refuse_dtype(q)
 
 
+def _refuse_gathered(
+    q: Any, cache: Any, step: Any, *, tuning: Tuning, window: int | None = None,
+    cap: float | None = None, **_: Any,
+) -> str | None:  # fmt: skip
+    reason = _refuse(q, tuning=tuning)
+    return reason or refuse_long_rows(q, cache, step, window, cap, tuning)
+
+
 def kernels(tuning: Tuning) -> tuple[Kernel, ...]:
-    """Return the attention kernel, and one that is batch-invariant."""
+    """Return the attention kernels, and one that is batch-invariant."""
     return (
         Kernel(
             "attention",
@@ -272,5 +286,13 @@ def kernels(tuning: Tuning) -> tuple[Kernel, ...]:
             refuse=partial(_refuse, tuning=tuning),
             plan=plan,
             preference=PREFERENCE,
+        ),
+        Kernel(
+            "attention",
+            GATHERED,
+            partial(attention, tuning=tuning, name=GATHERED),
+            refuse=partial(_refuse_gathered, tuning=tuning),
+            plan=plan,
+            preference=PREFERENCE + 1,
         ),
     )

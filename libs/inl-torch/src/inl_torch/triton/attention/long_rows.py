@@ -7,7 +7,7 @@ device, so that a captured graph serves steps with several, one or none.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -20,6 +20,7 @@ from inl.spec.step import Step
 from inl_torch.triton.attention.float8 import from_cache, stored, times
 from inl_torch.triton.attention.prompt import KEYS, TILE_TOKENS, accumulate_gathered
 from inl_torch.triton.attention.tiles import LOG2E
+from inl_torch.triton.common import dtype_name
 from inl_torch.triton.tuning import Tuning
 
 BUFFER_BYTES = 1 << 28
@@ -53,19 +54,31 @@ class LongRows(NamedTuple):
     """int32 [tiles, 3]: row, first token and number of tokens, 0 if unused."""
 
 
-def long_row_limits(
-    q: torch.Tensor, cache: Cache, step: Step, *, window: int | None,
-    cap: float | None, tuning: Tuning,
-) -> LongRowLimits | None:  # fmt: skip
-    """Return the limits of long rows; ``None`` if the step can have none.
+def refuse_long_rows(
+    q: Any, cache: Any, step: Any, window: int | None, cap: float | None,
+    tuning: Tuning,
+) -> str | None:  # fmt: skip
+    """Return why no keys are gathered; ``None`` if a step may have long rows."""
+    fewest, context = tuning.long_row_tokens, step.blocks.shape[2] * cache.k.shape[1]
+    if not fewest:
+        return "the copy engine of the chip loads no tiles"
+    if min(q.shape[0], context) < fewest:
+        return f"takes rows of {fewest} new tokens, found {min(q.shape[0], context)}"
+    if q.shape[0] == step.lengths.shape[0]:
+        return "takes rows of several tokens"
+    if window is not None or cap is not None:
+        return "takes no window and no cap"
+    if q.shape[2] not in DIMS or dtype_name(q) == "float32":
+        return f"takes heads of {DIMS} elements of 16 bits"
+    return None
 
-    Windows, caps, float32 and heads of other sizes are left to the paged kernel.
-    """
+
+def long_row_limits(
+    q: torch.Tensor, cache: Cache, step: Step, tuning: Tuning
+) -> LongRowLimits:
+    """Return the limits of the long rows of a step that may have some."""
     (tokens, _, dim), (size, kv_heads) = q.shape, cache.k.shape[1:3]
     fewest, context = tuning.long_row_tokens, step.blocks.shape[2] * size
-    is_plain = window is None and cap is None and dim in DIMS and q.itemsize == 2
-    if not fewest or min(tokens, context) < fewest or not is_plain:
-        return None
     rows = min(tokens // fewest, step.lengths.shape[0])
     most = BUFFER_BYTES // (2 * KEYS * kv_heads * dim * q.itemsize)
     return LongRowLimits(fewest, rows, min(rows * triton.cdiv(context, KEYS), most))

@@ -18,9 +18,18 @@ from triton.language import tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from inl.spec.cache import Cache
+from inl.spec.kernel import Kernel
 from inl.spec.step import Step
+from inl_torch.triton.attention.cache import write_kv
+from inl_torch.triton.attention.rope import rope
 from inl_torch.triton.attention.tiles import LOG2E
-from inl_torch.triton.common import dense
+from inl_torch.triton.common import (
+    PREFERENCE,
+    dense,
+    dtype_name,
+    power,
+    refuse_row,
+)
 
 MIN_TOKENS = 1024
 """Fewest tokens for which cuDNN is faster."""
@@ -35,31 +44,28 @@ GATHERED_KEYS = 1 << 15
 """Most keys in the buffer: 128 MiB for 8 heads of 128 elements in 16 bits."""
 
 
-def uses_library(
-    q: torch.Tensor, cache: Cache, step: Step, *, window: int | None, cap: float | None
-) -> bool:
-    """Whether cuDNN supports this attention and is faster than the Triton kernel.
+DIM = 128
+"""Size of heads."""
+
+
+def refuse_prompt(
+    q: Any, _k: Any, _v: Any, _cos: Any, _sin: Any, cache: Any, step: Any, *,
+    window: int | None = None, cap: float | None = None, **_: Any,
+) -> str | None:  # fmt: skip
+    """Return why cuDNN does not support this attention, or is slower than Triton.
 
     Not with a cache in float8, whose keys the step rounds before it attends to them.
     """
-    tokens, _, dim = q.shape
-    return (
-        step.lengths.shape[0] == 1
-        and tokens >= MIN_TOKENS
-        and q.dtype == torch.bfloat16
-        and dim == 128
-        and cache.scales is None
-        and window is None
-        and cap is None
-        and is_hopper(q.device)
-    )
-
-
-def is_hopper(position: torch.device) -> bool:
-    """Whether the chip has compute capability 9.0, on which cuDNN was measured."""
-    if position.type != "cuda" or torch.version.cuda is None:
-        return False
-    return torch.cuda.get_device_capability(position) == (9, 0)
+    tokens, rows = q.shape[0], step.lengths.shape[0]
+    if rows != 1 or tokens < MIN_TOKENS:
+        return f"takes one row of {MIN_TOKENS} tokens, found {tokens} of {rows} rows"
+    if dtype_name(q) != "bfloat16" or cache.scales is not None:
+        return "takes bfloat16 and a cache of the same dtype"
+    if q.shape[2] != DIM:
+        return f"takes heads of {DIM} elements, found {q.shape[2]}"
+    if window is not None or cap is not None:
+        return "takes no window and no cap"
+    return refuse_row(q, power(q.shape[1]) * power(DIM // 2))
 
 
 @triton.jit
@@ -171,6 +177,30 @@ def attend_prompt(
     out, lse = out.contiguous(), lse.contiguous()
     _attend_cached(dense(q), cache, step, lse, out, scale=scale, group=group)
     return out
+
+
+def rope_attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cos: torch.Tensor,
+    sin: torch.Tensor, cache: Cache, step: Step, *, scale: float,
+    window: int | None = None, cap: float | None = None,  # noqa: ARG001 - refused
+    group: int = 0,
+) -> tuple[torch.Tensor, Cache]:  # fmt: skip
+    """Rotate, write to the cache and attend: the attention of the chunk is cuDNN's."""
+    q, k = rope(q, k, cos, sin)
+    cache = write_kv(k, v, cache, step.writes[group])
+    return attend_prompt(q, k, v, cache, step, scale=scale, group=group), cache
+
+
+CUDNN_KERNELS = (
+    Kernel(
+        "rope_attend",
+        "triton+cudnn",
+        rope_attend,
+        refuse=refuse_prompt,
+        preference=PREFERENCE + 2,
+    ),
+)
+"""For chips of compute capability 9.0, on which cuDNN was measured."""
 
 
 def _attend_cached(

@@ -13,6 +13,7 @@ from inl.spec.kernel import Kernel
 from inl_torch.eager.linear import product
 from inl_torch.triton.common import PREFERENCE, dense, power, refuse_dtype, spread
 from inl_torch.triton.dynamics.kernels import block_step, controller_inner, forward
+from inl_torch.triton.matmul.products import MIXED
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -135,11 +136,13 @@ def inl_dynamics_step(
     )
 
 
-def inl_block(
+def wide_block(
     h: torch.Tensor, velocity: torch.Tensor, w: InlBlock, *, dt: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The block of many rows, whose products are the library's."""
     if h.shape[0] <= MAX_FUSED_ROWS:
-        return _fused_block(dense(h), dense(velocity), w, dt)
+        # Exact sizes share the kernel of their class.
+        return inl_block(h, velocity, w, dt=dt)
     inner = product(torch.cat([h, velocity], -1), w.inner, w.inner_bias)
     controller = product(functional.silu(inner), w.outer, w.outer_bias)
     mu = w.mu.expand_as(h).clone()
@@ -151,9 +154,10 @@ def inl_block(
     return h, velocity, mu
 
 
-def _fused_block(
-    h: torch.Tensor, velocity: torch.Tensor, w: InlBlock, dt: float
+def inl_block(
+    h: torch.Tensor, velocity: torch.Tensor, w: InlBlock, *, dt: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    h, velocity = dense(h), dense(velocity)
     (tokens, width), inner_width = h.shape, w.inner.shape[0]
     inner = torch.empty((tokens, inner_width), dtype=torch.float32, device=h.device)
     new_x, new_v, mu = (torch.empty_like(h) for _ in range(3))
@@ -182,12 +186,25 @@ def _refuse_block(h: Any, _velocity: Any, w: Any, **_: Any) -> str | None:
     return refuse_dtype(h)
 
 
+def _refuse_many(h: Any, *rest: Any, **_: Any) -> str | None:
+    if h.shape[0] > MAX_FUSED_ROWS:
+        return f"takes {MAX_FUSED_ROWS} rows at most, found {h.shape[0]}"
+    return _refuse_block(h, *rest)
+
+
+def _refuse_few(h: Any, *rest: Any, **_: Any) -> str | None:
+    if h.shape[0] <= MAX_FUSED_ROWS:
+        return f"takes more than {MAX_FUSED_ROWS} rows, found {h.shape[0]}"
+    return _refuse_block(h, *rest)
+
+
 KERNELS = tuple(
-    Kernel(op, "triton", run, refuse=refuse, preference=PREFERENCE)
-    for op, run, refuse in (
-        ("inl_dynamics", inl_dynamics, _refuse),
-        ("inl_dynamics_step", inl_dynamics_step, _refuse),
-        ("inl_dynamics_n_steps", inl_dynamics_n_steps, _refuse),
-        ("inl_block", inl_block, _refuse_block),
+    Kernel(op, name, run, refuse=refuse, preference=PREFERENCE)
+    for op, name, run, refuse in (
+        ("inl_dynamics", "triton", inl_dynamics, _refuse),
+        ("inl_dynamics_step", "triton", inl_dynamics_step, _refuse),
+        ("inl_dynamics_n_steps", "triton", inl_dynamics_n_steps, _refuse),
+        ("inl_block", "triton", inl_block, _refuse_many),
+        ("inl_block", MIXED, wide_block, _refuse_few),
     )
 )

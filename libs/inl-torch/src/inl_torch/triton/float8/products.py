@@ -11,15 +11,15 @@ from inl.ops.norm import Norm
 from inl.spec.activation_quant import FLOAT8
 from inl.spec.kernel import Kernel
 from inl_torch.eager.linear import product as library_product
-from inl_torch.triton.common import dense, power
+from inl_torch.eager.mlp import StackedMlp
+from inl_torch.triton.common import dense, dtype_name, power
 from inl_torch.triton.counters import Counters
 from inl_torch.triton.float8 import weights
 from inl_torch.triton.float8.kernels import quantize, streamed_float8
 from inl_torch.triton.float8.weights import FLOAT8_ROWS, Float8
 from inl_torch.triton.matmul.activation import gated_activation
-from inl_torch.triton.matmul.one_row import one_row_first
-from inl_torch.triton.matmul.stored import Matrix, Plain, StreamedMlp
-from inl_torch.triton.matmul.stored_kernels import stored_kernels
+from inl_torch.triton.matmul.stored import Matrix, Plain
+from inl_torch.triton.matmul.stored_kernels import MatrixSize, stored_kernels
 from inl_torch.triton.tuning import Tuning
 
 MAX_STREAMED: Final = 128
@@ -186,7 +186,7 @@ class Products:
         summed, rows = normed(residual, delta, norm, eps, self.tuning)
         return summed, self.multiply(rows, w, bias, residual.dtype)
 
-    def mlp(self, x: torch.Tensor, w: StreamedMlp, activation: str) -> torch.Tensor:
+    def mlp(self, x: torch.Tensor, w: StackedMlp, activation: str) -> torch.Tensor:
         """Return the feed-forward layer of ``x`` [T, K]."""
         if x.dtype == torch.float32:
             gate, up = self.product(x, w.gate_up, None).chunk(2, 1)
@@ -196,14 +196,14 @@ class Products:
 
     def norm_mlp(
         self, residual: torch.Tensor, delta: torch.Tensor, norm: Norm, eps: float,
-        w: StreamedMlp, activation: str,
+        w: StackedMlp, activation: str,
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         """Return ``residual + delta`` [T, K], and the layer of its norm."""
         summed, rows = normed(residual, delta, norm, eps, self.tuning)
         return summed, self._mlp(rows, w, residual.dtype, activation)
 
     def _mlp(
-        self, x: Rows, w: StreamedMlp, dtype: torch.dtype, activation: str
+        self, x: Rows, w: StackedMlp, dtype: torch.dtype, activation: str
     ) -> torch.Tensor:
         gate_up, down = w.gate_up, w.down
         assert isinstance(gate_up, Float8), "gate and up are divided by rows"
@@ -217,6 +217,20 @@ class Products:
         rows = quantized(both, self.tuning, gated=activation)
         return self.multiply(rows, down, None, dtype)
 
+    def technologies(
+        self, x: Any, matrix: MatrixSize, down: MatrixSize | None = None
+    ) -> set[str]:
+        """Return what computes a product, or a feed-forward layer."""
+
+        def product(size: MatrixSize) -> set[str]:
+            if size.is_decoded or dtype_name(x) == "float32":
+                return {"eager"}
+            return {"triton"} if x.shape[0] <= MAX_STREAMED else {"triton", "eager"}
+
+        if down is None:
+            return product(matrix)
+        return {"triton"} | product(matrix) | product(down)
+
     def refuse_norm(self, residual: Any) -> str | None:
         """Refuse rows that multiply decoded weights."""
         if str(residual.dtype).endswith("float32"):
@@ -228,13 +242,14 @@ def decoded(w: Matrix, dtype: torch.dtype) -> torch.Tensor:
     """Return the weights [N, K]."""
     if isinstance(w, Plain):
         return w.weight
-    assert isinstance(w, Float8), f"{w.layout} is another layout"
+    assert isinstance(w, Float8), "of no other layout"
     return (w.codes.float() * w.scales[:, None]).to(dtype)
 
 
 def float8_kernels(tuning: Tuning) -> Iterable[Kernel]:
     """Return the kernels for weights that are stored in E4M3."""
     return stored_kernels(
-        "triton_float8", FLOAT8_ROWS, weights.refuse_float8, weights.stacked_float8,
-        one_row_first(Products(tuning)), activation_quant=FLOAT8,
+        "float8", ("triton", "triton+eager", "eager"), ("triton", "triton+eager"),
+        FLOAT8_ROWS, weights.refuse_float8, weights.stacked_float8, Products(tuning),
+        activation_quant=FLOAT8,
     )  # fmt: skip

@@ -44,11 +44,6 @@ class Float8(NamedTuple):
     """[N], float32."""
 
     @property
-    def layout(self) -> str:
-        """Name of the layout."""
-        return FLOAT8_ROWS
-
-    @property
     def shape(self) -> tuple[int, int]:
         """N and K."""
         return self.codes.shape[0], self.codes.shape[1]

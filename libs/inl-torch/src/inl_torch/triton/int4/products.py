@@ -11,7 +11,8 @@ from inl.ops.norm import Norm
 from inl.spec.activation_quant import FLOAT8
 from inl.spec.kernel import Kernel
 from inl_torch.eager.linear import product as library_product
-from inl_torch.triton.common import dense, power, refuse_row
+from inl_torch.eager.mlp import StackedMlp
+from inl_torch.triton.common import dense, dtype_name, power, refuse_row
 from inl_torch.triton.counters import Counters
 from inl_torch.triton.float8.products import Rows, normed, quantized
 from inl_torch.triton.int4.kernels import streamed_int4, sum_groups, unpack_int4
@@ -23,9 +24,8 @@ from inl_torch.triton.int4.weights import (
     stacked_int4,
 )
 from inl_torch.triton.matmul.activation import gated_activation
-from inl_torch.triton.matmul.one_row import one_row_first
-from inl_torch.triton.matmul.stored import Matrix, Plain, StreamedMlp
-from inl_torch.triton.matmul.stored_kernels import stored_kernels
+from inl_torch.triton.matmul.stored import Matrix, Plain
+from inl_torch.triton.matmul.stored_kernels import MatrixSize, stored_kernels
 from inl_torch.triton.norm import norm_and_sums
 from inl_torch.triton.tuning import Tuning
 
@@ -114,7 +114,7 @@ class Products:
         """
         if isinstance(w, Plain) or self.decodes(x):
             return library_product(x, decoded(w, x.dtype), bias)
-        assert isinstance(w, Int4), f"{w.layout} is another layout"
+        assert isinstance(w, Int4), "of no other layout"
         if is_exact(x, w):
             return self._stream(self._summed(x, w), w, bias)
         return self._round(quantized(x, self.tuning, group=w.width), w, bias, x.dtype)
@@ -135,7 +135,7 @@ class Products:
         summed, rows = normed(*added, tuning, group=w.width)
         return summed, self._round(rows, w, bias, residual.dtype)
 
-    def mlp(self, x: torch.Tensor, w: StreamedMlp, activation: str) -> torch.Tensor:
+    def mlp(self, x: torch.Tensor, w: StackedMlp, activation: str) -> torch.Tensor:
         """Return the feed-forward layer of ``x`` [T, K]."""
         gate_up = _int4(w)
         if is_exact(x, gate_up) and not self.decodes(x):
@@ -146,7 +146,7 @@ class Products:
 
     def norm_mlp(
         self, residual: torch.Tensor, delta: torch.Tensor, norm: Norm, eps: float,
-        w: StreamedMlp, activation: str,
+        w: StackedMlp, activation: str,
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         """Return ``residual + delta`` [T, K], and the layer of its norm."""
         gate_up = _int4(w)
@@ -159,7 +159,7 @@ class Products:
         return summed, self._gated(both, w, activation)
 
     def _gated(
-        self, both: torch.Tensor, w: StreamedMlp, activation: str
+        self, both: torch.Tensor, w: StackedMlp, activation: str
     ) -> torch.Tensor:
         """Return the layer of the products with gate and up [T, 2 * I]."""
         down, is_few = w.down, not self.decodes(both)
@@ -168,6 +168,17 @@ class Products:
             return self._round(rows, down, None, both.dtype)
         inner = gated_activation(*both.chunk(2, 1), activation=activation)
         return self.product(inner, down, None)
+
+    def technologies(
+        self, x: Any, matrix: MatrixSize, down: MatrixSize | None = None
+    ) -> set[str]:
+        """Return what computes a product, or a feed-forward layer."""
+        is_few = x.shape[0] <= MAX_STREAMED and dtype_name(x) != "float32"
+        sizes = (matrix,) if down is None else (matrix, down)
+        found = {"triton"} if is_few else {"triton", "eager"}
+        if not any(size.is_decoded for size in sizes):
+            return found
+        return {"eager"} if down is None else found | {"eager"}
 
     def refuse_norm(self, residual: Any) -> str | None:
         """Refuse rows that multiply decoded weights."""
@@ -245,7 +256,7 @@ def is_exact(x: torch.Tensor, w: Int4) -> bool:
     return w.is_wide and len(x) <= MOST_EXACT
 
 
-def _int4(w: StreamedMlp) -> Int4:
+def _int4(w: StackedMlp) -> Int4:
     assert isinstance(w.gate_up, Int4), "gate and up are divided by rows"
     return w.gate_up
 
@@ -254,7 +265,7 @@ def decoded(w: Matrix, dtype: torch.dtype) -> torch.Tensor:
     """Return the weights [N, K]."""
     if isinstance(w, Plain):
         return w.weight
-    assert isinstance(w, Int4), f"{w.layout} is another layout"
+    assert isinstance(w, Int4), "of no other layout"
     n, k = w.shape
     y = torch.empty((n, k), dtype=dtype, device=w.codes.device)
     chunks = 512 // w.width
@@ -272,6 +283,7 @@ def int4_kernels(tuning: Tuning) -> Iterable[Kernel]:
     which only the loaded scales show.
     """
     return stored_kernels(
-        "triton_int4", INT4_CHUNKS, refuse_int4, stacked_int4,
-        one_row_first(Products(tuning)), activation_quant=FLOAT8,
+        "int4", ("triton", "triton+eager", "eager"), ("triton", "triton+eager"),
+        INT4_CHUNKS, refuse_int4, stacked_int4, Products(tuning),
+        activation_quant=FLOAT8,
     )  # fmt: skip

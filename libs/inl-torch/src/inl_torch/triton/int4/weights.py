@@ -46,11 +46,6 @@ class Int4(NamedTuple):
         return self.width == WIDE
 
     @property
-    def layout(self) -> str:
-        """Name of the layout."""
-        return INT4_CHUNKS
-
-    @property
     def shape(self) -> tuple[int, int]:
         """N and K."""
         return self.codes.shape[0], 2 * self.codes.shape[1]

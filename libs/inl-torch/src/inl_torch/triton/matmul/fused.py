@@ -1,7 +1,7 @@
 """Fused ops of a decoding step, of one or two launches each: see :mod:`inl.ops.fused`.
 
-They support steps of a few rows with one token each, which are limited by reading the
-weights; larger steps use the unfused ops, except that attention supports all steps.
+They support a few rows, which are limited by reading the weights; more rows use the
+unfused ops, except for logits, whose rows are gathered by the norm.
 """
 
 from __future__ import annotations
@@ -14,19 +14,24 @@ import torch
 
 from inl.ops.linear import Linear
 from inl.ops.norm import Norm
-from inl.spec.cache import Cache
 from inl.spec.kernel import Kernel
-from inl.spec.step import Step
 from inl_torch.eager.linear import QKV, StackedQkv, can_stack_qkv, stack_qkv
+from inl_torch.eager.linear import product as library_product
 from inl_torch.eager.mlp import GATE_UP, StackedMlp, stack_mlp
-from inl_torch.triton.attention.rope_attend import MAX_HEADS, decode_attention, plan
 from inl_torch.triton.common import PREFERENCE, refuse_dtype, refuse_row
 from inl_torch.triton.matmul.activation import refuse_activation
-from inl_torch.triton.matmul.products import library_is_faster, multiply, norm_product
+from inl_torch.triton.matmul.mlp import matrices
+from inl_torch.triton.matmul.products import (
+    MIXED,
+    fastest,
+    library_is_faster,
+    multiply,
+    norm_product,
+    refuse_library,
+    refuse_own,
+)
+from inl_torch.triton.norm import add_rms_norm
 from inl_torch.triton.tuning import Tuning
-
-MAX_ROWS = 1024
-"""Most rows of a decoding step whose attention is one launch."""
 
 
 def norm_qkv(
@@ -49,6 +54,17 @@ def norm_mlp(
     return summed, multiply(y, w.down, None, tuning)
 
 
+def norm_mlp_with_library(
+    residual: torch.Tensor, delta: torch.Tensor, norm: Norm, w: StackedMlp, *,
+    eps: float, activation: str, tuning: Tuning,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """The layer where the library is faster at the down projection."""
+    summed, y = norm_product(
+        residual, delta, None, norm, w.gate_up, None, eps, tuning, gated=activation
+    )
+    return summed, fastest(y, w.down, None, tuning)
+
+
 def norm_logits(
     residual: torch.Tensor, delta: torch.Tensor, samples: torch.Tensor, norm: Norm,
     w: Linear, *, eps: float, tuning: Tuning,
@@ -58,30 +74,17 @@ def norm_logits(
     ]
 
 
-def attend_project(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cos: torch.Tensor,
-    sin: torch.Tensor, cache: Cache, step: Step, w: Linear, *, scale: float,
-    window: int | None = None, cap: float | None = None, group: int = 0,
-    tuning: Tuning,
-) -> tuple[torch.Tensor, Cache]:  # fmt: skip
-    out = decode_attention(
-        q, k, v, cos, sin, cache, step, scale=scale, window=window, cap=cap,
-        group=group, tuning=tuning,
-    )  # fmt: skip
-    return multiply(out.view(q.shape[0], -1), w.weight, w.bias, tuning), cache
-
-
-def rope_attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cos: torch.Tensor,
-    sin: torch.Tensor, cache: Cache, step: Step, *, scale: float,
-    window: int | None = None, cap: float | None = None, group: int = 0,
-    tuning: Tuning,
-) -> tuple[torch.Tensor, Cache]:  # fmt: skip
-    out = decode_attention(
-        q, k, v, cos, sin, cache, step, scale=scale, window=window, cap=cap,
-        group=group, tuning=tuning, label="rope_attend/triton",
-    )  # fmt: skip
-    return out, cache
+def norm_logits_with_library(
+    residual: torch.Tensor, delta: torch.Tensor, samples: torch.Tensor, norm: Norm,
+    w: Linear, *, eps: float, tuning: Tuning,
+) -> torch.Tensor:  # fmt: skip
+    """The logits where the library is faster: after the norm of the sampled rows."""
+    rows, dtype = samples.shape[0], residual.dtype
+    if not library_is_faster(rows, dtype, w.weight.shape, tuning):
+        # Exact sizes share the kernel of their class.
+        return norm_logits(residual, delta, samples, norm, w, eps=eps, tuning=tuning)
+    _, x = add_rms_norm(residual, delta, samples, norm, eps, tuning)
+    return library_product(x, w.weight, w.bias)
 
 
 def refuse_qkv(
@@ -99,60 +102,51 @@ def refuse_qkv(
 
 
 def refuse_mlp(
-    residual: Any, _delta: Any, _norm: Any, w: Any, *, eps: float, activation: str,  # noqa: ARG001
-    tuning: Tuning,
+    residual: Any, _delta: Any, _norm: Any, w: Any, *, activation: str, tuning: Tuning,
+    down: Callable[..., str | None], **_: Any,
 ) -> str | None:  # fmt: skip
-    size = 2 * w.gate.shape[0], w.gate.shape[1]
-    tokens, dtype = residual.shape[0], residual.dtype
+    """down: refuses who computes the down projection."""
+    rows, dtype = residual.shape[0], residual.dtype
+    first, second = matrices(w)
     reason = refuse_activation(activation) or refuse_dtype(residual)
-    return reason or library_is_faster(tokens, dtype, size, tuning)
+    reason = reason or library_is_faster(rows, dtype, first, tuning)
+    return reason or down(rows, dtype, (second,), tuning)
 
 
 def refuse_logits(
-    residual: Any, _delta: Any, _samples: Any, _norm: Any, _w: Any, **_: Any
-) -> str | None:
-    return refuse_row(residual, residual.shape[1])
-
-
-def refuse_attend(
-    q: Any, _k: Any, _v: Any, _cos: Any, _sin: Any, _cache: Any, step: Any,
-    _w: Any = None, *, tuning: Tuning, **_: Any,
+    residual: Any, _delta: Any, samples: Any, _norm: Any, w: Any, *, tuning: Tuning,
+    product: Callable[..., str | None], **_: Any,
 ) -> str | None:  # fmt: skip
-    tokens, rows = q.shape[0], step.lengths.shape[0]
-    if q.shape[2] > tuning.max_head_dim or q.shape[2] % 2:
-        most = tuning.max_head_dim
-        return f"heads of {q.shape[2]} elements, takes even sizes up to {most}"
-    if q.shape[1] > MAX_HEADS:
-        return f"takes {MAX_HEADS} heads at most, found {q.shape[1]}"
-    if tokens == rows and tokens > MAX_ROWS:
-        return f"takes {MAX_ROWS} rows at most, found {tokens}"
-    return refuse_dtype(q)
+    """product: refuses who computes the product."""
+    reason = refuse_row(residual, residual.shape[1])
+    size = samples.shape[0], residual.dtype
+    return reason or product(*size, (w.weight.shape,), tuning)
 
 
 def kernels(tuning: Tuning) -> Iterable[Kernel]:
     """Return the kernels of all fused ops."""
 
     def kernel(
-        op: str, run: Callable[..., Any], refuse: Callable[..., Any], **more: Any
-    ) -> Kernel:
+        op: str, name: str, run: Callable[..., Any], refuse: Callable[..., Any],
+        **more: Any,
+    ) -> Kernel:  # fmt: skip
         return Kernel(
             op,
-            "triton",
+            name,
             partial(run, tuning=tuning),
             refuse=partial(refuse, tuning=tuning),
             preference=PREFERENCE,
             **more,
         )
 
-    yield kernel(
-        "norm_qkv",
-        norm_qkv,
-        refuse_qkv,
-        layout=QKV,
-        pack=stack_qkv,
-        can_pack=can_stack_qkv,
-    )
-    yield kernel("norm_mlp", norm_mlp, refuse_mlp, layout=GATE_UP, pack=stack_mlp)
-    yield kernel("norm_logits", norm_logits, refuse_logits)
-    yield kernel("attend_project", attend_project, refuse_attend, plan=plan)
-    yield kernel("rope_attend", rope_attend, refuse_attend, plan=plan)
+    qkv = {"layout": QKV, "pack": stack_qkv, "can_pack": can_stack_qkv}
+    mlp = {"layout": GATE_UP, "pack": stack_mlp}
+    yield kernel("norm_qkv", "triton", norm_qkv, refuse_qkv, **qkv)
+    own = partial(refuse_mlp, down=refuse_library)
+    yield kernel("norm_mlp", "triton", norm_mlp, own, **mlp)
+    mixed = partial(refuse_mlp, down=refuse_own)
+    yield kernel("norm_mlp", MIXED, norm_mlp_with_library, mixed, **mlp)
+    own = partial(refuse_logits, product=refuse_library)
+    yield kernel("norm_logits", "triton", norm_logits, own)
+    mixed = partial(refuse_logits, product=refuse_own)
+    yield kernel("norm_logits", MIXED, norm_logits_with_library, mixed)

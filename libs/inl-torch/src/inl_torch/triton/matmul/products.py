@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Final
 
 import torch
 
@@ -17,6 +18,9 @@ from inl_torch.triton.matmul.products_kernels import (
 from inl_torch.triton.matmul.streamed import stream_product
 from inl_torch.triton.norm import add_rms_norm
 from inl_torch.triton.tuning import MAX_COLUMNS, Tuning, padded_rows
+
+MIXED: Final = "triton+eager"
+"""Name of kernels of which a product is the library's, by torch."""
 
 MIN_DOT_COLUMNS = 16
 """Fewest columns of a tile of the matrix units."""
@@ -41,9 +45,36 @@ def library_is_faster(
     return None
 
 
+def refuse_library(
+    rows: int, dtype: Any, matrices: Iterable[tuple[int, ...]], tuning: Tuning
+) -> str | None:
+    """Return why the library is faster at one of several products, if it is."""
+    reasons = (library_is_faster(rows, dtype, each, tuning) for each in matrices)
+    return next(filter(None, reasons), None)
+
+
+def refuse_own(
+    rows: int, dtype: Any, matrices: Iterable[tuple[int, ...]], tuning: Tuning
+) -> str | None:
+    """Return the opposite reason: no product is left to the library."""
+    if refuse_library(rows, dtype, matrices, tuning):
+        return None
+    return f"{rows} rows: all products are Triton's"
+
+
 def is_wide(matrix: tuple[int, ...], tuning: Tuning) -> bool:
     """Whether a matrix is so large that the products of several rows stream it."""
     return matrix[0] > tuning.max_outputs or matrix[1] > MAX_COLUMNS
+
+
+def fastest(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tuning: Tuning,
+    *, kind: str = "plain",
+) -> torch.Tensor:  # fmt: skip
+    """Compute :func:`multiply`, or the same by the library where that is faster."""
+    if library_is_faster(x.shape[0], x.dtype, weight.shape, tuning):
+        return library_product(x, weight, bias)
+    return multiply(x, weight, bias, tuning, kind=kind)
 
 
 def multiply(
@@ -55,8 +86,6 @@ def multiply(
     gated: activation of the first half of the weight's rows, by which the second half
     is multiplied; the result is then [T, N / 2]. kind: key of the tile in the tuning.
     """
-    if not gated and library_is_faster(x.shape[0], x.dtype, weight.shape, tuning):
-        return library_product(x, weight, bias)
     if x.shape[0] > 1 and is_wide(weight.shape, tuning):
         return stream_product(x, weight, bias, tuning, gated=gated)
     x, n = dense(x), weight.shape[0] // (2 if gated else 1)

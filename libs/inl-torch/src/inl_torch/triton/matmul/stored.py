@@ -9,9 +9,15 @@ from typing import Any, Final, NamedTuple, Protocol
 import torch
 
 from inl.dtypes import SIZES, HostArray
+from inl.ops.linear import Linear
+from inl.spec.kernel import HostGroup
 from inl.spec.op import Spec
+from inl.spec.strict_array import StrictArray
+from inl.spec.weights import in_layout
 from inl.weights.load import to_dtype
-from inl_torch.eager.linear import can_stack_qkv, present
+from inl.weights.packing import present
+from inl_torch.eager.linear import StackedQkv, can_stack_qkv
+from inl_torch.eager.mlp import StackedMlp
 from inl_torch.triton.quantized.packed import stack_biases
 
 WIDEST: Final = 1 << 16
@@ -25,10 +31,6 @@ class Matrix(Protocol):
     """A matrix [N, K]."""
 
     @property
-    def layout(self) -> str:
-        """Name of the layout."""
-
-    @property
     def shape(self) -> tuple[int, int]:
         """N and K."""
 
@@ -37,8 +39,6 @@ class Plain(NamedTuple):
     """A matrix [N, K] in the compute dtype: blocks of its file end within a shard."""
 
     weight: torch.Tensor
-    layout: str
-    """Name of the layout of which the other ranks, or shards, are."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -46,46 +46,7 @@ class Plain(NamedTuple):
         return self.weight.shape[0], self.weight.shape[1]
 
 
-class StreamedLinear(NamedTuple):
-    """A matrix and an optional bias [N]."""
-
-    matrix: Matrix
-    bias: torch.Tensor | None = None
-
-    @property
-    def layout(self) -> str:
-        """Name of the layout."""
-        return self.matrix.layout
-
-
-class StreamedQkv(NamedTuple):
-    """Query, key and value projections stacked to one matrix."""
-
-    matrix: Matrix
-    keys: torch.Tensor
-    """View of the key rows of the codes; its shape gives their number."""
-    bias: torch.Tensor | None = None
-
-    @property
-    def layout(self) -> str:
-        """Name of the layout."""
-        return self.matrix.layout
-
-
-class StreamedMlp(NamedTuple):
-    """Gate and up projections stacked to one matrix, and the down projection."""
-
-    gate_up: Matrix
-    down: Matrix
-
-    @property
-    def layout(self) -> str:
-        """Name of the layout."""
-        return self.gate_up.layout
-
-
 Refuse = Callable[..., str | None]
-Group = Mapping[str, HostArray | None]
 Stack = Callable[[Sequence[HostArray], Any], Any]
 """Packs matrices as one, stacked by rows, on a backend."""
 
@@ -93,6 +54,11 @@ Stack = Callable[[Sequence[HostArray], Any], Any]
 def matrices(stored: Mapping[str, Spec]) -> dict[str, Spec]:
     """Return the matrices among the parts of a group of weights."""
     return {name: one for name, one in stored.items() if not name.endswith("bias")}
+
+
+def is_decoded(spec: Any) -> bool:
+    """Whether the matrix of a traced spec is :class:`Plain`."""
+    return isinstance(spec, StrictArray) and spec.stored_bytes is None
 
 
 def refuse_width(stored: Mapping[str, Spec]) -> str | None:
@@ -116,43 +82,44 @@ def packers(
     def refuse_qkv(**stored: Spec) -> str | None:
         return refuse(**stored) or can_stack_qkv(**stored)
 
+    linear = partial(pack_linear, in_layout(layout)(Linear), stack)
+    qkv = partial(pack_qkv, in_layout(layout)(StackedQkv), stack)
+    mlp = partial(pack_mlp, in_layout(layout)(StackedMlp), stack)
     return {
-        "linear": (partial(pack_linear, layout=layout, stack=stack), refuse),
-        "qkv_linear": (partial(pack_qkv, stack=stack), refuse_qkv),
-        "gated_mlp": (partial(pack_mlp, layout=layout, stack=stack), refuse),
+        "linear": (linear, refuse),
+        "qkv_linear": (qkv, refuse_qkv),
+        "gated_mlp": (mlp, refuse),
     }
 
 
 def pack_linear(
-    group: Group, backend: Any, dtype: str, *, layout: str, stack: Stack
-) -> StreamedLinear:
-    matrix = _shard(group["weight"], backend, dtype, layout, stack)
-    return StreamedLinear(
-        matrix, stack_biases([group.get("bias")], [0], backend, dtype)
-    )
+    make: type[Linear], stack: Stack, group: HostGroup, backend: Any, dtype: str
+) -> Linear:
+    matrix = _shard(group["weight"], backend, dtype, stack)
+    return make(matrix, stack_biases([group.get("bias")], [0], backend, dtype))
 
 
-def pack_qkv(group: Group, backend: Any, dtype: str, *, stack: Stack) -> StreamedQkv:
+def pack_qkv(
+    make: type[StackedQkv], stack: Stack, group: HostGroup, backend: Any, dtype: str
+) -> StackedQkv:
     parts = [present(group[name]) for name in "qkv"]
     matrix = stack(parts, backend)
     rows = [part.shape[0] for part in parts]
     biases = [group.get(f"{name}_bias") for name in "qkv"]
     keys = matrix.codes[rows[0] : rows[0] + rows[1]]
-    return StreamedQkv(matrix, keys, stack_biases(biases, rows, backend, dtype))
+    return make(matrix, keys, stack_biases(biases, rows, backend, dtype))
 
 
 def pack_mlp(
-    group: Group, backend: Any, dtype: str, *, layout: str, stack: Stack
-) -> StreamedMlp:
+    make: type[StackedMlp], stack: Stack, group: HostGroup, backend: Any, dtype: str
+) -> StackedMlp:
     gate_up = stack([present(group["gate"]), present(group["up"])], backend)
-    return StreamedMlp(gate_up, _shard(group["down"], backend, dtype, layout, stack))
+    return make(gate_up, _shard(group["down"], backend, dtype, stack))
 
 
-def _shard(
-    part: HostArray | None, backend: Any, dtype: str, layout: str, stack: Stack
-) -> Any:
+def _shard(part: HostArray | None, backend: Any, dtype: str, stack: Stack) -> Any:
     """Pack a matrix that ranks divide by columns."""
     array = present(part)
     if array.dtype not in SIZES:
         return stack([array], backend)
-    return Plain(backend.tensor(to_dtype(array, dtype)), layout)
+    return Plain(backend.tensor(to_dtype(array, dtype)))

@@ -12,16 +12,11 @@ import torch
 
 from inl.ops.moe import ExpertLinear, Experts
 from inl.spec.kernel import Kernel
+from inl.weights.packing import packer
 from inl_torch.triton.common import PREFERENCE, power, refuse_dtype
 from inl_torch.triton.matmul.activation import refuse_activation
 from inl_torch.triton.moe.kernels import combine
-from inl_torch.triton.moe.packed import (
-    PackedExpertLinear,
-    PackedExperts,
-    pack_expert_linear,
-    pack_experts,
-    refuse_stacks,
-)
+from inl_torch.triton.moe.packed import pack_stack, refuse_stacks
 from inl_torch.triton.moe.products import (
     sorted_product,
     unsorted_product,
@@ -37,9 +32,7 @@ number of experts, since otherwise most matrices would be read repeatedly."""
 MAX_EXPERTS = 4096
 
 
-def expert_linear(
-    x: torch.Tensor, ids: torch.Tensor, w: ExpertLinear | PackedExpertLinear
-) -> torch.Tensor:
+def expert_linear(x: torch.Tensor, ids: torch.Tensor, w: ExpertLinear) -> torch.Tensor:
     slots = x.flatten(0, 1).contiguous()
     repeated = ids.numel() // slots.shape[0]
     ids = ids.contiguous()
@@ -62,7 +55,7 @@ def experts(
     x: torch.Tensor,
     ids: torch.Tensor,
     weights: torch.Tensor,
-    w: Experts | PackedExperts,
+    w: Experts,
     *,
     activation: str,
 ) -> torch.Tensor:
@@ -130,7 +123,7 @@ PACKED_KERNELS = (
         expert_linear,
         refuse=_refuse,
         layout=PACKED,
-        pack=pack_expert_linear,
+        pack=packer("expert_linear", PACKED, pack_stack),
         can_pack=refuse_stacks,
         preference=PREFERENCE + 1,
     ),
@@ -140,7 +133,7 @@ PACKED_KERNELS = (
         experts,
         refuse=_refuse,
         layout=PACKED,
-        pack=pack_experts,
+        pack=packer("experts", PACKED, pack_stack),
         can_pack=refuse_stacks,
         preference=PREFERENCE + 1,
     ),

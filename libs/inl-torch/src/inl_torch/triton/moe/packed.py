@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -20,8 +19,8 @@ from inl.checkpoints.blocks.codes import (
 from inl.dtypes import HostArray, wrap
 from inl.spec.op import Spec
 from inl.weights.load import to_dtype
-from inl_torch.eager.linear import present
-from inl_torch.triton.quantized.packed import FLOAT8, PACKED, UNIT_BYTES
+from inl.weights.packing import refuse_dtypes
+from inl_torch.triton.quantized.packed import FLOAT8, UNIT_BYTES
 
 BLOCKS: Final = (*SPLIT, FLOAT8_BLOCKS, FLOAT4_BLOCKS)
 """Stored dtypes that can be packed."""
@@ -69,54 +68,11 @@ class ExpertStack(NamedTuple):
         return codes, self.scales, self.scales if self.offsets is None else self.offsets
 
 
-class PackedExpertLinear(NamedTuple):
-    """Packed parameters of the op ``expert_linear``."""
-
-    weight: ExpertStack
-
-    @property
-    def layout(self) -> str:
-        """Name of the layout."""
-        return PACKED
-
-
-class PackedExperts(NamedTuple):
-    """Packed parameters of the op ``experts``."""
-
-    gate: ExpertStack
-    up: ExpertStack
-    down: ExpertStack
-
-    @property
-    def layout(self) -> str:
-        """Name of the layout."""
-        return PACKED
-
-
 def refuse_stacks(**stored: Spec) -> str | None:
     """Return the reason why matrices of experts cannot be packed, or ``None``."""
-    for name, spec in stored.items():
-        if spec.dtype not in BLOCKS:
-            return f"{name} is stored as {spec.dtype}, not as {', '.join(BLOCKS)}"
     if "gate" in stored and stored["gate"].dtype != stored["up"].dtype:
         return f"gate is stored as {stored['gate'].dtype}, up as {stored['up'].dtype}"
-    return None
-
-
-Group = Mapping[str, HostArray | None]
-
-
-def pack_expert_linear(group: Group, backend: Any, dtype: str) -> PackedExpertLinear:
-    return PackedExpertLinear(pack_stack(present(group["weight"]), backend, dtype))
-
-
-def pack_experts(group: Group, backend: Any, dtype: str) -> PackedExperts:
-    return PackedExperts(
-        *(
-            pack_stack(present(group[name]), backend, dtype)
-            for name in PackedExperts._fields
-        )
-    )
+    return refuse_dtypes(*BLOCKS)(**stored)
 
 
 def pack_stack(array: HostArray, backend: Any, dtype: str) -> ExpertStack:

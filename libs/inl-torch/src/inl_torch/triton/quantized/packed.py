@@ -7,7 +7,7 @@ byte, as in GGUF: of each 32 codes, the first 16 are the low halves of 16 bytes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -20,9 +20,14 @@ from inl.checkpoints.blocks.codes import (
     split_float8,
 )
 from inl.dtypes import HostArray, wrap
+from inl.ops.linear import Linear
+from inl.spec.kernel import HostGroup
 from inl.spec.op import Spec
+from inl.spec.weights import in_layout
 from inl.weights.load import to_dtype
-from inl_torch.eager.linear import can_stack_qkv, present
+from inl.weights.packing import present, refuse_dtypes
+from inl_torch.eager.linear import StackedQkv, can_stack_qkv
+from inl_torch.eager.mlp import StackedMlp
 
 PACKED: Final = "packed"
 """Layout of the packed weights of all ops."""
@@ -58,42 +63,9 @@ class Packed(NamedTuple):
         return 2 if self.codes.dtype == torch.uint8 else 1
 
 
-class PackedLinear(NamedTuple):
-    """A packed matrix and an optional bias [N]."""
-
-    matrix: Packed
-    bias: torch.Tensor | None = None
-
-    @property
-    def layout(self) -> str:
-        """Name of the layout."""
-        return PACKED
-
-
-class PackedQkv(NamedTuple):
-    """Query, key and value projections stacked to one packed matrix."""
-
-    matrix: Packed
-    keys: torch.Tensor
-    """View of the key rows of the codes; its shape gives their number."""
-    bias: torch.Tensor | None = None
-
-    @property
-    def layout(self) -> str:
-        """Name of the layout."""
-        return PACKED
-
-
-class PackedMlp(NamedTuple):
-    """Gate and up projections stacked to one packed matrix, and the down projection."""
-
-    gate_up: Packed
-    down: Packed
-
-    @property
-    def layout(self) -> str:
-        """Name of the layout."""
-        return PACKED
+PackedLinear = in_layout(PACKED)(Linear)
+PackedQkv = in_layout(PACKED)(StackedQkv)
+PackedMlp = in_layout(PACKED)(StackedMlp)
 
 
 def packed(
@@ -127,39 +99,29 @@ def packed(
     return Packed(codes.contiguous(), scales, offsets)
 
 
-def refuse_dtypes(**stored: Spec) -> str | None:
-    """Return the reason why matrices cannot be packed, or ``None``."""
-    matrices = {n: s for n, s in stored.items() if not n.endswith("bias")}
-    for name, spec in matrices.items():
-        if spec.dtype not in (*SPLIT, FLOAT8_BLOCKS):
-            accepted = ", ".join((*SPLIT, FLOAT8_BLOCKS))
-            return f"{name} is stored as {spec.dtype}, not as {accepted}"
-    return None
+can_pack = refuse_dtypes(*SPLIT, FLOAT8_BLOCKS)
 
 
 def refuse_qkv(**stored: Spec) -> str | None:
     alike = {stored[name].dtype for name in "qkv"}
     if len(alike) > 1:
         return f"queries, keys and values of several kinds: {', '.join(sorted(alike))}"
-    return refuse_dtypes(**stored) or can_stack_qkv(**stored)
+    return can_pack(**stored) or can_stack_qkv(**stored)
 
 
 def refuse_mlp(**stored: Spec) -> str | None:
     gate, up = stored["gate"].dtype, stored["up"].dtype
     if gate != up:
         return f"gate is stored as {gate}, up as {up}"
-    return refuse_dtypes(**stored)
+    return can_pack(**stored)
 
 
-Group = Mapping[str, HostArray | None]
-
-
-def pack_linear(group: Group, backend: Any, dtype: str) -> PackedLinear:
+def pack_linear(group: HostGroup, backend: Any, dtype: str) -> Linear:
     matrix = _matrix([group["weight"]], backend, dtype)
     return PackedLinear(matrix, stack_biases([group.get("bias")], [0], backend, dtype))
 
 
-def pack_qkv(group: Group, backend: Any, dtype: str) -> PackedQkv:
+def pack_qkv(group: HostGroup, backend: Any, dtype: str) -> StackedQkv:
     parts = [present(group[name]) for name in "qkv"]
     matrix = _matrix(parts, backend, dtype)
     rows = [part.shape[0] for part in parts]
@@ -168,7 +130,7 @@ def pack_qkv(group: Group, backend: Any, dtype: str) -> PackedQkv:
     return PackedQkv(matrix, keys, stack_biases(biases, rows, backend, dtype))
 
 
-def pack_mlp(group: Group, backend: Any, dtype: str) -> PackedMlp:
+def pack_mlp(group: HostGroup, backend: Any, dtype: str) -> StackedMlp:
     gate_up = _matrix([group["gate"], group["up"]], backend, dtype)
     return PackedMlp(gate_up, _matrix([group["down"]], backend, dtype))
 

@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 
 import torch
 
+from inl.ops.linear import Linear
 from inl.ops.norm import Norm
-from inl.spec.cache import Cache
 from inl.spec.kernel import Kernel
-from inl.spec.step import Step
+from inl_torch.eager.linear import StackedQkv
 from inl_torch.eager.linear import product as library_product
-from inl_torch.triton.attention.rope_attend import decode_attention, plan
+from inl_torch.eager.mlp import StackedMlp
 from inl_torch.triton.common import PREFERENCE, dense, power, refuse_dtype
 from inl_torch.triton.matmul.activation import gated_activation, refuse_activation
-from inl_torch.triton.matmul.fused import refuse_attend
+from inl_torch.triton.matmul.stored import is_decoded
 from inl_torch.triton.quantized import packed
 from inl_torch.triton.quantized.kernels import packed_row, unpack
 from inl_torch.triton.quantized.packed import (
@@ -24,14 +24,15 @@ from inl_torch.triton.quantized.packed import (
     PACKED,
     UNIT_BYTES,
     Packed,
-    PackedLinear,
-    PackedMlp,
-    PackedQkv,
 )
 from inl_torch.triton.quantized.tiles import packed_rows
 from inl_torch.triton.tuning import Tuning
 
-NAME = "triton_packed"
+NAME, MIXED = "triton_packed", "triton+eager_packed"
+"""Names of the kernels without, and with products of the library."""
+
+Product = Callable[..., torch.Tensor]
+"""One of :func:`multiply` and :func:`fastest`."""
 
 MAX_SINGLE_ROWS = 8
 """Most float32 rows, each of which reads the packed weights."""
@@ -117,15 +118,26 @@ def dequantized(w: Packed, dtype: torch.dtype) -> torch.Tensor:
     return y
 
 
+def is_own(rows: int, dtype: Any, *matrices: Any) -> bool:
+    """Whether the kernels multiply rows with matrices, of which none is decoded."""
+    max_rows = MAX_SINGLE_ROWS if str(dtype).endswith("float32") else MAX_ROWS
+    return rows <= max_rows and not any(map(is_decoded, matrices))
+
+
+def fastest(
+    x: torch.Tensor, w: Packed, bias: torch.Tensor | None, tuning: Tuning
+) -> torch.Tensor:
+    """Compute :func:`multiply`, of many rows by the library with decoded weights."""
+    if w.scales is None or not is_own(len(x), x.dtype):
+        return library_product(x, dequantized(w, x.dtype), bias)
+    return multiply(x, w, bias, tuning)
+
+
 def multiply(
     x: torch.Tensor, w: Packed, bias: torch.Tensor | None, tuning: Tuning
 ) -> torch.Tensor:
     """Return ``x`` [T, K] times the transpose of the matrix [N, K]: [T, N]."""
-    tokens, is_half = x.shape[0], x.dtype != torch.float32
-    max_rows = MAX_ROWS if is_half else MAX_SINGLE_ROWS
-    if w.scales is None or tokens > max_rows:
-        return library_product(x, dequantized(w, x.dtype), bias)
-    if tokens > 1 and is_half:
+    if len(x) > 1 and x.dtype != torch.float32:
         return _multi_row_product(dense(x), w, bias, tuning)
     return row_product(x, w, bias, tuning)[1]
 
@@ -180,77 +192,66 @@ def row_product(
     return summed, y
 
 
-def linear(x: torch.Tensor, w: PackedLinear, *, tuning: Tuning) -> torch.Tensor:
-    return multiply(x, w.matrix, w.bias, tuning)
+def linear(
+    x: torch.Tensor, w: Linear, *, tuning: Tuning, product: Product
+) -> torch.Tensor:
+    return product(x, w.weight, w.bias, tuning)
 
 
 def qkv_linear(
-    x: torch.Tensor, w: PackedQkv, *, tuning: Tuning
+    x: torch.Tensor, w: StackedQkv, *, tuning: Tuning, product: Product
 ) -> tuple[torch.Tensor, ...]:
-    return _split(multiply(x, w.matrix, w.bias, tuning), w)
+    return _split(product(x, w.weight, w.bias, tuning), w)
 
 
-def _split(y: torch.Tensor, w: PackedQkv) -> tuple[torch.Tensor, ...]:
+def _split(y: torch.Tensor, w: StackedQkv) -> tuple[torch.Tensor, ...]:
     keys = w.keys.shape[0]
     return y.split_with_sizes((y.shape[1] - 2 * keys, keys, keys), 1)
 
 
 def gated_mlp(
-    x: torch.Tensor, w: PackedMlp, *, activation: str, tuning: Tuning
+    x: torch.Tensor, w: StackedMlp, *, activation: str, tuning: Tuning, product: Product
 ) -> torch.Tensor:
     if x.shape[0] == 1 and w.gate_up.scales is not None:
         inner = row_product(x, w.gate_up, None, tuning, gated=activation)[1]
     else:
-        gate, up = multiply(x, w.gate_up, None, tuning).chunk(2, 1)
+        gate, up = product(x, w.gate_up, None, tuning).chunk(2, 1)
         inner = gated_activation(gate, up, activation=activation)
-    return multiply(inner, w.down, None, tuning)
+    return product(inner, w.down, None, tuning)
 
 
 def norm_qkv(
-    residual: torch.Tensor, delta: torch.Tensor, norm: Norm, w: PackedQkv, *,
+    residual: torch.Tensor, delta: torch.Tensor, norm: Norm, w: StackedQkv, *,
     eps: float, tuning: Tuning,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     summed, y = row_product(
-        residual, w.matrix, w.bias, tuning, delta=delta, norm=norm, eps=eps
+        residual, w.weight, w.bias, tuning, delta=delta, norm=norm, eps=eps
     )
     return summed, *_split(y, w)
 
 
 def norm_mlp(
-    residual: torch.Tensor, delta: torch.Tensor, norm: Norm, w: PackedMlp, *,
-    eps: float, activation: str, tuning: Tuning,
+    residual: torch.Tensor, delta: torch.Tensor, norm: Norm, w: StackedMlp, *,
+    eps: float, activation: str, tuning: Tuning, product: Product,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     summed, y = row_product(
         residual, w.gate_up, None, tuning, delta=delta, norm=norm, eps=eps,
         gated=activation,
     )  # fmt: skip
-    return summed, multiply(y, w.down, None, tuning)
+    return summed, product(y, w.down, None, tuning)
 
 
 def norm_logits(
     residual: torch.Tensor, delta: torch.Tensor, samples: torch.Tensor, norm: Norm,
-    w: PackedLinear, *, eps: float, tuning: Tuning,
+    w: Linear, *, eps: float, tuning: Tuning,
 ) -> torch.Tensor:  # fmt: skip
     return row_product(
-        residual, w.matrix, w.bias, tuning, delta=delta, samples=samples, norm=norm,
+        residual, w.weight, w.bias, tuning, delta=delta, samples=samples, norm=norm,
         eps=eps,
     )[1]  # fmt: skip
 
 
-def attend_project(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cos: torch.Tensor,
-    sin: torch.Tensor, cache: Cache, step: Step, w: PackedLinear, *, scale: float,
-    window: int | None = None, cap: float | None = None, group: int = 0,
-    tuning: Tuning,
-) -> tuple[torch.Tensor, Cache]:  # fmt: skip
-    out = decode_attention(
-        q, k, v, cos, sin, cache, step, scale=scale, window=window, cap=cap,
-        group=group, tuning=tuning, label=f"attend_project/{NAME}",
-    )  # fmt: skip
-    return multiply(out.view(q.shape[0], -1), w.matrix, w.bias, tuning), cache
-
-
-def refuse(x: Any, *_: Any, tuning: Tuning, **attrs: Any) -> str | None:  # noqa: ARG001
+def refuse(x: Any, *_: Any, **attrs: Any) -> str | None:
     """Refuse unsupported dtypes and activations."""
     reason = refuse_dtype(x)
     if "activation" in attrs:
@@ -258,47 +259,71 @@ def refuse(x: Any, *_: Any, tuning: Tuning, **attrs: Any) -> str | None:  # noqa
     return reason
 
 
-def refuse_rows(
-    residual: Any, _delta: Any, *rest: Any, tuning: Tuning, **attrs: Any
-) -> str | None:
+def refuse_rows(residual: Any, _delta: Any, *rest: Any, **attrs: Any) -> str | None:
     """Refuse more than one row: a separate norm is then better."""
     rows = rest[0].shape[0] if len(rest) > 2 else residual.shape[0]
     if rows > 1:
         return f"takes 1 row, found {rows}: a separate norm is faster"
-    return refuse(residual, tuning=tuning, **attrs)
+    return refuse(residual, **attrs)
+
+
+def refuse_decoded(*args: Any, other: Callable[..., str | None], **attrs: Any) -> Any:
+    """Refuse calls some of whose products are the library's."""
+    x, w = args[0], args[-1]
+    if not is_own(x.shape[0], x.dtype, *_matrices(w)):
+        return f"{x.shape[0]} rows: multiplying decoded weights is faster"
+    return other(*args, **attrs)
+
+
+def refuse_packed(*args: Any, other: Callable[..., str | None], **attrs: Any) -> Any:
+    """Refuse calls none of whose products is the library's."""
+    x, w = args[0], args[-1]
+    if is_own(x.shape[0], x.dtype, *_matrices(w)):
+        return f"{x.shape[0]} rows: no weights are decoded"
+    return other(*args, **attrs)
+
+
+def _matrices(w: Any) -> Iterable[Any]:
+    fields = w._asdict().items() if w is not None else ()
+    return [x for name, x in fields if x is not None and not name.endswith("bias")]
 
 
 def kernels(tuning: Tuning) -> Iterable[Kernel]:
     """Return the kernels, which are preferred for weights that a file stores packed."""
 
     def kernel(
-        op: str, run: Callable[..., Any], refuse: Callable[..., Any], group: str = "",
-        **more: Any,
+        op: str, name: str, run: Callable[..., Any], refuse: Callable[..., Any],
+        group: str = "",
     ) -> Kernel:  # fmt: skip
         pack, can_pack = GROUPS[group or op]
         return Kernel(
             op,
-            NAME,
+            name,
             partial(run, tuning=tuning),
-            refuse=partial(refuse, tuning=tuning),
+            refuse=refuse,
             layout=PACKED,
             pack=pack,
             can_pack=can_pack,
             preference=PREFERENCE + 1,
-            **more,
         )
 
-    yield kernel("linear", linear, refuse)
-    yield kernel("qkv_linear", qkv_linear, refuse)
-    yield kernel("gated_mlp", gated_mlp, refuse)
-    yield kernel("norm_qkv", norm_qkv, refuse_rows, "qkv_linear")
-    yield kernel("norm_mlp", norm_mlp, refuse_rows, "gated_mlp")
-    yield kernel("norm_logits", norm_logits, refuse_rows, "linear")
-    yield kernel("attend_project", attend_project, refuse_attend, "linear", plan=plan)
+    for name, product, own in (
+        (NAME, multiply, refuse_decoded), (MIXED, fastest, refuse_packed),
+    ):  # fmt: skip
+        products: dict[str, Any] = {"product": product}
+        any_rows, one_row = (partial(own, other=each) for each in (refuse, refuse_rows))
+        yield kernel("linear", name, partial(linear, **products), any_rows)
+        yield kernel("qkv_linear", name, partial(qkv_linear, **products), any_rows)
+        yield kernel("gated_mlp", name, partial(gated_mlp, **products), any_rows)
+        yield kernel(
+            "norm_mlp", name, partial(norm_mlp, **products), one_row, "gated_mlp"
+        )
+    yield kernel("norm_qkv", NAME, norm_qkv, refuse_rows, "qkv_linear")
+    yield kernel("norm_logits", NAME, norm_logits, refuse_rows, "linear")
 
 
 GROUPS = {
-    "linear": (packed.pack_linear, packed.refuse_dtypes),
+    "linear": (packed.pack_linear, packed.can_pack),
     "qkv_linear": (packed.pack_qkv, packed.refuse_qkv),
     "gated_mlp": (packed.pack_mlp, packed.refuse_mlp),
 }

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from inl.kernels.block_structure import BlockStructure
+from inl.spec.block_structure import BlockStructure
 from inl_torch.triton.common import DTYPES, dense, spread
 
 LEAST = 16
@@ -57,7 +57,7 @@ PROGRAMS = 264
 
 
 class Lists(NamedTuple):
-    """The lists of :class:`~inl.kernels.block_structure.BlockLists` on a device."""
+    """The lists of :class:`~inl.spec.block_structure.BlockLists` on a device."""
 
     order: torch.Tensor
     starts: torch.Tensor

@@ -1,8 +1,8 @@
-/* The kernels for AMX (tiles of bfloat16) and AVX-512. */
+/* The kernels for AMX (tiles of bfloat16), and those of AVX-512. */
 
 #include "isa/isa.h"
 
-#if defined(__x86_64__) && !defined(INL_BASELINE_ONLY)
+#if defined(__x86_64__)
 
 /* A pragma instead of a compiler flag, because one command compiles all files. */
 /* clang-format off */
@@ -21,17 +21,35 @@
 #define INL_ISA_AMX
 #include "kernels/amx.h"
 
-namespace inl {
-
-const Operation *amx_operations() { return AMX_TABLE.operations; }
-
-} // namespace inl
-
 #if defined(__clang__)
 #pragma clang attribute pop
 #else
 #pragma GCC pop_options
 #endif
+
+namespace inl {
+namespace {
+
+struct Table {
+    Operation operations[INL_OPCODES];
+
+    Table() {
+        std::memcpy(operations, avx512_operations(), sizeof(operations));
+        operations[INL_LINEAR] = AMX_LINEAR;
+        const Phase first = operations[INL_ATTENTION].first;
+        operations[INL_ATTENTION] = AMX_ATTENTION;
+        operations[INL_ATTENTION].first = first;
+    }
+};
+
+} // namespace
+
+const Operation *amx_operations() {
+    static const Table TABLE;
+    return TABLE.operations;
+}
+
+} // namespace inl
 
 #else
 

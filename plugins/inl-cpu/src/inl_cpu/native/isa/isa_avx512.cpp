@@ -2,7 +2,7 @@
 
 #include "isa/isa.h"
 
-#if defined(__x86_64__) && !defined(INL_BASELINE_ONLY)
+#if defined(__x86_64__)
 
 /* A pragma instead of a compiler flag, because one command compiles all files. */
 /* clang-format off */

@@ -15,6 +15,7 @@
 #include "kernels/attention.h"
 #include "kernels/weights.h"
 #include "runtime/instructions.h"
+#include "runtime/operation.h"
 #include "simd/simd.h"
 
 namespace inl {
@@ -219,12 +220,13 @@ void attend_amx(const Attention &a, const Queries &q, int64_t head,
 }
 
 int64_t amx_attention_chunks(args::Attention op) {
-    if (!uses_amx(op)) return attention_chunks(op);
+    if (!uses_amx(op)) return without_tiles(INL_ATTENTION).second.chunks(*op.raw);
     return ceil_div(op.tokens(), TOKEN_BLOCK) * op.kv_heads();
 }
 
 void amx_attention_body(args::Attention op, int64_t chunk, Worker &worker) {
-    if (!uses_amx(op)) return attention_body(op, chunk, worker);
+    if (!uses_amx(op))
+        return without_tiles(INL_ATTENTION).second.body(*op.raw, chunk, worker);
     const Attention a(op);
     const AmxScratch scratch(a, worker.own);
     const int64_t blocks = ceil_div(op.tokens(), TOKEN_BLOCK),
@@ -239,12 +241,16 @@ void amx_attention_body(args::Attention op, int64_t chunk, Worker &worker) {
 }
 
 Scratch amx_attention_scratch(args::Attention op) {
-    if (!uses_amx(op)) return attention_scratch(op);
+    if (!uses_amx(op)) return without_tiles(INL_ATTENTION).scratch(*op.raw);
     return {0, AmxScratch::bytes(Attention(op))};
 }
 
 int64_t amx_reduce_chunks(args::Attention op) {
-    return uses_amx(op) ? 0 : reduce_chunks(op);
+    return uses_amx(op) ? 0 : without_tiles(INL_ATTENTION).third.chunks(*op.raw);
+}
+
+void amx_reduce_body(args::Attention op, int64_t chunk, Worker &worker) {
+    without_tiles(INL_ATTENTION).third.body(*op.raw, chunk, worker);
 }
 
 } // namespace

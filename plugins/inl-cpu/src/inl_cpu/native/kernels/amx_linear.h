@@ -16,6 +16,7 @@
 #include "kernels/span.h"
 #include "runtime/instructions.h"
 #include "runtime/matrix.h"
+#include "runtime/operation.h"
 #include "simd/simd.h"
 
 namespace inl {
@@ -29,6 +30,11 @@ constexpr int64_t TILE_BYTES = 1024;
 bool uses_amx(args::Linear op) {
     return op.flags() & INL_BATCH_VARIANT && op.rows() >= MIN_AMX_ROWS &&
            (op.flags() & INL_X_MASK) != INL_X_EXACT && op.matrix().format != INL_F32;
+}
+
+/* How AVX-512 computes what takes no tiles: compiled once for both. */
+inline const Operation &without_tiles(int32_t opcode) {
+    return avx512_operations()[opcode];
 }
 
 int64_t tile_steps(const inl_matrix &m) { return ceil_div(m.columns, STEP_COLUMNS); }
@@ -107,11 +113,13 @@ void encode_wide(const float *x, int64_t columns, char *out, int64_t bytes) {
 int64_t padded_rows(args::Linear op) { return ceil_div(op.rows(), 32) * 32; }
 
 int64_t amx_encode_chunks(args::Linear op) {
-    return uses_amx(op) ? padded_rows(op) / 16 : encode_chunks(op);
+    if (!uses_amx(op)) return without_tiles(INL_LINEAR).first.chunks(*op.raw);
+    return padded_rows(op) / 16;
 }
 
 void amx_encode_body(args::Linear op, int64_t chunk, Worker &worker) {
-    if (!uses_amx(op)) return encode_body(op, chunk, worker);
+    if (!uses_amx(op))
+        return without_tiles(INL_LINEAR).first.body(*op.raw, chunk, worker);
     const inl_matrix &m = op.matrix();
     const int64_t bytes = tile_row_bytes(m);
     for (int64_t at = chunk * 16; at < chunk * 16 + 16; at++) {
@@ -126,7 +134,7 @@ void amx_encode_body(args::Linear op, int64_t chunk, Worker &worker) {
 }
 
 int64_t amx_linear_chunks(args::Linear op) {
-    if (!uses_amx(op)) return linear_chunks(op);
+    if (!uses_amx(op)) return without_tiles(INL_LINEAR).second.chunks(*op.raw);
     return pairs_of(op) * ceil_div(op.rows(), TILE_BLOCK);
 }
 
@@ -168,7 +176,8 @@ void store_tile_pair(args::Linear op, int64_t pair, int64_t row, const float *su
 }
 
 void amx_linear_body(args::Linear op, int64_t chunk, Worker &worker) {
-    if (!uses_amx(op)) return linear_body(op, chunk, worker);
+    if (!uses_amx(op))
+        return without_tiles(INL_LINEAR).second.body(*op.raw, chunk, worker);
     const inl_matrix &m = op.matrix();
     const int64_t pair = chunk % pairs_of(op), steps = tile_steps(m);
     const int64_t x_bytes = tile_row_bytes(m);
@@ -189,7 +198,7 @@ void amx_linear_body(args::Linear op, int64_t chunk, Worker &worker) {
 }
 
 Scratch amx_linear_scratch(args::Linear op) {
-    if (!uses_amx(op)) return linear_scratch(op);
+    if (!uses_amx(op)) return without_tiles(INL_LINEAR).scratch(*op.raw);
     const inl_matrix &m = op.matrix();
     const int64_t weights = (4 + 2 * tile_steps(m)) * TILE_BYTES;
     const int64_t row = aligned(4 * m.columns);

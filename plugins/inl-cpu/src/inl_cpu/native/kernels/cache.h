@@ -189,37 +189,12 @@ void write_kv_body(args::WriteKv op, int64_t chunk, Worker &) {
         }
 }
 
-template <class Op>
-CacheShape cache_shape(Op op) {
-    return {op.block_size(), op.kv_heads(), op.head_width(), cache_kind(op.flags())};
-}
-
-template <class Op>
-CacheShape scaled_shape(Op op) {
-    CacheShape shape = cache_shape(op);
-    shape.scales = op.scales();
-    return shape;
-}
-
-template <class Op>
-int64_t block_chunks(Op op) {
-    return op.blocks();
-}
-
-void fill_cache_body(args::FillCache op, int64_t block, Worker &) {
-    const CacheShape shape = scaled_shape(op);
-    for (int64_t at = 0; at < shape.block_size * shape.kv_heads; at++) {
-        const int64_t row = block * shape.block_size * shape.kv_heads + at;
-        put_position(shape, op.k_cache(), op.v_cache(),
-                     block * shape.block_size + at / shape.kv_heads,
-                     at % shape.kv_heads, op.k() + row * shape.width,
-                     op.v() + row * shape.width);
-    }
-}
+int64_t read_cache_chunks(args::ReadCache op) { return op.blocks(); }
 
 template <CacheKind KIND>
 void read_block(args::ReadCache op, int64_t block) {
-    const CacheShape shape = scaled_shape(op);
+    const CacheShape shape{op.block_size(), op.kv_heads(), op.head_width(), KIND,
+                           op.scales()};
     const CacheTile<KIND> tile = cache_tile<KIND>(shape);
     for (int64_t at = 0; at < shape.block_size * shape.kv_heads; at++) {
         const int64_t offset = at / shape.kv_heads;
@@ -241,16 +216,6 @@ void read_cache_body(args::ReadCache op, int64_t block, Worker &) {
     case BYTES: return read_block<BYTES>(op, block);
     case FLOAT8: return read_block<FLOAT8>(op, block);
     }
-}
-
-int64_t copy_blocks_chunks(args::CopyBlocks op) { return op.count(); }
-
-void copy_blocks_body(args::CopyBlocks op, int64_t chunk, Worker &) {
-    const int64_t bytes = cache_shape(op).block_bytes();
-    const int64_t source = op.sources()[chunk] * bytes,
-                  target = op.targets()[chunk] * bytes;
-    std::memmove(op.k_cache() + target, op.k_cache() + source, size_t(bytes));
-    std::memmove(op.v_cache() + target, op.v_cache() + source, size_t(bytes));
 }
 
 } // namespace

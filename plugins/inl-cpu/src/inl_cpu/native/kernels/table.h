@@ -54,9 +54,7 @@ struct Table {
                               scratch<attention_scratch>(),
                               phase<reduce_chunks, reduce_body>()};
         ops[INL_WRITE_KV] = {phase<head_chunks<args::WriteKv>, write_kv_body>()};
-        ops[INL_READ_CACHE] = {phase<block_chunks<args::ReadCache>, read_cache_body>()};
-        ops[INL_FILL_CACHE] = {phase<block_chunks<args::FillCache>, fill_cache_body>()};
-        ops[INL_COPY_BLOCKS] = {phase<copy_blocks_chunks, copy_blocks_body>()};
+        ops[INL_READ_CACHE] = {phase<read_cache_chunks, read_cache_body>()};
         ops[INL_TAKE_ROWS] = {phase<row_chunks<args::TakeRows>, take_rows_body>()};
         ops[INL_SAMPLE] = {phase<argmax_chunks, argmax_body>(),
                            phase<sample_chunks, sample_body>(),

@@ -5,10 +5,10 @@
 #include <string>
 
 #include "runtime/checks.h"
-#include "runtime/cpu.h"
 #include "runtime/matrix.h"
 #include "runtime/pool.h"
 #include "runtime/quant.h"
+#include "runtime/sets.h"
 
 struct inl_pool {
     inl_pool(int threads, int32_t isa, const inl::Operation *operations)

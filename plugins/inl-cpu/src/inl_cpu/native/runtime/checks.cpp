@@ -169,8 +169,6 @@ const char *specific_refusal(const inl_instruction &i) {
         return attention_refusal(args::Attention(i));
     case INL_WRITE_KV: return cache_refusal(args::WriteKv(i));
     case INL_READ_CACHE: return cache_refusal(args::ReadCache(i));
-    case INL_FILL_CACHE: return cache_refusal(args::FillCache(i));
-    case INL_COPY_BLOCKS: return cache_refusal(args::CopyBlocks(i));
     case INL_SAMPLE: return sample_refusal(args::Sample(i));
     case INL_PACK: return pack_refusal(args::Pack(i));
     case INL_CAUSAL_CONV: return causal_conv_refusal(args::CausalConv(i));

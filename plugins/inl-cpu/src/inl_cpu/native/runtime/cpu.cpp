@@ -81,47 +81,41 @@ bool is_zen4() {
     return std::memcmp(maker, "AuthenticAMD", 12) == 0 && family == 0x19 && can_avx512();
 }
 
-const Operation *available(int32_t isa) {
-    switch (isa) {
-    case INL_SCALAR: return scalar_operations();
-    case INL_AVX2: return can_avx2() ? avx2_operations() : nullptr;
-    case INL_AVX_VNNI: return can_avx_vnni() ? avx_vnni_operations() : nullptr;
-    case INL_AVX512: return can_avx512() ? avx512_operations() : nullptr;
-    case INL_AMX: return can_amx() ? amx_operations() : nullptr;
-    default: return nullptr;
-    }
-}
-
 #else
 
 bool is_zen4() { return false; }
 
+#if defined(__aarch64__)
+
 /* Linux reports dot products; every Apple processor with NEON has them. */
 bool can_dot() {
-#if defined(__linux__) && defined(__aarch64__)
+#if defined(__linux__)
     return getauxval(AT_HWCAP) & HWCAP_ASIMDDP;
 #else
-    return neon_operations() != nullptr;
+    return true;
 #endif
 }
 
-const Operation *available(int32_t isa) {
-    if (isa == INL_SCALAR) return scalar_operations();
-    return isa == INL_NEON && can_dot() ? neon_operations() : nullptr;
-}
-
+#endif
 #endif
 
 } // namespace
 
-const Operation *operations_of(int32_t isa) { return available(isa); }
+bool processor_has(int32_t isa) {
+    switch (isa) {
+    case INL_SCALAR: return true;
+#if defined(__x86_64__)
+    case INL_AVX2: return can_avx2();
+    case INL_AVX_VNNI: return can_avx_vnni();
+    case INL_AVX512: return can_avx512();
+    case INL_AMX: return can_amx();
+#elif defined(__aarch64__)
+    case INL_NEON: return can_dot();
+#endif
+    default: return false;
+    }
+}
 
 const bool READS_AHEAD = is_zen4();
-
-int32_t best_isa() {
-    for (int32_t isa : {INL_AMX, INL_AVX512, INL_AVX_VNNI, INL_AVX2, INL_NEON})
-        if (operations_of(isa) != nullptr) return isa;
-    return INL_SCALAR;
-}
 
 } // namespace inl

@@ -1,15 +1,17 @@
-/* Detection of the instruction sets of this machine. */
+/* Detection of the instruction sets of this processor. */
 #pragma once
 
-#include "runtime/operation.h"
+#include "runtime/inl.h"
 
 namespace inl {
 
-/* The operations of an instruction set, or NULL if the processor, the operating system
- * or this build lacks it. AVX2 includes AVX-VNNI on processors that have it. */
-const Operation *operations_of(int32_t isa);
+/* From the best to the one that every processor has. */
+constexpr int32_t BEST_FIRST[] = {INL_AMX, INL_AVX512, INL_AVX_VNNI,
+                                  INL_AVX2, INL_NEON, INL_SCALAR};
 
-int32_t best_isa();
+/* Whether the processor and the operating system have an instruction set. AVX2 includes
+ * AVX-VNNI on processors that have it. */
+bool processor_has(int32_t isa);
 
 /* Whether the processor itself prefetches a stream at the speed of memory, and slows
  * down where every line is prefetched by an instruction. */

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "runtime/instructions.h"
+#include "runtime/sets.h"
 
 namespace {
 
@@ -14,13 +15,19 @@ Text field(const char *name, size_t value) {
     return "\"" + Text(name) + "\": " + std::to_string(value);
 }
 
+/* Separated by commas. */
+Text joined(std::initializer_list<Text> fields) {
+    Text all;
+    for (const Text &one : fields)
+        if (!one.empty()) all += (all.empty() ? "" : ", ") + one;
+    return all;
+}
+
 #define OFFSET(type, name) field(#name, offsetof(type, name))
 #define NUMBER(name) field(#name, size_t(name))
 
 Text object(const char *name, std::initializer_list<Text> fields) {
-    Text joined;
-    for (const Text &one : fields) joined += (joined.empty() ? "" : ", ") + one;
-    return "\"" + Text(name) + "\": {" + joined + "}";
+    return "\"" + Text(name) + "\": {" + joined(fields) + "}";
 }
 
 Text instruction() {
@@ -81,12 +88,30 @@ Text isas() {
                            NUMBER(INL_AMX), NUMBER(INL_NEON), NUMBER(INL_AVX_VNNI)});
 }
 
+/* An instruction set of this architecture that the build left out; else nothing. */
+Text left_out(const char *name, int32_t isa) {
+    return inl::compiled_operations(isa) == nullptr ? field(name, size_t(isa)) : "";
+}
+#define LEFT_OUT(name) left_out(#name, name)
+
+Text left_out() {
+#if defined(__x86_64__)
+    return object("left_out", {LEFT_OUT(INL_SCALAR), LEFT_OUT(INL_AVX2),
+                               LEFT_OUT(INL_AVX_VNNI), LEFT_OUT(INL_AVX512),
+                               LEFT_OUT(INL_AMX)});
+#elif defined(__aarch64__)
+    return object("left_out", {LEFT_OUT(INL_SCALAR), LEFT_OUT(INL_NEON)});
+#else
+    return object("left_out", {LEFT_OUT(INL_SCALAR)});
+#endif
+}
+
 } // namespace
 
 extern "C" const char *inl_describe(void) {
     static const Text described = "{" + field("abi", INL_ABI) + ", " + instruction() +
                                   ", " + matrix() + ", " + opcodes() + ", " + flags() +
                                   ", " + formats() + ", " + scales() + ", " +
-                                  kinds() + ", " + isas() + "}";
+                                  kinds() + ", " + isas() + ", " + left_out() + "}";
     return described.c_str();
 }

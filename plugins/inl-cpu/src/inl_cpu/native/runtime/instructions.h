@@ -23,23 +23,21 @@ enum inl_opcode {
     INL_ATTENTION = 13,
     INL_WRITE_KV = 14,
     INL_READ_CACHE = 15,
-    INL_FILL_CACHE = 16,
-    INL_COPY_BLOCKS = 17,
-    INL_TAKE_ROWS = 18,
-    INL_SAMPLE = 19,
-    INL_PENALIZE = 20,
-    INL_PACK = 21,
-    INL_READ = 22,
-    INL_CHECKSUM = 23,
-    INL_LORA = 24,
-    INL_EXPERT_LINEAR = 25,
-    INL_COMBINE_EXPERTS = 26,
-    INL_ROUTE = 27,
-    INL_SIGMOID_GATE = 28,
-    INL_CAUSAL_CONV = 29,
-    INL_DELTA_RULE = 30,
-    INL_ACTIVATE = 31,
-    INL_OPCODES = 32,
+    INL_TAKE_ROWS = 16,
+    INL_SAMPLE = 17,
+    INL_PENALIZE = 18,
+    INL_PACK = 19,
+    INL_READ = 20,
+    INL_CHECKSUM = 21,
+    INL_LORA = 22,
+    INL_EXPERT_LINEAR = 23,
+    INL_COMBINE_EXPERTS = 24,
+    INL_ROUTE = 25,
+    INL_SIGMOID_GATE = 26,
+    INL_CAUSAL_CONV = 27,
+    INL_DELTA_RULE = 28,
+    INL_ACTIVATE = 29,
+    INL_OPCODES = 30,
 };
 
 enum inl_flag {
@@ -82,8 +80,6 @@ enum inl_flag {
     apply(INL_ATTENTION) \
     apply(INL_WRITE_KV) \
     apply(INL_READ_CACHE) \
-    apply(INL_FILL_CACHE) \
-    apply(INL_COPY_BLOCKS) \
     apply(INL_TAKE_ROWS) \
     apply(INL_SAMPLE) \
     apply(INL_PENALIZE) \
@@ -397,38 +393,6 @@ struct ReadCache {
     float *k() const { return static_cast<float *>(raw->data[2]); }
     float *v() const { return static_cast<float *>(raw->data[3]); }
     const float *scales() const { return static_cast<const float *>(raw->data[4]); }
-};
-
-/* Convert float32 k and v [blocks, block_size, kv_heads, head_width] to a cache. */
-struct FillCache {
-    const inl_instruction *raw;
-    explicit FillCache(const inl_instruction &i) : raw(&i) {}
-    int32_t flags() const { return raw->flags; }
-    int64_t blocks() const { return raw->dims[0]; }
-    int64_t block_size() const { return raw->dims[1]; }
-    int64_t kv_heads() const { return raw->dims[2]; }
-    int64_t head_width() const { return raw->dims[3]; }
-    char *k_cache() const { return static_cast<char *>(raw->data[0]); }
-    char *v_cache() const { return static_cast<char *>(raw->data[1]); }
-    const float *k() const { return static_cast<const float *>(raw->data[2]); }
-    const float *v() const { return static_cast<const float *>(raw->data[3]); }
-    const float *scales() const { return static_cast<const float *>(raw->data[4]); }
-};
-
-/* Copy block sources[i] of a cache to block targets[i], for i < count. */
-struct CopyBlocks {
-    const inl_instruction *raw;
-    explicit CopyBlocks(const inl_instruction &i) : raw(&i) {}
-    int32_t flags() const { return raw->flags; }
-    int64_t blocks() const { return raw->dims[0]; }
-    int64_t block_size() const { return raw->dims[1]; }
-    int64_t kv_heads() const { return raw->dims[2]; }
-    int64_t head_width() const { return raw->dims[3]; }
-    int64_t count() const { return raw->dims[4]; }
-    char *k_cache() const { return static_cast<char *>(raw->data[0]); }
-    char *v_cache() const { return static_cast<char *>(raw->data[1]); }
-    const int32_t *sources() const { return static_cast<const int32_t *>(raw->data[2]); }
-    const int32_t *targets() const { return static_cast<const int32_t *>(raw->data[3]); }
 };
 
 /* y[i] = x[index[i]]; zeros for an index out of range of x [x_rows, width]. */
@@ -770,12 +734,6 @@ inline constexpr InstructionSpec INSTRUCTIONS[INL_OPCODES] = {
     {"read_cache", 49184, 0xf, 4, 5,
      {"blocks", "block_size", "kv_heads", "head_width"},
      {"k_cache", "v_cache", "k", "v", "scales"}},
-    {"fill_cache", 49184, 0xf, 4, 5,
-     {"blocks", "block_size", "kv_heads", "head_width"},
-     {"k_cache", "v_cache", "k", "v", "scales"}},
-    {"copy_blocks", 49184, 0xf, 5, 4,
-     {"blocks", "block_size", "kv_heads", "head_width", "count"},
-     {"k_cache", "v_cache", "sources", "targets"}},
     {"take_rows", 0, 0x7, 4, 3,
      {"rows", "width", "x_stride", "x_rows"},
      {"x", "index", "y"}},
@@ -839,8 +797,6 @@ inline bool has_valid_fields(const inl_instruction &i) {
     case INL_ATTENTION: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3] | i.dims[4] | i.dims[5] | i.dims[6] | i.dims[7] | i.dims[8] | i.dims[9]) >= 0 && i.data[0] && i.data[3] && i.data[4] && i.data[5] && i.data[6] && i.data[7] && i.data[8] && i.data[9] && i.data[10] && !(i.flags & ~50288);
     case INL_WRITE_KV: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3] | i.dims[4]) >= 0 && i.data[0] && i.data[1] && i.data[2] && i.data[3] && i.data[4] && !(i.flags & ~49184);
     case INL_READ_CACHE: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3]) >= 0 && i.data[0] && i.data[1] && i.data[2] && i.data[3] && !(i.flags & ~49184);
-    case INL_FILL_CACHE: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3]) >= 0 && i.data[0] && i.data[1] && i.data[2] && i.data[3] && !(i.flags & ~49184);
-    case INL_COPY_BLOCKS: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3] | i.dims[4]) >= 0 && i.data[0] && i.data[1] && i.data[2] && i.data[3] && !(i.flags & ~49184);
     case INL_TAKE_ROWS: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3]) >= 0 && i.data[0] && i.data[1] && i.data[2] && !(i.flags & ~0);
     case INL_SAMPLE: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3]) >= 0 && i.data[0] && i.data[1] && !(i.flags & ~384);
     case INL_PENALIZE: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3]) >= 0 && i.data[0] && i.data[1] && i.data[2] && i.data[3] && i.data[4] && i.data[5] && !(i.flags & ~0);

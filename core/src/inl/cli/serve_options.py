@@ -1,0 +1,193 @@
+"""Options of ``inl serve`` beside those of the engine."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from inl.cli import arguments
+from inl.errors import RequestError
+
+if TYPE_CHECKING:
+    from inl.serve.settings import ServerConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkOptions:
+    """Where the server listens."""
+
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")
+    ] = "127.0.0.1"
+    port: Annotated[
+        int, typer.Option(help="Port; 0 chooses a free one.", min=0, max=65535)
+    ] = 8000
+    frontends: Annotated[
+        str,
+        typer.Option(
+            help="Processes that accept connections: a number, 0 for the engine's own, "
+            "or auto."
+        ),
+    ] = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecurityOptions:
+    """Who may connect, and how connections are encrypted."""
+
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Key that requests must send; can be repeated, or a file as @PATH "
+            "with one a line. [default: INL_API_KEY, or none]"
+        ),
+    ] = None
+    admin_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Key of the admin endpoints, as --api-key. "
+            "[default: INL_ADMIN_KEY, or no such endpoints]"
+        ),
+    ] = None
+    cors_origin: Annotated[
+        list[str] | None, typer.Option(help="Web origin whose pages may connect.")
+    ] = None
+    allowed_host: Annotated[
+        list[str] | None, typer.Option(help="Further accepted Host header.")
+    ] = None
+    tls_cert: Annotated[str | None, typer.Option(help="TLS certificate file.")] = None
+    tls_key: Annotated[str | None, typer.Option(help="TLS key file.")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitOptions:
+    """Bounds of requests, of memory and of time."""
+
+    max_adapters: Annotated[
+        int | None,
+        typer.Option(
+            help="Adapters that can be loaded at the same time, with those of "
+            "--adapter. [default: their number]",
+            min=1,
+        ),
+    ] = None
+    max_adapter_rank: Annotated[
+        int | None,
+        typer.Option(
+            help="Greatest rank of an adapter. [default: that of --adapter, or 16]",
+            min=1,
+        ),
+    ] = None
+    idle_unload: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds without requests after which a model is unloaded. "
+            "[default: never]"
+        ),
+    ] = None
+    max_batch: Annotated[
+        int | None,
+        typer.Option(
+            help="Requests that run at the same time. "
+            "[default: 32, on CUDA and ROCm 256]",
+            min=1,
+        ),
+    ] = None
+    max_queue: Annotated[
+        int, typer.Option(help="Requests that wait; more get 503.", min=0)
+    ] = 256
+    max_queued_tokens: Annotated[
+        int, typer.Option(help="Prompt tokens that wait.", min=1)
+    ] = 1 << 20
+    max_per_key: Annotated[
+        int | None, typer.Option(help="Open requests of one key.", min=1)
+    ] = None
+    max_body: Annotated[int, typer.Option(help="Bytes of a request body.", min=1)] = (
+        32 << 20
+    )
+    context: arguments.Context = None
+    drain_seconds: Annotated[
+        float, typer.Option(help="Time to finish requests after SIGTERM.", min=0)
+    ] = 120.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggingOptions:
+    """What is measured and recorded."""
+
+    vllm_metrics: Annotated[
+        bool,
+        typer.Option(
+            "--vllm-metrics/--no-vllm-metrics",
+            help="Export metrics under vLLM's names too.",
+        ),
+    ] = True
+    access_log: Annotated[
+        bool, typer.Option("--access-log/--no-access-log", help="Log each request.")
+    ] = True
+    otel: Annotated[
+        bool,
+        typer.Option(
+            "--otel/--no-otel",
+            help="Send an OpenTelemetry span for each request to "
+            "OTEL_EXPORTER_OTLP_ENDPOINT; needs inl-core[otel].",
+        ),
+    ] = False
+    trace: Annotated[
+        str | None, typer.Option(help="File that records all steps, for inl replay.")
+    ] = None
+
+
+def server_config(
+    network: NetworkOptions,
+    security: SecurityOptions,
+    limits: LimitOptions,
+    *,
+    vllm_metrics: bool,
+    frontends: int,
+) -> ServerConfig:
+    """Return the server's settings; raises :class:`~inl.errors.RequestError`."""
+    from inl.serve.settings import ServerConfig
+
+    return ServerConfig(
+        host=network.host,
+        port=network.port,
+        api_keys=_read_keys("--api-key", security.api_key),
+        admin_keys=_read_keys("--admin-key", security.admin_key),
+        max_queue=limits.max_queue,
+        max_queued_tokens=limits.max_queued_tokens,
+        max_per_key=limits.max_per_key,
+        max_body_bytes=limits.max_body,
+        cors_origins=tuple(security.cors_origin or ()),
+        allowed_hosts=tuple(security.allowed_host or ()),
+        drain_seconds=limits.drain_seconds,
+        certificate=security.tls_cert,
+        private_key=security.tls_key,
+        idle_unload=limits.idle_unload,
+        vllm_metrics=vllm_metrics,
+        frontends=frontends,
+    )
+
+
+def _read_keys(option: str, values: list[str] | None) -> tuple[str, ...]:
+    """Return the keys of an option, of files, or of the variable INL_API_KEY."""
+    if values is None:
+        value = os.environ.get(f"INL{option[1:].replace('-', '_').upper()}")
+        return (value,) if value else ()
+    keys: list[str] = []
+    for value in values:
+        if not value.startswith("@"):
+            keys.append(value)
+            continue
+        try:
+            lines = Path(value[1:]).read_text("utf-8").splitlines()
+            keys += [line.strip() for line in lines if line.strip()]
+        except OSError as error:
+            raise RequestError(
+                f"{option} {value}: {error.strerror}; accepts a key, or @PATH"
+            ) from error
+    return tuple(keys)

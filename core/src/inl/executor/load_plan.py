@@ -1,0 +1,327 @@
+"""LoadPlan: how a model is loaded on a backend and computed there, without its data."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from inl.adapters.stacks import AdapterStacks
+from inl.adapters.weights import AdapterShape, with_adapters
+from inl.backend.base import DecodedBlocks, PackedKernels, StorageDtypes
+from inl.backend.weight_cache import WeightCache
+from inl.config import EngineConfig
+from inl.dtypes import FLOATS, SIZES, wrap
+from inl.errors import RequestError, RunnerError
+from inl.executor.cache_dtype import CacheDtype, cache_dtype, caching_in
+from inl.executor.cache_sizing import min_limits, plan_limits
+from inl.executor.loaded import Loaded
+from inl.executor.local_runner import with_programs
+from inl.executor.model_executor import bound_tracer, used_whole_models
+from inl.executor.tied_weights import without_copies
+from inl.executor.tuning_results import load_tuning_results
+from inl.placement.mesh import MeshSizes, mesh_of
+from inl.placement.ranks import (
+    count_ranks,
+    over_ranks,
+    planned_ranks,
+    selected_collectives,
+)
+from inl.placement.sharding import check_mesh, check_shares, with_repeated_heads
+from inl.plugin import registry_for
+from inl.progress import ProgressReporter
+from inl.protocol.runner import Limits
+from inl.spec.op import OpSpec, Spec
+from inl.spec.selection import KernelSelection
+from inl.spec.tolerance import round_results
+from inl.spec.tree import tree_map
+from inl.weights.load import load_weights, stored_specs
+from inl.weights.plan import plan_weights
+
+if TYPE_CHECKING:
+    from inl.backend.base import Backend
+    from inl.executor.model_loader import LanguageModel
+    from inl.spec.dispatch import Tracer
+    from inl.spec.step import Bucket
+
+log = logging.getLogger("inl")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """How a model is loaded on a backend and computed there.
+
+    Made by :meth:`of` without reading weights. What starts a runner, and what only
+    describes one, takes the model, the weights' layouts and the kernels from here.
+    """
+
+    language: LanguageModel
+    """With the settings of the config, and matrices as the backend loads them."""
+    backend: Backend
+    """Stores in the compute dtype."""
+    config: EngineConfig
+    unloaded: Loaded
+    """The model, its weight plans and kernels, without weights."""
+    limits: Limits
+    """With the programs of the backend."""
+    cache: CacheDtype
+
+    @classmethod
+    def of(
+        cls,
+        language: LanguageModel,
+        backend: Backend,
+        config: EngineConfig,
+        *,
+        limits: Limits | None = None,
+    ) -> LoadPlan:
+        """Plan a model for an engine's config.
+
+        backend: one device, a mesh or a rank of a group; a single device with
+        ``config.tensor_parallel`` above 1 has the plan of one rank, which cannot be
+        loaded. limits: planned from the free memory by default. Ranks of a group must
+        make the same call. Raises :class:`~inl.errors.RequestError` and
+        :class:`~inl.errors.ModelError` for settings that model or backend do not have,
+        and :class:`~inl.errors.OutOfMemory`.
+        """
+        dtype = compute_dtype(backend, config.dtype)
+        language = stored_for(configure(language, config), backend, dtype)
+        backend = in_dtype(backend, dtype)
+        config = replace(config, quantize=language.quantize)
+        shaped = replace(language.config, dtype=dtype)
+        cache = cache_dtype(backend, config.kv_dtype, language.checkpoint)
+        model = caching_in(language.model, cache, language.checkpoint)
+        ranks, mesh = planned_ranks(backend, config.tensor_parallel), mesh_of(backend)
+        if mesh is not None:
+            check_mesh(model, shaped, mesh, config)
+            model = with_repeated_heads(model, shaped, ranks)
+        sizes = mesh.sizes if mesh else MeshSizes()
+        unloaded = Loaded(
+            model, shaped, None, None, kernel_selection(backend, config), ranks,
+            expert_ranks=sizes.expert, taps=language.taps,
+        )  # fmt: skip
+        adapters = config.adapter_slots if limits is None else limits.adapters
+        groups = _planned(unloaded, stored_specs(language.checkpoint), adapters)
+        check_shares(groups, model.state(shaped), ranks)
+        if limits is None:
+            planned = plan_limits(
+                model, shaped, backend, config, ranks=ranks, sharers=sizes.data
+            )
+            limits = min_limits(planned, backend)
+        return cls(
+            language, backend, config, replace(unloaded, groups=groups),
+            with_programs(backend, limits), cache,
+        )  # fmt: skip
+
+    @property
+    def adapters(self) -> AdapterShape:
+        """The room for adapters."""
+        return AdapterShape(self.limits.adapters, self.limits.adapter_rank)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """How quantized weights are loaded, a line each."""
+        notes, kind = self.language.checkpoint.notes, self.language.quantize
+        if kind is None:
+            return notes
+        from inl.weights.quantize.select import decoded_note
+
+        note = decoded_note(self.unloaded.groups, kind)
+        return (*notes, note) if note else notes
+
+    def tracer(self, bucket: Bucket) -> Tracer:
+        """Trace a step of ``bucket`` with the kernels that its program binds."""
+        return bound_tracer(self.unloaded, bucket, self.limits)
+
+    def describe_layers(self, bucket: Bucket) -> str:
+        """Return how the backend computes all layers at once; empty if it does not."""
+        whole = used_whole_models(self.backend, self.unloaded)
+        if whole is None or whole.describe is None:
+            return ""
+        parts = self.unloaded
+        return whole.describe(
+            parts.model, parts.config, parts.groups, bucket, self.limits
+        )
+
+    def load(self, report: ProgressReporter, *, rank: int = 0) -> Loaded:
+        """Read and pack the weights of a rank.
+
+        report: called with (bytes done, bytes in total). Raises
+        :class:`~inl.errors.RunnerError` for the plan of a rank outside of its group.
+        """
+        language, backend = self.language, self.backend
+        dtype = self.unloaded.config.dtype
+        if count_ranks(backend) != self.unloaded.ranks:
+            raise RunnerError(
+                f"{backend.device}: found a plan for a rank of {self.unloaded.ranks} "
+                "outside of their group; start the ranks by inl.workers.startup.start"
+            )
+        unloaded = self._without_copies()
+        if rank == 0:
+            _log_notes(language, unloaded.groups)
+        load = partial(
+            load_weights, unloaded.groups, language.checkpoint, backend, dtype,
+            rank=rank, check=self.config.check_weights, progress=report,
+        )  # fmt: skip
+        weights = self._cached(load, report)
+        if rank == 0 and (quantization := language.quantization):
+            log.info("%s: %s", language.name, quantization.describe())
+        stacks = None
+        if self.adapters.adapters:
+            stacks = AdapterStacks(unloaded.groups, backend, dtype, self.adapters, rank)
+            weights = stacks.attached(weights)
+        return replace(unloaded, weights=weights, adapters=stacks)
+
+    def _without_copies(self) -> Loaded:
+        """Return the plan without a head that is a copy of the embedding.
+
+        Reads both if the model is tied and the files have both; their kernels are the
+        same, as their dtypes and shapes are.
+        """
+        parts, checkpoint = self.unloaded, self.language.checkpoint
+        stored = without_copies(checkpoint, tied=getattr(parts.config, "tied", False))
+        if len(stored) == len(checkpoint.names()):
+            return parts
+        return replace(parts, groups=_planned(parts, stored, self.limits.adapters))
+
+    def _cached(self, load: Callable[[], Any], report: ProgressReporter) -> Any:
+        """Return the weights, those of a cache of packed ones if the backend has it."""
+        backend, checkpoint = self.backend, self.language.checkpoint
+        packed = backend.offers(WeightCache)  # type: ignore[type-abstract]
+        # Only checked weights are stored: those of the cache are not checked again.
+        if packed is None or self.unloaded.ranks > 1 or not self.config.check_weights:
+            return load()
+        opened = checkpoint.identities()
+        files = {path: opened.get(path) for path in checkpoint.files()}
+        forms = (
+            "adapters" if self.adapters.adapters else "", self.language.quantize or "",
+        )  # fmt: skip
+        form = " ".join(filter(None, forms))
+        variant = {"variant": form} if form else {}
+        return packed.load(files, self.unloaded.config.dtype, load, report, **variant)
+
+
+def _planned(parts: Loaded, stored: dict[str, Spec], adapters: int) -> Any:
+    """Return the weight plans of a model, whose programs have room for adapters."""
+    tree = parts.model.weights(parts.config)
+    selection = parts.selection
+    return plan_weights(
+        with_adapters(tree) if adapters else tree, selection.kernels, stored,
+        ranks=parts.ranks, expert_ranks=parts.expert_ranks,
+        invariant=selection.invariant,
+    )  # fmt: skip
+
+
+def _log_notes(language: LanguageModel, groups: Any) -> None:
+    """Log which matrices are not quantized, or not in memory."""
+    if language.quantize is None:
+        return
+    from inl.weights.quantize.select import load_notes
+
+    for note in load_notes(language.checkpoint, groups):
+        log.warning("%s: %s", language.name, note)
+
+
+def configure(language: LanguageModel, config: EngineConfig) -> LanguageModel:
+    """Return the model with the settings of an engine's config.
+
+    A model with LongRoPE has the rotation of the context that the config asks for.
+    Raises :class:`~inl.errors.RequestError` for a setting that it does not have.
+    """
+    language = _with_context(language, config.context or 0)
+    if config.quantize is not None:
+        language = language.quantized(config.quantize)
+    if config.velocity is None:
+        return language
+    if "velocity" not in {field.name for field in fields(language.config)}:
+        raise RequestError(
+            f"EngineConfig.velocity: found {config.velocity!r}, but {language.name} is "
+            "no INL model; accepted: None"
+        )
+    return replace(language, config=replace(language.config, velocity=config.velocity))
+
+
+def _with_context(language: LanguageModel, tokens: int) -> LanguageModel:
+    longer = getattr(language.config, "longer", None)
+    if longer is None or tokens <= language.config.max_tokens:
+        return language
+    limit, scaling = longer
+    tokens = min(tokens, limit)
+    changed = replace(language.config, max_tokens=tokens, rope_scaling=scaling)
+    return replace(language, config=changed)
+
+
+def kernel_selection(backend: Backend, config: EngineConfig) -> KernelSelection:
+    """Return the kernels that an engine may select from, with its preferences."""
+    kind = backend.device.type
+    kernels = (*backend.kernels(), *registry_for(kind).kernels(kind))
+    if config.quantize and (packed := backend.offers(PackedKernels)):
+        kernels = (*kernels, *packed.kernels())
+    collectives = selected_collectives(backend, config.tensor_parallel)
+    if collectives is not None:
+        kernels = tuple(over_ranks(kernels, collectives))
+    return KernelSelection(
+        kernels,
+        host=partial(hosted, backend) if config.allow_hosted else None,
+        invariant=config.invariant,
+        device_name=str(backend.device),
+        tuning_results=load_tuning_results(backend),
+    )
+
+
+def compute_dtype(backend: Backend, wanted: str) -> str:
+    """Resolve "auto" to the backend's preferred dtype.
+
+    Raises :class:`~inl.errors.RequestError` for a dtype that it does not compute in.
+    """
+    if wanted == "auto":
+        return backend.traits.dtypes[0]
+    if wanted not in FLOATS:
+        raise RequestError(
+            f"dtype: found {wanted!r}, accepted: auto, {', '.join(FLOATS)}"
+        )
+    storage = backend.offers(StorageDtypes)
+    served = storage.dtypes if storage else backend.traits.dtypes
+    if wanted not in served:
+        raise RequestError(
+            f"dtype: found {wanted!r}, {backend.device} computes in {', '.join(served)}"
+        )
+    return wanted
+
+
+def stored_for(language: LanguageModel, backend: Backend, dtype: str) -> LanguageModel:
+    """Return the model with quantized matrices as ``backend`` loads them in ``dtype``.
+
+    A dtype of 16 bits rounds more than the dtypes that their blocks may have.
+    """
+    if SIZES[dtype] > 2:
+        return language
+    blocks = backend.offers(DecodedBlocks)
+    checkpoint = language.checkpoint.rounded(blocks.dtype if blocks else "float32")
+    return replace(language, checkpoint=checkpoint)
+
+
+def in_dtype(backend: Backend, dtype: str) -> Backend:
+    """Return a backend that stores in ``dtype``, reopened if it needs that."""
+    storage = backend.offers(StorageDtypes)
+    if storage is None or dtype in backend.traits.dtypes:
+        return backend
+    return storage.storing(dtype)
+
+
+def hosted(backend: Backend, spec: OpSpec) -> Callable[..., Any]:
+    """Return a kernel that computes an op's body in NumPy on the host. Slow."""
+
+    def run(*args: Any, **attrs: Any) -> Any:
+        def fetch(x: Any) -> Any:
+            from inl.dtypes import widen
+
+            return widen(backend.numpy(x))
+
+        result = spec.body(*(tree_map(fetch, arg) for arg in args), **attrs)
+        rounded = round_results(spec, result, "float32")
+        return tree_map(lambda leaf: backend.tensor(wrap(leaf)), rounded)
+
+    return run

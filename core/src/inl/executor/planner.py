@@ -1,0 +1,309 @@
+"""Placement of a model on devices, by the memory that each part takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import product
+from numbers import Real
+from typing import Any, NamedTuple
+
+from inl.errors import RequestError
+
+GB = 10**9
+USABLE = 0.9
+"""Share of a device's memory that is planned with; the rest is for programs."""
+MOST_TRIED = 64
+"""Sizes of tensor parallelism up to this one are named in the reasons."""
+STEP_TOKENS = 4096
+"""Tokens of the largest step of inference, by default."""
+LOGIT_COPIES = 4
+"""Float32 arrays of the size of the logits that exist at once: in training these, their
+logarithms and the gradients of both; in inference those of the sampler."""
+
+
+class RuntimeBytes(NamedTuple):
+    """Bytes that a process needs on a device before it loads a model."""
+
+    inference: int
+    training: int
+    """With torch."""
+    programs: int = 0
+    """Of recorded programs, for inference."""
+
+
+RUNTIMES = {
+    "cpu": RuntimeBytes(inference=70_000_000, training=400_000_000),
+    "cuda": RuntimeBytes(
+        inference=760_000_000, training=860_000_000, programs=1_000_000_000
+    ),
+}  # fmt: skip
+"""By kind of device, measured by ``bench/plan_memory.py`` on x86 and an H200."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parallelism:
+    """A placement: ``tensor * pipeline * data`` devices, and bytes on the fullest."""
+
+    tensor_parallel: int
+    pipeline_parallel: int
+    data_parallel: int
+    weight_bytes: int
+    kv_bytes: int
+    activation_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    runtime_bytes: int
+    """Of the process: device context, libraries, recorded programs."""
+    budget_bytes: int
+    fits: bool
+    reasons: tuple[str, ...]
+    """Why this placement, in sentences."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes on the fullest device."""
+        return (
+            self.weight_bytes + self.kv_bytes + self.activation_bytes
+            + self.gradient_bytes + self.optimizer_bytes + self.runtime_bytes
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderShape:
+    """What the planner knows about a model."""
+
+    params: int
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    inner: int
+    vocab: int
+    guessed: bool
+    """Whether all but ``params`` was guessed from it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a copy of the model computes; ``runtime`` in bytes."""
+
+    batch: int
+    tokens: int
+    step_tokens: int
+    training: bool
+    bytes_per_param: float
+    kv_bytes_per_value: float
+    device: str | None
+    runtime: int
+    head_twice: bool
+
+    @property
+    def width(self) -> int:
+        """Bytes of an activation and of a gradient."""
+        return 4 if self.bytes_per_param >= 4 else 2
+
+
+def get_optimal_parallelism(
+    *,
+    model_size_params: int,
+    num_devices: int,
+    memory_per_device_gb: float,
+    training: bool = False,
+    batch: int = 1,
+    context: int = 2048,
+    bytes_per_param: float = 2,
+    kv_bytes_per_value: float = 2,
+    layers: int | None = None,
+    hidden: int | None = None,
+    heads: int | None = None,
+    kv_heads: int | None = None,
+    head_dim: int | None = None,
+    inner: int | None = None,
+    vocab: int | None = None,
+    step_tokens: int | None = None,
+    device: str | None = None,
+    tied: bool = False,
+) -> Parallelism:
+    """Choose tensor, pipeline and data parallelism for a decoder on equal devices.
+
+    Prefers data parallelism, which needs the least communication, then tensor, then
+    pipeline. Memory is in GB of 1e9 bytes. batch: sequences on each copy of the model.
+    layers, hidden, kv_heads, head_dim, inner, vocab: of the model, ``inner`` of its
+    feed-forward; guessed from its size if absent, which is stated in the reasons.
+    heads: of queries; ``hidden / head_dim`` by default.
+    step_tokens: tokens of the largest step of inference, 4096 by default. device:
+    "cpu" or "cuda", whose runtime is counted; none is by default. tied: the embedding
+    is the head, which "cpu" holds twice unless quantized, as rows and packed. Training
+    is AdamW with gradients of the parameters' width, and a float32 copy of narrower
+    parameters; its attention is torch's ``scaled_dot_product_attention``, which keeps
+    all probabilities where it has no fused kernel: of float32 with grouped heads on
+    "cuda". If nothing fits, the placement with the least memory
+    per device is returned with ``fits=False``. Raises
+    :class:`~inl.errors.RequestError` for numbers that are not positive.
+    """
+    given: dict[str, Any] = {
+        "model_size_params": model_size_params, "num_devices": num_devices,
+        "memory_per_device_gb": memory_per_device_gb, "batch": batch,
+        "context": context, "bytes_per_param": bytes_per_param,
+        "kv_bytes_per_value": kv_bytes_per_value,
+        "step_tokens": STEP_TOKENS if step_tokens is None else step_tokens,
+    }  # fmt: skip
+    for name, value in given.items():
+        number = isinstance(value, Real) and not isinstance(value, bool)
+        if not number or not value > 0:
+            raise RequestError(f"{name}: found {value!r}, accepted: a number above 0")
+    if device is not None and device not in RUNTIMES:
+        raise RequestError(
+            f"device: found {device!r:.80}, accepted: {', '.join(RUNTIMES)}, or None"
+        )
+    twice = tied and device == "cpu" and not training and bytes_per_param >= 2
+    shape = _shape(
+        model_size_params, layers, hidden, heads, kv_heads, head_dim, inner, vocab
+    )
+    load = Load(
+        batch, batch * context, int(given["step_tokens"]), training, bytes_per_param,
+        kv_bytes_per_value, device, _runtime(device, training), twice,
+    )  # fmt: skip
+    budget = int(memory_per_device_gb * GB * USABLE)
+    plans = [
+        _plan(shape, (t, p, num_devices // (t * p)), budget, load)
+        for t, p in product(
+            _divisors(shape.kv_heads, num_devices),
+            _divisors(shape.layers, num_devices),
+        )
+        if num_devices % (t * p) == 0
+    ]
+    fitting = [plan for plan in plans if plan.fits]
+    if fitting:
+        best = min(fitting, key=lambda p: (-p.data_parallel, p.pipeline_parallel))
+    else:
+        best = min(plans, key=lambda p: p.total_bytes)
+    return _explained(best, plans, shape, num_devices)
+
+
+def _shape(
+    params: int,
+    layers: int | None,
+    hidden: int | None,
+    heads: int | None,
+    kv_heads: int | None,
+    head_dim: int | None,
+    inner: int | None,
+    vocab: int | None,
+) -> DecoderShape:
+    guessed = None in (layers, hidden, kv_heads, head_dim, inner, vocab)
+    if layers is None:
+        # 12 * layers * hidden^2 parameters, with hidden = 64 * layers.
+        layers = max(round((params / (12 * 64**2)) ** (1 / 3)), 1)
+        layers += layers % 2
+    hidden = hidden or max(round((params / (12 * layers)) ** 0.5 / 128), 1) * 128
+    head_dim = head_dim or min(128, hidden)
+    kv_heads = kv_heads or max(hidden // head_dim, 1)
+    heads = heads or max(hidden // head_dim, 1)
+    inner, vocab = inner or hidden * 8 // 3, vocab or 32_000
+    return DecoderShape(
+        params, layers, hidden, heads, kv_heads, head_dim, inner, vocab, guessed
+    )
+
+
+def _divisors(number: int, limit: int) -> list[int]:
+    return [size for size in range(1, min(number, limit) + 1) if number % size == 0]
+
+
+def _runtime(device: str | None, training: bool) -> int:
+    if device is None:
+        return 0
+    found = RUNTIMES[device]
+    return found.training if training else found.inference + found.programs
+
+
+def _plan(
+    shape: DecoderShape, split: tuple[int, int, int], budget: int, load: Load
+) -> Parallelism:
+    tensor, pipeline, data = split
+    held = shape.params + load.head_twice * shape.vocab * shape.hidden
+    params = -(-held // (tensor * pipeline))
+    cached = 2 * shape.kv_heads * shape.head_dim * shape.layers * load.tokens
+    # A stage of training holds the activations of as many micro-batches as there are
+    # stages.
+    parts = {
+        "weight_bytes": int(params * load.bytes_per_param),
+        "kv_bytes": int(cached * load.kv_bytes_per_value) // (tensor * pipeline),
+        "activation_bytes": _activations(shape, load) // tensor,
+        "gradient_bytes": 0,
+        "optimizer_bytes": 0,
+    }
+    if load.training:
+        parts["kv_bytes"] = 0
+        parts["gradient_bytes"] = params * load.width
+        # Two moments; a float32 copy of the parameters where these are narrower.
+        parts["optimizer_bytes"] = params * (8 if load.width == 4 else 12)
+    parts["runtime_bytes"] = load.runtime
+    return Parallelism(
+        tensor, pipeline, data, budget_bytes=budget,
+        fits=sum(parts.values()) <= budget, reasons=(), **parts,
+    )  # fmt: skip
+
+
+def _activations(shape: DecoderShape, load: Load) -> int:
+    """Bytes of the inputs and results of a decoder's products and norms."""
+    keys = 2 * shape.kv_heads * shape.head_dim
+    if load.training:
+        if not _attends_fused(shape, load):
+            # Keys and values, repeated for all heads, and probabilities.
+            keys = shape.heads * (2 * shape.head_dim + load.tokens // load.batch)
+        # Kept of each token: three rows of each norm, queries and attention; gate, its
+        # activation, up and their product.
+        kept = 8 * shape.hidden + keys + 4 * shape.inner
+        held, scored = kept * shape.layers * load.tokens, load.tokens
+    else:
+        # One layer after the other.
+        row = 8 * shape.hidden + 4 * shape.inner
+        held, scored = row * min(load.tokens, load.step_tokens), load.batch
+    return held * load.width + LOGIT_COPIES * 4 * scored * shape.vocab
+
+
+def _attends_fused(shape: DecoderShape, load: Load) -> bool:
+    """Whether torch's ``scaled_dot_product_attention`` has a fused kernel.
+
+    On CUDA its flash and cuDNN kernels take float16 and bfloat16 only, and its
+    memory-efficient one, which takes float32, takes no grouped heads
+    (``enable_gqa=True``). The flash kernel of the CPU takes both.
+    """
+    return load.device != "cuda" or load.width < 4 or shape.heads == shape.kv_heads
+
+
+def _explained(
+    best: Parallelism, plans: list[Parallelism], shape: DecoderShape, devices: int
+) -> Parallelism:
+    reasons = [
+        f"each device holds {best.total_bytes / GB:.2f} GB of "
+        f"{best.budget_bytes / GB:.2f} GB ({USABLE:.0%} of its memory)"
+    ]
+    for plan in plans:
+        simpler = plan.data_parallel > best.data_parallel
+        if simpler and not plan.fits and plan.pipeline_parallel == 1:
+            reasons.append(
+                f"tensor parallel {plan.tensor_parallel} with {plan.data_parallel} "
+                f"copies would need {plan.total_bytes / GB:.2f} GB per device"
+            )
+    if best.data_parallel == devices > 1:
+        reasons.append("the whole model fits on one device: copies need no exchange")
+    sizes = range(2, min(devices, MOST_TRIED) + 1)
+    refused = [t for t in sizes if devices % t == 0 and shape.kv_heads % t]
+    if refused:
+        listed = ", ".join(map(str, refused))
+        reasons.append(
+            f"tensor parallel {listed}: not a divisor of {shape.kv_heads} "
+            "key-value heads"
+        )
+    if shape.guessed:
+        reasons.append(
+            f"guessed from the size: {shape.layers} layers of {shape.hidden}, "
+            f"{shape.kv_heads} key-value heads of {shape.head_dim}, feed-forward of "
+            f"{shape.inner}, vocabulary of {shape.vocab}"
+        )
+    if not best.fits:
+        reasons.append("nothing fits: this placement takes the least memory")
+    return replace(best, reasons=tuple(reasons))

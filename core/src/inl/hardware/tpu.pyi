@@ -1,0 +1,1 @@
+from inl_toolkit.hardware.tpu import *

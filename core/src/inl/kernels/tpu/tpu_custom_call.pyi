@@ -1,0 +1,1 @@
+from inl_toolkit.kernels.tpu.tpu_custom_call import *

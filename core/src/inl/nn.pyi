@@ -1,0 +1,2 @@
+from inl_toolkit.nn import *
+from inl_toolkit.nn import __getattr__ as __getattr__

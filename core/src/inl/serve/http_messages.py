@@ -1,0 +1,36 @@
+"""Bodies of requests and responses over ASGI."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inl.serve.api_error import ApiError
+from inl.serve.event_stream import Receive, Send, encode
+
+
+async def read_body(receive: Receive) -> bytes:
+    """Return the body of a request; raises :class:`ApiError` if it is incomplete."""
+    parts = []
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise ApiError(400, "body: the client disconnected before it was complete")
+        parts.append(message.get("body", b""))
+        if not message.get("more_body"):
+            return b"".join(parts)
+
+
+async def send_json(
+    send: Send, status: int, body: Any, headers: dict[str, str] | None = None
+) -> None:
+    """Send a response with a JSON body."""
+    data = encode(body)
+    pairs = {"content-type": "application/json", "content-length": str(len(data))}
+    lines = [(k.encode(), v.encode()) for k, v in (pairs | (headers or {})).items()]
+    await send({"type": "http.response.start", "status": status, "headers": lines})
+    await send({"type": "http.response.body", "body": data})
+
+
+async def send_error(send: Send, error: ApiError, body: Any) -> None:
+    """Send an error response."""
+    await send_json(send, error.status, body, error.headers)

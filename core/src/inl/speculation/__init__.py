@@ -1,0 +1,1 @@
+"""Speculative decoding: drafters, draft heads, and how many drafts a step verifies."""

@@ -1,0 +1,211 @@
+"""Sets up the speculation of an engine: the drafter and the times of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from inl.checkpoints.hub.resolve import resolve_model
+from inl.errors import RequestError, TokenizerNotFound
+from inl.executor.local_runner import LocalRunner
+from inl.executor.model_loader import (
+    LanguageModel,
+    is_recurrent,
+    is_replayed,
+    open_model,
+)
+from inl.scheduling.buckets import Buckets
+from inl.scheduling.plan import SchedulerConfig
+from inl.speculation.draft_head import DraftExecutor, open_head
+from inl.speculation.drafters import Drafter, NgramDrafter
+from inl.speculation.eagle_drafter import EagleDrafter
+from inl.speculation.model_drafter import ModelDrafter
+from inl.speculation.planner import Speculation
+from inl.speculation.step_times import measure_step_times, measure_token_seconds
+from inl.workers.startup import start
+
+if TYPE_CHECKING:
+    from inl.config import EngineConfig
+    from inl.engine.core import EngineCore
+    from inl.protocol.runner import Limits, Runner
+    from inl.text.tokenizer import Tokenizer
+
+    NewCore = Callable[[Runner, SchedulerConfig], EngineCore]
+
+
+def check_speculation(language: LanguageModel, config: EngineConfig) -> None:
+    """Raise :class:`~inl.errors.RequestError` for a model that cannot verify drafts."""
+    if is_recurrent(language):
+        raise RequestError(
+            f"EngineConfig.speculation: found {config.speculation!r}, but the state of "
+            f"{language.name} cannot go back to before a rejected token; accepted: None"
+        )
+    if is_replayed(language):
+        raise RequestError(
+            f"EngineConfig.speculation: found {config.speculation!r}, but the state of "
+            f"{language.name} cannot go back to before a rejected token; accepted: "
+            'None, or velocity="reset"'
+        )
+
+
+def with_draft_head(language: LanguageModel, config: EngineConfig) -> LanguageModel:
+    """Return the model with the taps of the draft head of ``config``, if it has one.
+
+    Raises :class:`~inl.errors.ModelError` for files that are no head of this model.
+    """
+    if config.speculation != "eagle" or config.draft_model is None:
+        return language
+    head = open_head(resolve_model(config.draft_model), language)
+    return replace(language, taps=head.config.taps)
+
+
+def make_speculation(
+    language: LanguageModel,
+    config: EngineConfig,
+    runner: Runner,
+    scheduling: SchedulerConfig,
+    drafter: Drafter | None = None,
+    *,
+    new_core: NewCore,
+) -> Speculation:
+    """Return the speculation of ``config``.
+
+    drafter: used instead of the one that ``config.speculation`` names. new_core: makes
+    the engine core on which a draft model generates. Raises
+    :class:`~inl.errors.RequestError` if it names none, if the runner has no programs
+    that verify drafts, or if the draft model has another tokenizer.
+    """
+    if config.speculation is None:
+        raise RequestError(
+            "drafter: found one with EngineConfig.speculation=None; set it to "
+            '"ngram", whose drafter it replaces'
+        )
+    count = config.draft_limit
+    slots = runner.limits.slots
+    rows = min(config.max_batch or slots, slots - 1)
+    buckets = Buckets(
+        runner.limits, token_budget=scheduling.token_budget, max_rows=rows
+    )
+    if not buckets.can_verify(count + 1):
+        raise RequestError(
+            f"EngineConfig.speculation: found {config.speculation!r}, but the backend "
+            f"has no programs for {rows} rows of {count + 1} tokens; accepted: None"
+        )
+    times = None
+    if config.adaptive_drafts:
+        times = measure_step_times(runner, rows, width=count + 1)
+    drafter = drafter or _drafter(language, config, runner, scheduling, new_core)
+    return Speculation(drafter, count, times)
+
+
+def _drafter(
+    language: LanguageModel,
+    config: EngineConfig,
+    runner: Runner,
+    scheduling: SchedulerConfig,
+    new_core: NewCore,
+) -> Drafter:
+    if config.draft_model is None:
+        return NgramDrafter()
+    if config.speculation == "eagle":
+        return _eagle_drafter(language, config, runner)
+    draft = open_model(resolve_model(config.draft_model))
+    if is_recurrent(draft):
+        raise RequestError(
+            f"EngineConfig.draft_model: found {draft.name}, whose state cannot go back "
+            "to before a rejected token; accepted: a model without recurrent layers"
+        )
+    check_tokenizers(language, draft)
+    device = config.draft_backend or config.backend
+    own = replace(
+        config, backend=device, speculation=None, draft_model=None, draft_backend=None,
+        max_drafts=None, quantize=None, sampling="greedy", trace=None,
+        tensor_parallel=1, mesh=None,
+        context=min(scheduling.context or 0, draft.config.max_tokens) or None,
+    )  # fmt: skip
+    runner = start(draft, own).runner
+    limits = runner.limits
+    settings = replace(
+        scheduling,
+        context=min(draft.config.max_tokens, limits.max_tokens),
+        token_budget=limits.token_budget,
+        eos_ids=frozenset(),
+        prefix_cache=True,
+        replay=is_replayed(draft),
+    )
+    vocab = language.config.vocab_size
+    if not config.adaptive_drafts:
+        return ModelDrafter(new_core(runner, settings), vocab=vocab)
+    times = measure_step_times(runner, limits.slots - 1, width=1)
+    token_seconds = measure_token_seconds(runner)
+    return ModelDrafter(
+        new_core(runner, settings), vocab=vocab, times=times,
+        token_seconds=token_seconds,
+    )  # fmt: skip
+
+
+def _eagle_drafter(
+    language: LanguageModel, config: EngineConfig, runner: Runner
+) -> EagleDrafter:
+    assert config.draft_model is not None, "EngineConfig checks it"
+    if not isinstance(runner, LocalRunner) or runner.loaded.ranks > 1:
+        raise RequestError(
+            f"EngineConfig.speculation: found 'eagle' on {config.backend}, where "
+            "hidden states would have to leave the process that computes them; "
+            "accepted: a device of this process, or None, ngram or model"
+        )
+    place = head_place(language.name, config, runner.limits)
+    head = open_head(resolve_model(config.draft_model), language)
+    executor = DraftExecutor(head, runner, **place)
+    return EagleDrafter(runner, executor, head.tokens, **place)
+
+
+def head_place(name: str, config: EngineConfig, limits: Limits) -> dict[str, int]:
+    """Return the cache group and the blocks of a slot of a draft head.
+
+    name: of the target. Raises :class:`~inl.errors.RequestError` if all its layers have
+    attention windows.
+    """
+    windows = limits.windows or (None,) * limits.groups
+    if None not in windows:
+        raise RequestError(
+            f"EngineConfig.speculation: found 'eagle', but all layers of "
+            f"{name} have attention windows {windows}; accepted: None, ngram or model"
+        )
+    scratch = -(-config.draft_limit // limits.block_size) + 1
+    return {"group": windows.index(None), "scratch": scratch}
+
+
+def check_tokenizers(target: LanguageModel, draft: LanguageModel) -> None:
+    """Raise :class:`~inl.errors.RequestError` unless both models have equal tokens."""
+    ours, theirs = _tokenizer(target), _tokenizer(draft)
+    if ours is None or theirs is None:
+        sizes = target.config.vocab_size, draft.config.vocab_size
+        if sizes[0] == sizes[1]:
+            return
+        difference = f"a vocabulary of {sizes[1]}, {target.name} has {sizes[0]}"
+    else:
+        vocabularies = [each.rules.get_vocab() for each in (ours, theirs)]
+        if vocabularies[0] == vocabularies[1]:
+            return
+        known = {index: token for token, index in vocabularies[0].items()}
+        other = {index: token for token, index in vocabularies[1].items()}
+        ids = known.keys() | other.keys()
+        at = min(index for index in ids if known.get(index) != other.get(index))
+        difference = (
+            f"token {at} is {other.get(at)!r:.40}, {target.name} has "
+            f"{known.get(at)!r:.40}"
+        )
+    raise RequestError(
+        f"EngineConfig.draft_model: {draft.name} has another tokenizer: {difference}; "
+        "accepted: a model of the same family"
+    )
+
+
+def _tokenizer(model: LanguageModel) -> Tokenizer | None:
+    """Return a model's tokenizer, ``None`` if it has none."""
+    try:
+        return model.checkpoint.tokenizer()
+    except TokenizerNotFound:
+        return None

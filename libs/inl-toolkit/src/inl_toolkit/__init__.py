@@ -1,0 +1,1 @@
+"""Functions, kernels and small networks on arrays; ``inl`` re-exports its packages."""

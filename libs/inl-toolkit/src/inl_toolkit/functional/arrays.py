@@ -1,0 +1,69 @@
+"""The NumPy-like module that computes on an array: of NumPy, torch or JAX.
+
+Formulas over such a module are written once and run on the array's own device, with the
+gradients of its framework. The modules have the names of :class:`ArrayModule`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from inl_toolkit.functional.dynamics import framework_of, functions_of
+
+
+class ArrayModule(Protocol):
+    """Functions with NumPy's names and meaning on the arrays of one framework."""
+
+    def matmul(self, a: Any, b: Any, /) -> Any: ...
+    def einsum(self, subscripts: str, /, *operands: Any) -> Any: ...
+    def exp(self, x: Any, /) -> Any: ...
+    def log(self, x: Any, /) -> Any: ...
+    def sqrt(self, x: Any, /) -> Any: ...
+    def tanh(self, x: Any, /) -> Any: ...
+    def abs(self, x: Any, /) -> Any: ...
+    def square(self, x: Any, /) -> Any: ...
+    def where(self, condition: Any, x: Any, y: Any, /) -> Any: ...
+    def maximum(self, x: Any, y: Any, /) -> Any: ...
+    def sum(self, x: Any, /, *, axis: Any = None, keepdims: bool = False) -> Any: ...
+    def max(self, x: Any, /, *, axis: Any = None, keepdims: bool = False) -> Any: ...
+    def mean(self, x: Any, /, *, axis: Any = None, keepdims: bool = False) -> Any: ...
+    def broadcast_to(self, x: Any, shape: tuple[int, ...], /) -> Any: ...
+    def reshape(self, x: Any, shape: tuple[int, ...], /) -> Any: ...
+    def swapaxes(self, x: Any, first: int, second: int, /) -> Any: ...
+    def concatenate(self, arrays: Any, /, *, axis: int = 0) -> Any: ...
+    def stack(self, arrays: Any, /, *, axis: int = 0) -> Any: ...
+    def take(self, x: Any, index: Any, /, *, axis: int) -> Any: ...
+    def ones_like(self, x: Any, /) -> Any: ...
+    def zeros_like(self, x: Any, /) -> Any: ...
+
+
+def module_of(where: str, name: Any, value: Any) -> ArrayModule:
+    """Return the module of an array; raises :class:`~inl.errors.RequestError`.
+
+    where, name: the function and parameter, for the message.
+    """
+    found = functions_of(framework_of(where, name, value)).arrays
+    module: ArrayModule = found or value.__array_namespace__()
+    return module
+
+
+def like(value: Any, array: Any) -> Any:
+    """Copy a host array to the framework and device of ``array``; keeps its dtype."""
+    framework = framework_of("array", "like", array)
+    moved = functions_of(framework).from_numpy(value, None)
+    return moved.to(array.device) if framework == "torch" else moved
+
+
+def dtype_name(array: Any) -> str:
+    """Return the name of an array's dtype, such as "bfloat16"."""
+    return str(array.dtype).rpartition(".")[2]
+
+
+def cast(array: Any, dtype: Any) -> Any:
+    """Convert to ``dtype``: that of another array, or a name for NumPy and JAX.
+
+    Differentiable where the framework is.
+    """
+    if array.dtype == dtype:
+        return array
+    return array.to(dtype) if hasattr(array, "to") else array.astype(dtype)

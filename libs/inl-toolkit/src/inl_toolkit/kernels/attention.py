@@ -1,0 +1,207 @@
+"""Attention by tiles with a running softmax (Dao et al., 2022)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from inl.errors import KernelError
+from inl_toolkit.functional.arrays import ArrayModule, cast, dtype_name, like, module_of
+from inl_toolkit.kernels.config import configured
+from inl_toolkit.kernels.dense import widened
+from inl_toolkit.kernels.operands import check_arrays
+from inl_toolkit.kernels.precision import rounded
+from inl_toolkit.kernels.profile import recorded
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+TILE = 128
+"""Default tile."""
+HIDDEN = -1e30
+"""Score of a key that a query does not see."""
+
+
+class Pattern(NamedTuple):
+    """Which keys a query sees, by position."""
+
+    causal: bool
+    window: int | None
+    offset: int
+    """Position of the first query; keys start at 0."""
+
+    def seen(self, queries: slice, keys: slice) -> NDArray[np.bool_] | None:
+        """Return [queries, keys]; ``None`` if all are seen."""
+        query = np.arange(queries.start, queries.stop)[:, None] + self.offset
+        distance = query - np.arange(keys.start, keys.stop)
+        seen = np.ones(distance.shape, bool)
+        if self.causal:
+            seen &= distance >= 0
+        if self.window is not None:
+            seen &= distance < self.window
+            if not self.causal:
+                seen &= -distance < self.window
+        return None if seen.all() else seen
+
+
+def flash_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    *,
+    mask: Any = None,
+    causal: bool = False,
+    window: int | None = None,
+    block_mask: Any = None,
+    scale: float | None = None,
+    block_size: int | None = None,
+    use_flash: bool | None = None,
+) -> Any:
+    """Attention of ``query`` [..., L, d] to ``key`` [..., S, d].
+
+    value: [..., S, e]. Returns [..., L, e]; a query that sees no key gives zeros.
+
+    mask: broadcasts to [..., L, S]; boolean, true where a key is seen, or added to the
+    scores. causal: a query sees keys up to its position, the last query at the last
+    key. window: keys less than this far away. block_mask: boolean [tiles of L, tiles of
+    S]; tiles that are not set take no time. scale: 1 / sqrt(d) by default. use_flash:
+    by tiles of ``block_size``, with memory for one tile of scores; otherwise all scores
+    at once. Raises :class:`~inl.errors.KernelError` for shapes that do not match.
+    """
+    _check(query, key, value, window)
+    mask = _usable_mask(mask, query, key)
+    config = configured(block_size=block_size, use_efficient_attention=use_flash)
+    length, keys = query.shape[-2], key.shape[-2]
+    size = config.block_size or TILE
+    if not config.use_efficient_attention and block_mask is None:
+        size = max(length, keys, 1)
+    tiles = -(-length // size), -(-keys // size)
+    blocks = np.ones(tiles, bool) if block_mask is None else _blocks(block_mask, tiles)
+    pattern = Pattern(causal, window, keys - length if causal else 0)
+    if scale is None:
+        scale = 1 / math.sqrt(query.shape[-1])
+    tiled = config.use_efficient_attention or block_mask is not None
+    xp, dtype = module_of("flash_attention", "query", query), query.dtype
+
+    def run() -> Any:
+        q, k, v = (widened(each) for each in (query, key, value))
+        if config.rounding in ("bfloat16", "float16"):
+            q, k, v = (rounded(each, config.rounding) for each in (q, k, v))
+        rows = [
+            _row(xp, q[..., part, :] * scale, k, v, mask, part, pattern, keep, size)
+            for part, keep in zip(_parts(length, size), blocks, strict=True)
+        ]
+        y = rows[0] if len(rows) == 1 else xp.concatenate(rows, axis=-2)
+        return cast(y, dtype)
+
+    return recorded(f"attention/{'tiled' if tiled else 'plain'}", query, run)
+
+
+def _row(
+    xp: ArrayModule,
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Any,
+    part: slice,
+    pattern: Pattern,
+    keep: NDArray[np.bool_],
+    size: int,
+) -> Any:
+    """Attention of one tile of queries, already scaled."""
+    top: Any = None
+    for keys, wanted in zip(_parts(k.shape[-2], size), keep, strict=True):
+        seen = pattern.seen(part, keys)
+        if not wanted or (seen is not None and not seen.any()):
+            continue
+        scores = xp.matmul(q, xp.swapaxes(k[..., keys, :], -1, -2))
+        scores = _masked(xp, scores, seen, mask, part, keys)
+        largest = xp.max(scores, axis=-1, keepdims=True)
+        new = largest if top is None else xp.where(largest > top, largest, top)
+        # A row of hidden keys only would otherwise count each of them as 1.
+        weights = xp.exp(scores - new) * (scores > HIDDEN / 2)
+        sums = xp.sum(weights, axis=-1, keepdims=True)
+        product = xp.matmul(weights, v[..., keys, :])
+        if top is None:
+            total, y = sums, product
+        else:
+            shrink = xp.exp(top - new)
+            total, y = total * shrink + sums, y * shrink + product
+        top = new
+    if top is None:
+        row = xp.matmul(q, xp.swapaxes(k[..., :1, :], -1, -2))
+        return xp.matmul(row * 0, v[..., :1, :])
+    return y / xp.where(total > 0, total, xp.ones_like(total))
+
+
+def _masked(
+    xp: ArrayModule, scores: Any, seen: Any, mask: Any, part: slice, keys: slice
+) -> Any:
+    hidden = xp.ones_like(scores) * HIDDEN
+    if seen is not None:
+        scores = xp.where(like(seen, scores), scores, hidden)
+    if mask is None:
+        return scores
+    tile = mask
+    if mask.shape[-1] != 1:
+        tile = tile[..., keys]
+    if len(mask.shape) > 1 and mask.shape[-2] != 1:
+        tile = tile[..., part, :]
+    if "bool" in str(mask.dtype):
+        return xp.where(tile, scores, hidden)
+    total = scores + tile
+    return xp.where(total > HIDDEN / 2, total, hidden)
+
+
+def _parts(length: int, size: int) -> Iterator[slice]:
+    for start in range(0, length, size):
+        yield slice(start, min(start + size, length))
+
+
+def _blocks(given: Any, tiles: tuple[int, int]) -> NDArray[np.bool_]:
+    blocks = np.asarray(given, bool)
+    if blocks.shape != tiles:
+        raise KernelError(
+            f"flash_attention: block_mask: found {list(blocks.shape)}, accepted: "
+            f"{list(tiles)}, the tiles of queries and keys"
+        )
+    return blocks
+
+
+def _usable_mask(mask: Any, query: Any, key: Any) -> Any:
+    """Return the mask in the framework of ``query``."""
+    if mask is None:
+        return None
+    if isinstance(mask, (np.ndarray, list)) and not isinstance(query, np.ndarray):
+        mask = like(np.asarray(mask), query)
+    check_arrays("flash_attention", query=query, mask=mask)
+    scores = (*query.shape[:-1], key.shape[-2])
+    given = tuple(mask.shape)
+    pairs = zip(reversed(given), reversed(scores), strict=False)
+    kind = dtype_name(mask)
+    fits = 0 < len(given) <= len(scores) and all(a in (1, b) for a, b in pairs)
+    if not fits or not ("bool" in kind or "float" in kind):
+        raise KernelError(
+            f"flash_attention: mask: found {kind} {list(given)}, accepted: booleans or "
+            f"floating-point numbers that broadcast to {list(scores)}"
+        )
+    return mask
+
+
+def _check(query: Any, key: Any, value: Any, window: int | None) -> None:
+    check_arrays("flash_attention", floating=True, query=query, key=key, value=value)
+    shapes = [tuple(each.shape) for each in (query, key, value)]
+    q, k, v = shapes
+    fits = min(map(len, shapes)) >= 2 and q[-1] == k[-1] and k[-2] == v[-2]
+    if not fits or k[:-2] != v[:-2] or q[:-2] != k[:-2] or 0 in q or 0 in k:
+        raise KernelError(
+            f"flash_attention: found {', '.join(str(list(s)) for s in shapes)}, "
+            "accepted: [..., L, d], [..., S, d], [..., S, e]"
+        )
+    if window is not None and (type(window) is not int or window < 1):
+        raise KernelError(
+            f"flash_attention: window: found {window!r}, accepted: 1 or more"
+        )

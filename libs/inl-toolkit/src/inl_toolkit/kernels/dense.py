@@ -1,0 +1,130 @@
+"""Products and layer normalization."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from inl.errors import KernelError
+from inl_toolkit.functional.arrays import ArrayModule, cast, dtype_name, module_of
+from inl_toolkit.functional.dynamics import framework_of
+from inl_toolkit.kernels.config import KernelConfig, configured
+from inl_toolkit.kernels.operands import check_arrays
+from inl_toolkit.kernels.precision import FLOAT8, rounded, scaled_float8
+from inl_toolkit.kernels.profile import recorded
+
+HALF = ("bfloat16", "float16")
+
+
+def widened(x: Any) -> Any:
+    """Convert float16 and bfloat16 to float32."""
+    if dtype_name(x) not in HALF:
+        return x
+    narrow_only = framework_of("widened", "x", x) == "torch"
+    return x.float() if narrow_only else cast(x, "float32")
+
+
+def gemm(
+    a: Any,
+    b: Any,
+    *,
+    block_size: int | None = None,
+    use_bfloat16: bool | None = None,
+    use_fp16: bool | None = None,
+    precision: Any = None,
+) -> Any:
+    """Product of ``a`` [..., M, K] and ``b`` [K, N] or [..., K, N]: [..., M, N].
+
+    The other parameters are fields of :class:`~inl.kernels.KernelConfig`; by default
+    those of the decorated function around the call. Sums are float32 or wider; the
+    result has the dtype of ``a``. Raises :class:`~inl.errors.KernelError` for shapes
+    that do not match.
+    """
+    check_arrays("gemm", a=a, b=b)
+    if len(a.shape) < 2 or len(b.shape) < 2 or a.shape[-1] != b.shape[-2]:
+        raise KernelError(
+            f"gemm: found {list(a.shape)} and {list(b.shape)}, accepted: [..., M, K] "
+            "and [..., K, N]"
+        )
+    config = configured(
+        block_size=block_size,
+        use_bfloat16=use_bfloat16,
+        use_fp16=use_fp16,
+        precision=precision,
+    )
+    name = f"gemm/{config.rounding or config.precision}"
+    return recorded(name, a, lambda: _gemm(a, b, config))
+
+
+def _gemm(a: Any, b: Any, config: KernelConfig) -> Any:
+    xp, dtype = module_of("gemm", "a", a), a.dtype
+    x, y = widened(a), widened(b)
+    factor: Any = 1
+    if config.rounding == FLOAT8:
+        (x, first), (y, second) = scaled_float8(x, xp), scaled_float8(y, xp)
+        factor = first * second
+    elif config.rounding:
+        x, y = rounded(x, config.rounding), rounded(y, config.rounding)
+    inner = x.shape[-1]
+    size = min(config.block_size or inner, inner)
+    total: Any = 0
+    for first_k in range(0, inner, max(size, 1)):
+        part = slice(first_k, first_k + size)
+        total = total + product(xp, x[..., part], y[..., part, :], config)
+    return cast(total * factor, dtype)
+
+
+def product(xp: ArrayModule, x: Any, y: Any, config: KernelConfig) -> Any:
+    """Multiply with the configured precision on devices that have several."""
+    if config.precision in ("high", "highest") and hasattr(xp, "float8_e4m3fn"):
+        jax = import_module("jax")
+        return jax.numpy.matmul(x, y, precision=config.precision)
+    return xp.matmul(x, y)
+
+
+def layer_norm(
+    x: Any,
+    scale: Any = None,
+    bias: Any = None,
+    *,
+    eps: float = 1e-5,
+    use_fused_ops: bool | None = None,
+) -> Any:
+    """Layer normalization (Ba et al., 2016) over the last axis of ``x`` [..., H].
+
+    scale, bias: [H] or ``None``. Half types are computed in float32. use_fused_ops: by
+    default that of the decorated function around the call. Raises
+    :class:`~inl.errors.KernelError` for shapes that do not match.
+    """
+    given = {"scale": scale, "bias": bias}
+    rows = {name: each for name, each in given.items() if each is not None}
+    framework = check_arrays("layer_norm", floating=True, x=x, **rows)
+    for name, each in rows.items():
+        if tuple(each.shape) != tuple(x.shape[-1:]):
+            raise KernelError(
+                f"layer_norm: {name}: found {list(each.shape)}, accepted: "
+                f"{list(x.shape[-1:])}"
+            )
+    wanted = configured(use_fused_ops=use_fused_ops).use_fused_ops
+    fused = wanted and framework in ("torch", "jax")
+    name = "layer_norm/fused" if fused else "layer_norm/formula"
+    run = _fused(framework) if fused else _formula
+    return recorded(name, x, lambda: run(x, scale, bias, eps))
+
+
+def _formula(x: Any, scale: Any, bias: Any, eps: float) -> Any:
+    xp, wide = module_of("layer_norm", "x", x), widened(x)
+    centered = wide - xp.mean(wide, axis=-1, keepdims=True)
+    variance = xp.mean(xp.square(centered), axis=-1, keepdims=True)
+    y = centered / xp.sqrt(variance + eps)
+    y = y if scale is None else y * widened(scale)
+    return cast(y if bias is None else y + widened(bias), x.dtype)
+
+
+@cache
+def _fused(framework: str) -> Any:
+    if framework == "jax":
+        return import_module("jax").jit(_formula, static_argnums=3)
+    function = import_module("torch.nn.functional").layer_norm
+    return lambda x, scale, bias, eps: function(x, x.shape[-1:], scale, bias, eps)
