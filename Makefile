@@ -66,9 +66,9 @@ test-others: .venv-all/.test .venv-all/.libtpu
 test-long: .venv-all/.test
 	INL_TEST_DEPTH=long .venv-all/bin/python $(PYTEST) tests/core/engine/test_interrupts.py \
 		tests/core/engine/test_repeated_soak.py tests/core/engine/test_runner_reset.py \
-		tests/core/engine/test_soak.py tests/core/engine/test_speculation_soak.py \
+		tests/core/engine/test_soak.py tests/core/speculation/test_speculation_soak.py \
 		tests/core/guidance/test_hostile.py tests/core/guidance/test_schemas.py \
-		tests/core/weights/test_structure_fuzz.py \
+		tests/core/checkpoints/test_structure_fuzz.py \
 		tests/torch/test_inl_transforms.py tests/integration/test_tutorial.py \
 		tests/torch/triton/test_compile.py tests/torch/triton/test_interpreted.py \
 		tests/integration/test_wheels.py tests/documents/test_documents.py \

@@ -313,3 +313,9 @@ def test_the_state_of_a_migrated_name_is_correct(row):
     for name in SPAN.findall(state):
         if name.startswith("inl.") and "(" not in name:
             assert resolves(name)
+
+
+def test_files_that_the_makefile_names_exist():
+    named = re.findall(r"tests/[\w/]+\.py", (ROOT / "Makefile").read_text("utf-8"))
+    assert len(named) > 20
+    assert [name for name in named if not (ROOT / name).is_file()] == []

@@ -23,6 +23,7 @@ def work():
     checkpoint.tokenizer()
     return template.source if template else ""
 """
+INDEX = "model.safetensors.index.json"
 FILES = [
     "model.safetensors",
     "chat_template.jinja",
@@ -30,7 +31,7 @@ FILES = [
     "tokenizer_config.json",
     "config.json",
     "generation_config.json",
-    "model.safetensors.index.json",
+    INDEX,
 ]
 KINDS = ["FIFO", "device", "link"]
 CASES = [
@@ -60,6 +61,8 @@ def folder(tmp_path, tensors):
 def replaced(folder, name, kind, outside):
     path = folder / name
     path.unlink(missing_ok=True)
+    if name == INDEX:
+        (folder / "model.safetensors").unlink()  # a whole file comes before an index
     if kind == "FIFO":
         os.mkfifo(path)
     elif kind == "device":

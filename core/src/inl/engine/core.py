@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from inl.engine.embedder import PooledRequest
+from inl.engine.embedder import keep_hidden
 from inl.engine.frame_encoder import frames, masked_rows
 from inl.engine.records import Stats as Stats
 from inl.engine.records import StepRecord as StepRecord
@@ -395,11 +395,7 @@ class EngineCore:
         """Check a reply and return the call that applies it."""
         limits, scheduler = self.runner.limits, self.scheduler
         if plan.is_pooled:
-            for chunk, hidden in zip(
-                plan.chunks, read_hidden(reply, plan), strict=True
-            ):
-                if isinstance(chunk.request, PooledRequest):
-                    chunk.request.hidden = hidden
+            keep_hidden(plan, read_hidden(reply, plan))
             none = [NO_TOKEN] * len(plan.chunks)
             return partial(scheduler.process_outputs, none)
         if plan.is_repeated:

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from inl.errors import RequestError
-from inl.scheduling.request import Request
+from inl.scheduling.request import Request, Status
 from inl.scheduling.token_ids import read_token_ids
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from inl.scheduling.plan import Plan
 
 
 @dataclass(slots=True, eq=False)
@@ -21,7 +23,7 @@ class PooledRequest(Request):
     """A request whose result is the hidden state of its last token."""
 
     hidden: NDArray[np.float32] | None = field(init=False, default=None, repr=False)
-    """[H], of the newest token that has been computed."""
+    """[H], once its last token has been computed."""
 
     def __post_init__(self) -> None:
         self.pooled = True
@@ -45,6 +47,14 @@ def embedding_request(
             f"{name}: found token id {array.max()}, accepts 0 to {vocab - 1}"
         )
     return PooledRequest(ids)
+
+
+def keep_hidden(plan: Plan, rows: Sequence[NDArray[np.float32]]) -> None:
+    """Give the hidden states of a step, one per chunk, to requests that end in it."""
+    for (request, _, stop, _), row in zip(plan.chunks, rows, strict=True):
+        is_last = stop == len(request.tokens) and request.status is not Status.FINISHED
+        if is_last and isinstance(request, PooledRequest):
+            request.hidden = row
 
 
 def unit_length(name: str, hidden: NDArray[np.float32]) -> NDArray[np.float32]:
