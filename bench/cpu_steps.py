@@ -24,8 +24,9 @@ import numpy as np
 
 from inl import Device, EngineConfig
 from inl.checkpoints.hub.resolve import resolve_model
-from inl.executor.model_loader import open_model, start_runner
+from inl.executor.model_loader import open_model
 from inl.plugin import make_backend
+from inl.runners.local_runner import start_runner
 from inl.spec.message import Row, admit_frame, step_frame
 from inl.spec.step import Bucket
 from inl_cpu.abi import MatrixStruct

@@ -10,7 +10,7 @@ from cuda_engines import Serving, load, random_prompts
 from plain_llama import logits as plain_logits
 
 from inl.dtypes import widen
-from inl.executor.local_runner import LocalRunner
+from inl.runners.local_runner import LocalRunner
 from inl.spec.message import Row, admit_frame, step_frame
 
 

@@ -29,7 +29,8 @@ from inl.config import EngineConfig
 from inl.device import Device
 from inl.dtypes import HostArray
 from inl.engine.inference_engine import InferenceEngine
-from inl.executor.model_loader import LanguageModel, open_model, start_runner
+from inl.executor.model_loader import LanguageModel, open_model
+from inl.runners.local_runner import start_runner
 from inl.spec.limits import Limits
 from inl.spec.step import Bucket
 from inl.testing.near_tie import compare

@@ -15,8 +15,8 @@ from inl.backend.base import PackedKernels
 from inl.config import EngineConfig
 from inl.engine.core import EngineCore
 from inl.engine.inference_engine import InferenceEngine
-from inl.executor.local_runner import Loaded, LocalRunner
-from inl.executor.model_loader import open_model, start_runner
+from inl.executor.model_loader import open_model
+from inl.runners.local_runner import Loaded, LocalRunner, start_runner
 from inl.scheduling.plan import SchedulerConfig as SchedulerPolicy
 from inl.scheduling.request import Request
 from inl.spec.kernel import Kernel

@@ -28,8 +28,9 @@ from inl.backend.base import Backend
 from inl.config import EngineConfig
 from inl.device import Device
 from inl.engine.core import EngineCore
-from inl.executor.model_loader import LanguageModel, start_runner
+from inl.executor.model_loader import LanguageModel
 from inl.ops.lora import Lora
+from inl.runners.local_runner import start_runner
 from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.request import Request
 from inl.spec.tree import leaves

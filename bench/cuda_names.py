@@ -162,8 +162,8 @@ def profiled(given: argparse.Namespace) -> Iterator[tuple[str, list[Any]]]:
     from torch.profiler import ProfilerActivity, profile, record_function
 
     from inl.device import Device
-    from inl.executor.local_runner import LocalRunner
     from inl.executor.model_step import advance
+    from inl.runners.local_runner import LocalRunner
     from inl.spec import dispatch
     from inl.spec.limits import Limits
     from inl_cuda.backend import CudaBackend

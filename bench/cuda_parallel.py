@@ -30,12 +30,12 @@ from inl.engine.core import EngineCore
 from inl.errors import RunnerError
 from inl.executor.model_loader import LanguageModel, open_model
 from inl.models.llama import MODEL
+from inl.runners.startup import start
 from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.request import Request
 from inl.spec.tree import leaves
 from inl.testing.near_tie import BOUNDS
 from inl.testing.tiny import plain_logits
-from inl.workers.startup import start
 
 SHAPES = {
     "8b": (128256, 4096, 14336, 32, 32, 8, 128, False),

@@ -24,9 +24,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from inl import EngineConfig
 from inl.dtypes import widen
-from inl.executor.local_runner import LocalRunner
-from inl.executor.model_loader import LanguageModel, open_model, start_runner
+from inl.executor.model_loader import LanguageModel, open_model
 from inl.plugin import make_backend
+from inl.runners.local_runner import LocalRunner, start_runner
 from inl.scheduling.buckets import Buckets
 from inl.spec.message import Row, admit_frame, step_frame
 from inl.weights.load import to_dtype

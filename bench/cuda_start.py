@@ -43,7 +43,7 @@ mark("NumPy")
 from inl import EngineConfig, InferenceEngine
 from inl.plugin import make_backend
 from inl.executor import load_plan, model_loader
-from inl.executor.local_runner import LocalRunner
+from inl.runners.local_runner import LocalRunner
 mark("INL")
 language = model_loader.open_model(sys.argv[1])
 mark("the model's file")

@@ -28,8 +28,8 @@ from random_models import SHAPES, Random, random_language
 from torch.profiler import ProfilerActivity, profile
 
 from inl.device import Device
-from inl.executor.local_runner import Loaded, LocalRunner
 from inl.executor.tuning_results import load_tuning_results
+from inl.runners.local_runner import Loaded, LocalRunner
 from inl.spec.limits import Limits
 from inl.spec.message import Row, admit_frame, step_frame
 from inl.spec.selection import KernelSelection

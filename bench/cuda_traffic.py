@@ -29,7 +29,7 @@ from inl.config import EngineConfig
 from inl.device import Device
 from inl.engine.core import EngineCore
 from inl.executor.cache_sizing import plan_limits
-from inl.executor.local_runner import LocalRunner
+from inl.runners.local_runner import LocalRunner
 from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.request import Request
 from inl.weights.quantize.report import KINDS

@@ -19,8 +19,9 @@ import numpy as np
 
 from inl import Device, EngineConfig
 from inl.checkpoints.hub.resolve import default_model
-from inl.executor.model_loader import open_model, start_runner
+from inl.executor.model_loader import open_model
 from inl.plugin import make_backend
+from inl.runners.local_runner import start_runner
 from inl.spec.message import Row, admit_frame, step_frame
 from inl.spec.step import Bucket
 from inl_intel.openvino.backend import OpenVinoBackend

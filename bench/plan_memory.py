@@ -100,9 +100,10 @@ def serve(name: str, words: Any) -> dict[str, Any]:
     from inl.config import EngineConfig
     from inl.dtypes import HostArray, wrap
     from inl.engine.core import EngineCore
-    from inl.executor.model_loader import LanguageModel, start_runner
+    from inl.executor.model_loader import LanguageModel
     from inl.models.llama import MODEL
     from inl.plugin import make_backend
+    from inl.runners.local_runner import start_runner
     from inl.scheduling.plan import SchedulerConfig
     from inl.scheduling.request import Request
     from inl.spec.op import Spec

@@ -98,8 +98,8 @@ def serve(device: str, model: str, tokens: int, warm: bool) -> int:
 
     from inl import EngineConfig
     from inl.device import Device
-    from inl.executor.model_loader import start_runner
     from inl.plugin import make_backend
+    from inl.runners.local_runner import start_runner
 
     language = random_language(model, CONTEXT)
     shape = language.config

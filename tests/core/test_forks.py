@@ -162,10 +162,10 @@ from dataclasses import asdict
 from forking import fork_all
 from inl.engine.core import EngineCore
 from inl.errors import RunnerError
-from inl.executor.rank_runner import RankRunner
+from inl.runners.group_runner import RankRunner
 from inl.scheduling.request import Request
 from inl.spec.limits import Limits
-from inl.workers.worker_runner import WorkerRunner
+from inl.runners.worker_runner import WorkerRunner
 
 limits = Limits(5, (30,), 4, 8, 100)
 options = {"limits": asdict(limits)}

@@ -139,14 +139,14 @@ WRONG_IMPORTS = {
         "inl.weights.load",
     ),
     "executor reads frames and imports no requests": (
-        "inl.executor.local_runner",
+        "inl.executor.model_executor",
         "inl.scheduling.request",
     ),
     "recording imports no models, ops or devices": (
         "inl.recording.replay",
         "inl.backend.base",
     ),
-    "workers import no requests, ops or models": (
+    "workers and runners import no requests, ops or models": (
         "inl.workers.process",
         "inl.scheduling.request",
     ),

@@ -19,10 +19,11 @@ from inl.checkpoints.checkpoint import open_checkpoint
 from inl.device import Device
 from inl.dtypes import widen
 from inl.errors import WeightMismatch
-from inl.executor.model_loader import open_model, start_runner
+from inl.executor.model_loader import open_model
 from inl.models import mixtral, moe, qwen2_moe, qwen3_moe
 from inl.ops.moe import route
 from inl.ops.rope import RopeScaling
+from inl.runners.local_runner import start_runner
 from inl.spec.limits import Limits
 from inl.spec.message import Row, admit_frame, step_frame
 from inl.spec.model import Model

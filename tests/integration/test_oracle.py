@@ -11,7 +11,8 @@ import pytest
 from depth import mostly_full
 from inl import Device, EngineConfig, InferenceEngine
 from inl.checkpoints.hub.resolve import default_model
-from inl.executor.model_loader import open_model, start_runner
+from inl.executor.model_loader import open_model
+from inl.runners.local_runner import start_runner
 from inl.spec.message import Row, admit_frame, step_frame
 from inl.spec.step import Bucket
 from inl.testing.near_tie import BOUNDS, compare

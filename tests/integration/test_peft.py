@@ -8,9 +8,10 @@ import pytest
 from inl.adapters.registry import check_adapter
 from inl.config import EngineConfig
 from inl.dtypes import widen
-from inl.executor.model_loader import open_model, start_runner
+from inl.executor.model_loader import open_model
 from inl.plugin import make_backend
 from inl.protocol.runner import AdapterSource
+from inl.runners.local_runner import start_runner
 from inl.spec.message import admit_frame
 from inl.testing.play import one_step
 

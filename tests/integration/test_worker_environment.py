@@ -31,14 +31,14 @@ from inl.errors import (
 )
 from inl.protocol.runner import Limits, Reply
 from inl.recording.trace_file import read_trace
+from inl.runners.worker_runner import WorkerRunner
 from inl.testing.tiny import plain_logits, tiny_llama
-from inl.workers.worker_runner import WorkerRunner
 
 ONLY_THERE = """
 import sys
 from inl.testing.hash_runner import HashRunner
 from inl.protocol.wire_json import read_limits
-from inl.workers.startup import StartedRunner
+from inl.runners.startup import StartedRunner
 
 def serve(options, progress):
     runner = HashRunner(read_limits(options["limits"], "options"))

@@ -17,7 +17,7 @@ from held_runner import StepGate
 from http_servers import READY, HashServer
 from inl.config import EngineConfig
 from inl.engine.inference_engine import InferenceEngine
-from inl.workers.worker_runner import WorkerRunner
+from inl.runners.worker_runner import WorkerRunner
 from waiting import until
 
 PROMPT = "Count: one, two,"

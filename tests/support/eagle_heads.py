@@ -12,8 +12,9 @@ from safetensors.numpy import save_file
 
 from drafted import REQUESTS, outputs, told
 from inl import EngineConfig, InferenceEngine
-from inl.executor.model_loader import LanguageModel, start_runner
+from inl.executor.model_loader import LanguageModel
 from inl.models.llama import MODEL
+from inl.runners.local_runner import start_runner
 from inl.speculation.setup import with_draft_head
 from inl.testing.tiny import MemoryCheckpoint, tiny_llama
 

@@ -11,8 +11,9 @@ from eagle_heads import random_head, written
 from inl.cli.explain import explain
 from inl.cli.traced_step import explain_step
 from inl.executor.load_plan import configure
-from inl.executor.model_loader import LanguageModel, start_runner
+from inl.executor.model_loader import LanguageModel
 from inl.models.llama import MODEL
+from inl.runners.local_runner import start_runner
 from inl.spec.step import Bucket
 from inl.speculation.draft_head import DraftExecutor, open_head
 from inl.speculation.setup import head_place, with_draft_head

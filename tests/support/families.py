@@ -10,8 +10,8 @@ import transformers
 
 from inl.backend.reference import ReferenceBackend
 from inl.device import Device
-from inl.executor.local_runner import Loaded, LocalRunner
 from inl.executor.model_loader import LanguageModel, open_model
+from inl.runners.local_runner import Loaded, LocalRunner
 from inl.spec.cache import Paged
 from inl.spec.limits import Limits
 from inl.spec.message import Row, admit_frame, release_frame, step_frame

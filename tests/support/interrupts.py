@@ -6,7 +6,12 @@ import signal
 import sys
 import threading
 
-PACKAGES = ("inl.engine.", "inl.scheduling.", "inl.protocol.", "inl.executor.")
+PACKAGES = tuple(
+    f"inl.{room}."
+    for room in (
+        "engine", "speculation", "scheduling", "kv", "protocol", "executor", "runners"
+    )
+)  # fmt: skip
 
 
 class Strange(BaseException):

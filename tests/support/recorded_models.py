@@ -31,7 +31,7 @@ class Recorded:
         self.greedy = [expected[f"greedy{i}"].tolist() for i in range(4)]
 
     def runner(self, *, blocks=60, block_size=8):
-        from inl.executor.local_runner import Loaded, LocalRunner
+        from inl.runners.local_runner import Loaded, LocalRunner
         from inl.spec.limits import Limits
         from inl.spec.selection import KernelSelection
         from inl.weights.load import load_weights, stored_specs

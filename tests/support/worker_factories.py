@@ -15,10 +15,10 @@ from inl.backend.reference import ReferenceBackend
 from inl.device import Device
 from inl.models.llama import MODEL
 from inl.protocol.wire_json import read_limits
+from inl.runners.startup import StartedRunner
 from inl.spec.message import STEP, header
 from inl.testing.hash_runner import HashRunner
 from inl.testing.tiny import MemoryCheckpoint, local_runner, tiny_llama
-from inl.workers.startup import StartedRunner
 
 
 def hashes(options, progress):

@@ -14,9 +14,9 @@ from inl.backend.host import host_memory
 from inl.checkpoints.checkpoint import Checkpoint
 from inl.device import Device
 from inl.dtypes import cast, widen, wrap
-from inl.executor.local_runner import Loaded, LocalRunner
 from inl.models.llama import MODEL
 from inl.ops import catalog
+from inl.runners.local_runner import Loaded, LocalRunner
 from inl.spec.limits import Limits
 from inl.spec.selection import KernelSelection
 from inl.spec.tolerance import stored

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from inl.workers.rank_startup import serve_rank
+from inl.runners.rank_startup import serve_rank
 from inl_torch.memory import translate_oom
 
 TORCH_SAYS = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has no more."

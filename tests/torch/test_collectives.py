@@ -24,12 +24,12 @@ from inl.errors import (
     WorkerLost,
 )
 from inl.executor.model_loader import open_model
+from inl.runners import rank_startup as rank_start
+from inl.runners.rank_startup import rank_devices
+from inl.runners.startup import start
 from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.request import Request
 from inl.testing.tiny import plain_logits, tiny_llama
-from inl.workers import rank_startup as rank_start
-from inl.workers.rank_startup import rank_devices
-from inl.workers.startup import start
 
 PROMPTS = [[5, 17, 80, 3, 44, 9], [61], [7, 7, 12, 90, 33] * 7]
 COUNT = 24

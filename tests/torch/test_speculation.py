@@ -10,8 +10,9 @@ import pytest
 from drafted import REQUESTS, assert_equal_outputs, assert_guided_drafts
 from inl import EngineConfig, InferenceEngine
 from inl.device import Device
-from inl.executor.model_loader import LanguageModel, start_runner
+from inl.executor.model_loader import LanguageModel
 from inl.models.llama import MODEL
+from inl.runners.local_runner import start_runner
 from inl.testing.tiny import MemoryCheckpoint, tiny_llama
 
 torch = pytest.importorskip("torch")

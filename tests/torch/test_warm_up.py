@@ -14,10 +14,11 @@ from inl.backend.base import Precompiler, Traits
 from inl.backend.host import host_memory
 from inl.device import Device
 from inl.errors import OutOfMemory, ProtocolError
-from inl.executor.model_loader import LanguageModel, start_runner
+from inl.executor.model_loader import LanguageModel
 from inl.models.llama import MODEL
 from inl.progress import LoadStage
 from inl.protocol.wire_json import read_limits
+from inl.runners.local_runner import start_runner
 from inl.spec.limits import TOKEN_BUDGET, Limits
 from inl.spec.message import Row, admit_frame, step_frame
 from inl.spec.step import Bucket

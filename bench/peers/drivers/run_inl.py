@@ -55,7 +55,7 @@ def versions() -> dict[str, str]:
 
 def weight_bytes(engine: Any) -> int | None:
     from inl.engine.benchmark import traffic
-    from inl.executor.local_runner import LocalRunner
+    from inl.runners.local_runner import LocalRunner
 
     if not isinstance(engine.runner, LocalRunner):
         return None

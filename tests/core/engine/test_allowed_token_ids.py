@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from inl.engine.core import EngineCore
-from inl.executor.rank_runner import RankRunner
 from inl.protocol.token_masks import TokenMasks, mask_words
+from inl.runners.group_runner import RankRunner
+from inl.runners.worker_runner import WorkerRunner
 from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.request import Request
 from inl.spec.step import Bucket
 from inl.spec.uniforms import uniform
 from inl.testing.hash_runner import HashRunner
 from inl.testing.tiny import plain_logits
-from inl.workers.worker_runner import WorkerRunner
 from toy_guide import ToyGrammar, ToyGuide
 
 COUNT = 16

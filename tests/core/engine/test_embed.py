@@ -22,13 +22,13 @@ from inl.executor.model_loader import LanguageModel, open_model
 from inl.models.llama import MODEL
 from inl.recording.replay import replay
 from inl.recording.trace_file import read_trace
+from inl.runners.startup import start
 from inl.spec.limits import Limits
 from inl.spec.message import HEADER_WORD, MASKED, POOLED, header
 from inl.spec.step import INVALID_TOKEN
 from inl.testing.hash_runner import HashRunner
 from inl.testing.play import one_step
 from inl.testing.tiny import MemoryCheckpoint, plain_logits, tiny_llama
-from inl.workers.startup import start
 
 VOCAB = 96
 IDS = [int(each) for each in np.random.default_rng(2).integers(0, VOCAB, 40)]

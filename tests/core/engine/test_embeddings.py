@@ -18,13 +18,13 @@ from inl.executor.model_loader import open_model
 from inl.protocol.runner import Limits
 from inl.recording.replay import replay
 from inl.recording.trace_file import read_trace
+from inl.runners.startup import start
 from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.request import Request
 from inl.spec.embedded_rows import with_rows
 from inl.testing.hash_runner import HashRunner
 from inl.testing.play import admission, one_step
 from inl.testing.tiny import tiny_llama
-from inl.workers.startup import start
 
 HF, TENSORS = tiny_llama(np.random.default_rng(7))
 TABLE = TENSORS["model.embed_tokens.weight"]

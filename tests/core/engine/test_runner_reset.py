@@ -17,9 +17,10 @@ from inl.backend.reference import ReferenceBackend
 from inl.device import Device
 from inl.engine.core import EngineCore
 from inl.errors import RunnerError, WorkerLost
-from inl.executor.rank_runner import RankRunner
 from inl.models.llama import MODEL
 from inl.protocol.runner import Runner
+from inl.runners.group_runner import RankRunner
+from inl.runners.worker_runner import WorkerRunner
 from inl.scheduling.request import Request
 from inl.testing.hash_runner import HashRunner
 from inl.testing.tiny import (
@@ -28,7 +29,6 @@ from inl.testing.tiny import (
     reference_ranks,
     tiny_llama,
 )
-from inl.workers.worker_runner import WorkerRunner
 from interrupts import Alarm, Injector, Strange
 
 # Python drops an exception that is raised in __del__ or while a generator is finalized.
@@ -36,7 +36,9 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )
 
-PACKAGES = ("inl.engine.", "inl.executor.", "inl.protocol.", "inl.workers.")
+PACKAGES = tuple(
+    f"inl.{room}." for room in ("engine", "executor", "protocol", "runners", "workers")
+)
 FIELDS = [
     {"prompt": [5, 6, 7], "max_tokens": 6},
     {"prompt": range(9), "max_tokens": 5, "temperature": 0.7, "seed": 2},

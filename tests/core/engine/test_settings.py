@@ -66,9 +66,9 @@ ELSEWHERE = {
     "decode_steps": "core/scheduling/test_repeats.py",
     "warm_up": "torch/test_warm_up.py",
     "allow_hosted": "core/spec/test_selection.py",
-    "on_worker_loss": "core/workers/test_worker_runner.py",
+    "on_worker_loss": "core/runners/test_worker_runner.py",
     "restart_device": "integration/test_worker_environment.py",
-    "worker_seconds": "core/workers/test_restart.py",
+    "worker_seconds": "core/runners/test_restart.py",
     "trace": "core/recording/test_drafts.py",
 }  # fmt: skip
 """Field -> a test file that has it, for those not in FIELDS or only refused there."""

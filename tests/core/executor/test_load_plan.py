@@ -22,10 +22,10 @@ from inl.config import EngineConfig
 from inl.device import Device
 from inl.errors import BackendUnavailable, RequestError, RunnerError
 from inl.executor.load_plan import LoadPlan
-from inl.executor.model_loader import start_runner
-from inl.executor.rank_runner import RankRunner
 from inl.placement.mesh import Mesh, MeshSizes
 from inl.progress import ProgressReporter
+from inl.runners.group_runner import RankRunner
+from inl.runners.local_runner import start_runner
 from inl.spec.limits import Limits
 from inl.spec.step import Bucket
 from inl.testing.tiny import MemoryCheckpoint

@@ -8,10 +8,11 @@ import pytest
 from inl.config import EngineConfig
 from inl.dtypes import widen, wrap
 from inl.errors import RequestError
-from inl.executor.model_loader import LanguageModel, start_runner
+from inl.executor.model_loader import LanguageModel
 from inl.models.llama import MODEL
 from inl.plugin import make_backend
 from inl.protocol.runner import Limits
+from inl.runners.local_runner import start_runner
 from inl.testing.oracle import prompt_logits
 from inl.testing.tiny import MemoryCheckpoint, plain_logits
 

@@ -16,7 +16,7 @@ from inl.device import Device
 from inl.dtypes import wrap
 from inl.executor.loaded import Loaded
 from inl.executor.model_executor import computed_model
-from inl.executor.model_loader import start_runner
+from inl.runners.local_runner import start_runner
 from inl.spec.selection import KernelSelection
 from inl.testing.oracle import Tiny, prompt_logits
 from inl.testing.target import Target

@@ -11,8 +11,9 @@ from inl import EngineConfig
 from inl.adapters.folder import Adapter, LoraPair
 from inl.backend.reference import ReferenceBackend
 from inl.device import Device
-from inl.executor.model_loader import LanguageModel, start_runner
+from inl.executor.model_loader import LanguageModel
 from inl.plugin.builtin import FAMILIES
+from inl.runners.local_runner import start_runner
 from inl.spec.message import admit_frame
 from inl.testing.play import one_step
 from inl.testing.tiny import MemoryCheckpoint

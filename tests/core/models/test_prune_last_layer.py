@@ -12,8 +12,9 @@ import pytest
 from inl import EngineConfig
 from inl.backend.reference import ReferenceBackend
 from inl.device import Device
-from inl.executor.model_loader import LanguageModel, open_model, start_runner
+from inl.executor.model_loader import LanguageModel, open_model
 from inl.plugin.builtin import FAMILIES
+from inl.runners.local_runner import start_runner
 from inl.spec.step import Bucket
 from inl.testing.play import admission, one_step
 

@@ -12,10 +12,11 @@ import pytest
 from inl.backend.reference import ReferenceBackend
 from inl.device import Device
 from inl.errors import ProtocolError
-from inl.executor.local_runner import LocalRunner
-from inl.executor.rank_runner import RankRunner
 from inl.models.llama import MODEL
 from inl.protocol.runner import PipelinedRunner, Runner
+from inl.runners.group_runner import RankRunner
+from inl.runners.local_runner import LocalRunner
+from inl.runners.worker_runner import WorkerRunner
 from inl.spec.message import MASKED, admit_frame, release_frame
 from inl.testing.hash_runner import HashRunner
 from inl.testing.play import one_step
@@ -25,7 +26,6 @@ from inl.testing.tiny import (
     reference_ranks,
     tiny_llama,
 )
-from inl.workers.worker_runner import WorkerRunner
 
 VOCAB = 96
 

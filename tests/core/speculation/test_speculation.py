@@ -17,11 +17,11 @@ from inl.config import EngineConfig
 from inl.engine.inference_engine import InferenceEngine
 from inl.errors import RequestError
 from inl.executor.model_loader import open_model
+from inl.runners.startup import worker_options
 from inl.spec.cache import Slotted
 from inl.speculation.draft_counts import StepTimes
 from inl.speculation.drafters import NgramDrafter, SyntheticDrafter
 from inl.testing.tiny import tiny_llama
-from inl.workers.startup import worker_options
 
 VOCAB = 256
 

@@ -13,9 +13,10 @@ from inl.backend.base import Backend
 from inl.backend.reference import ReferenceBackend
 from inl.backend.weight_cache import WeightCache
 from inl.device import Device
-from inl.executor.model_loader import LanguageModel, start_runner
+from inl.executor.model_loader import LanguageModel
 from inl.models.llama import MODEL
 from inl.progress import LoadStage, ProgressReporter
+from inl.runners.local_runner import start_runner
 from inl.spec.kernel import Kernel
 from inl.spec.tree import leaves
 from inl.testing.tiny import MemoryCheckpoint, tiny_llama

@@ -19,13 +19,14 @@ from inl.checkpoints.blocks.dtypes import convert
 from inl.device import Device
 from inl.dtypes import HostArray, cast, widen
 from inl.errors import CheckpointError, RequestError
-from inl.executor.model_loader import LanguageModel, open_model, start_runner
-from inl.executor.rank_runner import RankRunner
+from inl.executor.model_loader import LanguageModel, open_model
 from inl.models import mixtral
 from inl.models.llama import MODEL
 from inl.ops.linear import Linear
 from inl.plugin import make_backend
 from inl.protocol.runner import Limits
+from inl.runners.group_runner import RankRunner
+from inl.runners.local_runner import start_runner
 from inl.spec.kernel import Kernel
 from inl.spec.tree import leaves
 from inl.testing.oracle import prompt_logits

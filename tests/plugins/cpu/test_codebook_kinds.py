@@ -13,9 +13,10 @@ from inl.checkpoints.blocks.codebooks import FALLBACK_DTYPES
 from inl.checkpoints.blocks.dtypes import BLOCKS, dequantize
 from inl.dtypes import SIZES, widen
 from inl.errors import MissingPackage
-from inl.executor.model_loader import open_model, start_runner
+from inl.executor.model_loader import open_model
 from inl.plugin import make_backend
 from inl.protocol.runner import Limits
+from inl.runners.local_runner import start_runner
 from inl.testing.oracle import prompt_logits
 from inl.testing.tiny import plain_logits, tiny_llama
 from inl_cpu import matrix

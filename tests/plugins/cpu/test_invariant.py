@@ -7,8 +7,9 @@ import pytest
 
 from inl import EngineConfig
 from inl.device import Device
-from inl.executor.model_loader import LanguageModel, start_runner
+from inl.executor.model_loader import LanguageModel
 from inl.models.llama import MODEL
+from inl.runners.local_runner import start_runner
 from inl.spec.message import Row, admit_frame, step_frame
 from inl.spec.step import Bucket
 from inl.testing.invariant_checks import missing_kernels, same_bits

@@ -7,9 +7,10 @@ import pytest
 
 from inl import EngineConfig
 from inl.errors import RequestError
-from inl.executor.model_loader import LanguageModel, start_runner
+from inl.executor.model_loader import LanguageModel
 from inl.models.llama import MODEL
 from inl.plugin import make_backend
+from inl.runners.local_runner import start_runner
 from inl.spec.cache import Paged
 from inl.spec.message import Row, admit_frame, step_frame
 from inl.spec.step import Bucket

@@ -12,9 +12,10 @@ from safetensors.numpy import save_file
 from inl import EngineConfig
 from inl.cache_dir.packed_folder import SUFFIX
 from inl.dtypes import widen
-from inl.executor.model_loader import open_model, start_runner
+from inl.executor.model_loader import open_model
 from inl.plugin import make_backend
 from inl.protocol.runner import Limits
+from inl.runners.local_runner import start_runner
 from inl.testing.oracle import prompt_logits
 from inl.testing.tiny import plain_logits, tiny_llama
 from inl.weights.quantize.report import KINDS

@@ -10,7 +10,8 @@ import pytest
 from depth import mostly_full
 from inl import EngineConfig, InferenceEngine
 from inl.executor.model_executor import SIZE_CLASSES
-from inl.executor.model_loader import LanguageModel, start_runner
+from inl.executor.model_loader import LanguageModel
+from inl.runners.local_runner import start_runner
 from plain_byte_tokens import plain_bytes_as_tokens
 from random_families import random_family
 

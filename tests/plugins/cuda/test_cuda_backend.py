@@ -17,13 +17,14 @@ from inl.device import Device
 from inl.dtypes import wrap
 from inl.engine.core import EngineCore
 from inl.errors import BackendUnavailable, InlError, OutOfMemory, WorkerLost
-from inl.executor.model_loader import LanguageModel, open_model, start_runner
+from inl.executor.model_loader import LanguageModel, open_model
 from inl.models.llama import MODEL
+from inl.runners.local_runner import start_runner
+from inl.runners.startup import start
 from inl.scheduling.request import Request
 from inl.spec.limits import Limits
 from inl.spec.step import Bucket
 from inl.testing.tiny import MemoryCheckpoint, plain_logits, tiny_llama
-from inl.workers.startup import start
 from inl_cuda import probe
 from inl_cuda.backend import CudaBackend, check_torch
 

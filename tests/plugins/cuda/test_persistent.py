@@ -15,8 +15,9 @@ from inl.device import Device
 from inl.dtypes import cast, widen
 from inl.engine.core import EngineCore
 from inl.errors import InlError
-from inl.executor.model_loader import LanguageModel, start_runner
+from inl.executor.model_loader import LanguageModel
 from inl.models.llama import MODEL
+from inl.runners.local_runner import start_runner
 from inl.scheduling.request import Request
 from inl.testing.tiny import MemoryCheckpoint, plain_logits, tiny_llama
 from inl_cuda import probe

@@ -17,7 +17,8 @@ from inl import EngineConfig, InferenceEngine
 from inl.checkpoints.hub.resolve import default_model
 from inl.device import Device
 from inl.errors import BackendUnavailable
-from inl.executor.model_loader import open_model, start_runner
+from inl.executor.model_loader import open_model
+from inl.runners.local_runner import start_runner
 from inl.testing.near_tie import compare
 from inl.testing.oracle import prompt_logits
 from inl_directml import providers

@@ -17,8 +17,9 @@ from inl.backend.reference import ReferenceBackend
 from inl.checkpoints.hub.resolve import default_model
 from inl.device import Device
 from inl.errors import BackendUnavailable
-from inl.executor.model_loader import open_model, start_runner
+from inl.executor.model_loader import open_model
 from inl.models.llama import MODEL
+from inl.runners.local_runner import start_runner
 from inl.spec.limits import Limits
 from inl.testing.oracle import prompt_logits
 from inl.testing.tiny import MemoryCheckpoint, local_runner, tiny_llama

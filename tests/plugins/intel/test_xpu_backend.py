@@ -14,9 +14,10 @@ from inl.backend.base import CachedMemory
 from inl.device import Device
 from inl.engine.core import EngineCore
 from inl.errors import BackendUnavailable, DeviceError
-from inl.executor.model_loader import LanguageModel, start_runner
+from inl.executor.model_loader import LanguageModel
 from inl.models.llama import MODEL
 from inl.ops import catalog
+from inl.runners.local_runner import start_runner
 from inl.scheduling.request import Request
 from inl.spec.tolerance import judge
 from inl.testing.tiny import MemoryCheckpoint, plain_logits, tiny_llama

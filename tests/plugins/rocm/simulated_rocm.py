@@ -21,7 +21,7 @@ RCCL = "nccl"
 def serve(options, progress):
     """Serve one rank on the simulated device (factory of a worker)."""
     import inl.plugin
-    from inl.workers.rank_startup import serve_rank
+    from inl.runners.rank_startup import serve_rank
 
     inl.plugin.make_backend = lambda name: open_backend(Device(name))
     return serve_rank(options, progress)

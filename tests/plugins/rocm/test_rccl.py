@@ -20,10 +20,10 @@ from inl.device import Device
 from inl.engine.core import EngineCore
 from inl.errors import BackendUnavailable
 from inl.executor.model_loader import open_model
+from inl.runners import rank_startup
+from inl.runners.startup import start
 from inl.scheduling.request import Request
 from inl.testing.tiny import plain_logits, tiny_llama
-from inl.workers import rank_startup
-from inl.workers.startup import start
 from inl_rocm.backend import RocmBackend
 
 PROMPTS = [[5, 17, 80, 3, 44, 9], [61]]

@@ -26,8 +26,10 @@ from inl.checkpoints.blocks.encode import encode
 from inl.device import Device
 from inl.dtypes import HostArray
 from inl.errors import InlError
-from inl.executor.model_loader import LanguageModel, start_runner
+from inl.executor.model_loader import LanguageModel
 from inl.models import llama, mixtral
+from inl.runners.local_runner import start_runner
+from inl.runners.startup import over_mesh
 from inl.spec.limits import Limits
 from inl.spec.message import POOLED
 from inl.spec.tree import leaves
@@ -36,7 +38,6 @@ from inl.testing.play import admission, one_step
 from inl.testing.tiny import MemoryCheckpoint, local_runner, tiny_llama
 from inl.testing.traffic import Traffic, play
 from inl.weights.sources import stored_tensors
-from inl.workers.startup import over_mesh
 from inl_jax.mesh.backend import MeshBackend
 from inl_jax.mesh.validate import validate_weights
 from inl_jax.pallas import linear

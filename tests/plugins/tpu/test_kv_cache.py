@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from inl import EngineConfig
-from inl.executor.model_loader import LanguageModel, start_runner
+from inl.executor.model_loader import LanguageModel
 from inl.models.llama import MODEL
 from inl.ops.attention import random_step
+from inl.runners.local_runner import start_runner
 from inl.spec.message import Row, admit_frame, step_frame
 from inl.spec.step import Bucket
 from inl.testing.tiny import MemoryCheckpoint, tiny_llama

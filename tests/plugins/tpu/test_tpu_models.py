@@ -12,8 +12,9 @@ from inl import EngineConfig, InferenceEngine
 from inl.backend.reference import ReferenceBackend
 from inl.checkpoints.hub.resolve import default_model
 from inl.device import Device
-from inl.executor.model_loader import open_model, start_runner
+from inl.executor.model_loader import open_model
 from inl.models.mixtral import MODEL
+from inl.runners.local_runner import start_runner
 from inl.spec.limits import Limits
 from inl.spec.tree import leaves
 from inl.speculation.drafters import SyntheticDrafter

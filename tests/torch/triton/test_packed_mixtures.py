@@ -14,8 +14,9 @@ from inl.backend.host import host_memory
 from inl.backend.reference import ReferenceBackend
 from inl.config import EngineConfig
 from inl.device import Device
-from inl.executor.model_loader import LanguageModel, start_runner
+from inl.executor.model_loader import LanguageModel
 from inl.models import gpt_oss, qwen3_moe
+from inl.runners.local_runner import start_runner
 from inl.spec.limits import Limits
 from inl.spec.tree import leaves
 from inl.testing.oracle import prompt_logits

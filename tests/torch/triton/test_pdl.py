@@ -19,7 +19,8 @@ from inl.backend.base import DeviceMemory, Traits
 from inl.device import Device
 from inl.models.llama import MODEL
 from inl.executor.model_step import advance
-from inl.executor.model_loader import LanguageModel, start_runner
+from inl.executor.model_loader import LanguageModel
+from inl.runners.local_runner import start_runner
 from inl.spec.step import Bucket
 from inl.testing.tiny import MemoryCheckpoint, tiny_llama
 from inl_torch import triton

@@ -13,8 +13,9 @@ from inl import EngineConfig, InferenceEngine
 from inl.backend.base import Traits
 from inl.backend.host import host_memory
 from inl.device import Device
-from inl.executor.model_loader import LanguageModel, start_runner
+from inl.executor.model_loader import LanguageModel
 from inl.models.llama import MODEL
+from inl.runners.local_runner import start_runner
 from inl.testing.tiny import MemoryCheckpoint, tiny_llama
 
 # isort: split

@@ -132,8 +132,8 @@ def _memory(
     """Compare the memory traffic of each batch with the measured bandwidth."""
     from inl.backend.bandwidth import memory_bandwidth
     from inl.engine.benchmark import traffic
-    from inl.executor.local_runner import LocalRunner
     from inl.plugin import make_backend
+    from inl.runners.local_runner import LocalRunner
 
     # Tensors and memory of worker processes are not visible here.
     is_local = isinstance(engine.runner, LocalRunner)
@@ -150,8 +150,8 @@ def _memory(
 def device_memory(engine: InferenceEngine) -> dict[str, int] | None:
     """Return total and free bytes of a device that is not the host's processor."""
     from inl.device import DeviceType
-    from inl.executor.local_runner import LocalRunner
     from inl.plugin import make_backend
+    from inl.runners.local_runner import LocalRunner
 
     if not isinstance(engine.runner, LocalRunner):
         return None  # the memory of worker processes is not visible here

@@ -21,9 +21,9 @@ from inl.executor.model_loader import (
     longest_context,
     open_model,
 )
+from inl.runners.startup import check_place
 from inl.text.measure import check_length
 from inl.text.tokenizer import Tokenizer
-from inl.workers.startup import check_place
 
 
 @with_groups

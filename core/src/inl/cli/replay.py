@@ -19,7 +19,7 @@ from inl.protocol.runner import Limits, Runner
 from inl.recording.outcome import Difference, Outcome
 from inl.recording.replay import replay
 from inl.recording.trace_file import RunHeader, read_trace
-from inl.workers.startup import start
+from inl.runners.startup import start
 
 
 @dataclass(frozen=True, kw_only=True)

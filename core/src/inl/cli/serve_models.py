@@ -69,9 +69,9 @@ def make_server(
     tracing: Tracing | None = None,
 ) -> Server:
     """Return a server that does not listen yet; loads a single model."""
+    from inl.runners.startup import check_place
     from inl.serve.model_slot import ModelSource
     from inl.serve.server import Server, engine_config
-    from inl.workers.startup import check_place
 
     check_place(engine)
     max_batch = engine.max_batch or served_batch(engine.backend)

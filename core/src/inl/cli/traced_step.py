@@ -11,10 +11,10 @@ from inl.errors import BackendUnavailable, RequestError
 from inl.executor.load_plan import LoadPlan, configure
 from inl.executor.model_executor import bound_tracer
 from inl.plugin import make_backend
+from inl.runners.startup import over_mesh
 from inl.scheduling.buckets import Buckets
 from inl.spec.dispatch import Tracer
 from inl.spec.step import Bucket
-from inl.workers.startup import over_mesh
 
 if TYPE_CHECKING:
     from inl.backend.base import Backend

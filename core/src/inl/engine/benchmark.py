@@ -19,7 +19,7 @@ from inl.weights.plan import WeightPlan
 if TYPE_CHECKING:
     from inl.engine.core import StepRecord
     from inl.engine.inference_engine import InferenceEngine
-    from inl.executor.local_runner import Loaded, LocalRunner
+    from inl.runners.local_runner import Loaded, LocalRunner
 
 MIN_STEPS = 2
 """Minimum number of timed steps: a speed needs an interval."""

@@ -47,9 +47,9 @@ from inl.executor.model_loader import (
 from inl.progress import Progress
 from inl.protocol.runner import Limits, Runner
 from inl.recording.recorder import Recorder
+from inl.runners.startup import Restarts, StartedRunner, check_place, run_header, start
 from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.scheduler import Scheduler
-from inl.workers.startup import Restarts, StartedRunner, check_place, run_header, start
 
 if TYPE_CHECKING:
     import numpy as np

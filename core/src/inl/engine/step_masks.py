@@ -8,9 +8,9 @@ from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from inl.errors import RequestError
-from inl.executor.rank_threads import RankThreads, Round
 from inl.forks import on_fork
 from inl.protocol.token_masks import TokenMasks, mask_words
+from inl.runners.rank_threads import RankThreads, Round
 from inl.scheduling.guide import Guide, restore
 from inl.scheduling.request import Request, Status
 from inl.spec.message import STEP_NUMBERS

@@ -18,8 +18,8 @@ from inl.errors import RequestError, RunnerError
 from inl.executor.cache_dtype import CacheDtype, cache_dtype, caching_in
 from inl.executor.cache_sizing import min_limits, plan_limits
 from inl.executor.loaded import Loaded
-from inl.executor.local_runner import with_programs
 from inl.executor.model_executor import bound_tracer, used_whole_models
+from inl.executor.repeated_frames import with_programs
 from inl.executor.tied_weights import without_copies
 from inl.executor.tuning_results import load_tuning_results
 from inl.placement.mesh import MeshSizes, mesh_of
@@ -156,7 +156,7 @@ class LoadPlan:
         if count_ranks(backend) != self.unloaded.ranks:
             raise RunnerError(
                 f"{backend.device}: found a plan for a rank of {self.unloaded.ranks} "
-                "outside of their group; start the ranks by inl.workers.startup.start"
+                "outside of their group; start the ranks by inl.runners.startup.start"
             )
         unloaded = self._without_copies()
         if rank == 0:

@@ -10,14 +10,9 @@ from inl.checkpoints.causal import causal
 from inl.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from inl.checkpoints.counts import check_counts
 from inl.checkpoints.quantized.kv_cache_scheme import FIELD
-from inl.config import EngineConfig
 from inl.errors import CheckpointError
-from inl.executor.load_plan import LoadPlan
-from inl.executor.local_runner import LocalRunner
 from inl.models.fields import Fields, refuse_fields
 from inl.models.registry import find_model
-from inl.progress import LoadStage, Progress, ProgressReporter
-from inl.protocol.runner import Limits
 from inl.spec.cache import Slotted
 from inl.spec.model import Model
 from inl.weights.load import stored_specs
@@ -27,7 +22,6 @@ from inl.weights.quantize.report import QuantizationReport
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from inl.backend.base import Backend
 
 log = logging.getLogger("inl")
 
@@ -141,30 +135,3 @@ def is_recurrent(language: LanguageModel) -> bool:
 def _rebuilds(language: LanguageModel) -> set[str]:
     state = language.model.state(language.config)
     return {item.rebuild for item in state if isinstance(item, Slotted)}
-
-
-def start_runner(
-    language: LanguageModel,
-    backend: Backend,
-    config: EngineConfig,
-    *,
-    limits: Limits | None = None,
-    progress: Progress | None = None,
-    rank: int = 0,
-) -> LocalRunner:
-    """Load the weights on ``backend`` and make its runner.
-
-    limits: planned from the free memory by default. progress: called with the
-    bytes of the weights, then with the programs that are compiled at the start
-    (:attr:`~inl.config.EngineConfig.warm_up`). rank: part of the weights, if
-    ``backend`` offers :class:`~inl.backend.base.Collectives`; every rank must make the
-    same call.
-    """
-    plan = LoadPlan.of(language, backend, config, limits=limits)
-    report = ProgressReporter(progress)
-    report(0, 1)  # so that a bar appears before the cache is looked up
-    runner = LocalRunner(plan.backend, plan.load(report, rank=rank), plan.limits)
-    if config.warm_up:
-        report.stage = LoadStage.COMPILING
-        runner.warm_up(report)
-    return runner

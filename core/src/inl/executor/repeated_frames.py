@@ -8,6 +8,7 @@ stop are removed when they are read.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,6 +27,7 @@ from inl.spec.message import (
 from inl.spec.step import NO_TOKEN, Bucket
 
 if TYPE_CHECKING:
+    from inl.backend.base import Backend
     from inl.spec.limits import Limits
     from inl.spec.message import IntArray
 
@@ -111,3 +113,9 @@ def with_repeats(buckets: Sequence[Bucket], steps: int) -> tuple[Bucket, ...]:
     decoding = (b for b in buckets if b.tokens == b.rows and b.tokens_per_row == 1)
     repeated = (bucket._replace(repeat=steps) for bucket in decoding)
     return (*buckets, *repeated) if steps > 1 else tuple(buckets)
+
+
+def with_programs(backend: Backend, limits: Limits) -> Limits:
+    """Return the limits with the buckets that a runner of ``backend`` compiles."""
+    buckets = with_repeats(backend.buckets(limits), limits.decode_steps)
+    return replace(limits, buckets=buckets)

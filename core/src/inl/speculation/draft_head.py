@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from inl.backend.base import Backend
-    from inl.executor.local_runner import LocalRunner
     from inl.executor.model_loader import LanguageModel
     from inl.ops.protocol import Ops
+    from inl.runners.local_runner import LocalRunner
     from inl.spec.limits import Limits
 
 MAPPINGS = ("d2t", "t2d")

@@ -24,7 +24,7 @@ from inl.spec.message import Row, admit_frame, step_frame
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from inl.executor.local_runner import LocalRunner
+    from inl.runners.local_runner import LocalRunner
     from inl.scheduling.plan import Chunk
     from inl.scheduling.request import Request
     from inl.speculation.draft_head import DraftExecutor

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 from inl.checkpoints.hub.resolve import resolve_model
 from inl.errors import RequestError, TokenizerNotFound
-from inl.executor.local_runner import LocalRunner
 from inl.executor.model_loader import (
     LanguageModel,
     is_recurrent,
     is_replayed,
     open_model,
 )
+from inl.runners.local_runner import LocalRunner
+from inl.runners.startup import start
 from inl.scheduling.buckets import Buckets
 from inl.scheduling.plan import SchedulerConfig
 from inl.speculation.draft_head import DraftExecutor, open_head
@@ -23,7 +24,6 @@ from inl.speculation.eagle_drafter import EagleDrafter
 from inl.speculation.model_drafter import ModelDrafter
 from inl.speculation.planner import Speculation
 from inl.speculation.step_times import measure_step_times, measure_token_seconds
-from inl.workers.startup import start
 
 if TYPE_CHECKING:
     from inl.config import EngineConfig

@@ -21,7 +21,7 @@ from inl.testing.play import admission, one_step
 from inl.testing.runner_frames import first_blocks, opened
 
 if TYPE_CHECKING:
-    from inl.executor.local_runner import LocalRunner
+    from inl.runners.local_runner import LocalRunner
     from inl.testing.oracle import Tiny
 
 SLOWER: Final = 2.5

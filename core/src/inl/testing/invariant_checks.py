@@ -27,7 +27,7 @@ from inl.testing.check import CheckFailed, equal, require
 from inl.testing.oracle import VOCAB, Tiny
 
 if TYPE_CHECKING:
-    from inl.executor.local_runner import LocalRunner
+    from inl.runners.local_runner import LocalRunner
     from inl.testing.target import Target
 
 INVARIANT = "engine/invariant"

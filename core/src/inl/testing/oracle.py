@@ -10,15 +10,16 @@ import numpy as np
 
 from inl.config import EngineConfig
 from inl.dtypes import rounded
-from inl.executor.model_loader import LanguageModel, start_runner
+from inl.executor.model_loader import LanguageModel
 from inl.models.llama import MODEL
 from inl.protocol.runner import Limits
+from inl.runners.local_runner import start_runner
 from inl.testing.check import Measure, require
 from inl.testing.near_tie import BOUNDS
 from inl.testing.tiny import MemoryCheckpoint, plain_logits, tiny_llama
 
 if TYPE_CHECKING:
-    from inl.executor.local_runner import LocalRunner
+    from inl.runners.local_runner import LocalRunner
     from inl.testing.target import Target
 
 VOCAB = 256

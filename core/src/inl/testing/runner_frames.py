@@ -15,7 +15,7 @@ from inl.testing.oracle import VOCAB, Tiny
 from inl.testing.play import admission, one_step
 
 if TYPE_CHECKING:
-    from inl.executor.local_runner import LocalRunner
+    from inl.runners.local_runner import LocalRunner
 
 
 @contextmanager

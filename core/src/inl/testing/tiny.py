@@ -14,9 +14,9 @@ from inl.backend.reference import ReferenceBackend, Rendezvous, ThreadCollective
 from inl.checkpoints.checkpoint import Checkpoint
 from inl.dtypes import HostArray, wrap
 from inl.errors import TokenizerNotFound
-from inl.executor.local_runner import Loaded, LocalRunner
-from inl.executor.rank_runner import RankRunner
 from inl.placement.sharding import check_shares
+from inl.runners.group_runner import RankRunner
+from inl.runners.local_runner import Loaded, LocalRunner
 from inl.spec.selection import KernelSelection
 from inl.weights.load import load_weights, stored_specs
 from inl.weights.plan import check_tensors, plan_weights

@@ -18,7 +18,7 @@ from inl.workers.connection import new_connection
 
 log = logging.getLogger("inl.worker")
 
-MAIN = "inl.workers.worker_main"
+MAIN = "inl.runners.worker_main"
 
 OUTPUT_BYTES = 1 << 14
 """Bytes of a worker's last output that are stored for the message of its loss."""
@@ -31,7 +31,7 @@ EXIT_SECONDS = 5.0
 
 
 class WorkerProcess:
-    """An interpreter that runs :mod:`inl.workers.worker_main`, and the channel to it.
+    """An interpreter that runs :mod:`inl.runners.worker_main`, and the channel to it.
 
     Its output is logged as ``inl.worker``. Raises :class:`~inl.errors.RunnerError` if
     it cannot be started.

@@ -80,7 +80,7 @@ def _text(sharding: jax.sharding.Sharding) -> str:
 def validate_weights(runner: Any) -> tuple[TensorSharding, ...]:
     """Compare the weights of a runner on a mesh with the plan of their division.
 
-    runner: a :class:`~inl.executor.local_runner.LocalRunner`. Returns the sharding of
+    runner: a :class:`~inl.runners.local_runner.LocalRunner`. Returns the sharding of
     each tensor by its name in the checkpoint. Raises as :func:`validate_sharding`.
     """
     loaded, place = runner.loaded, runner.executor.backend.place

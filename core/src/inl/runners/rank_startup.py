@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 from inl.backend.base import Rank, Ranks
 from inl.device import Device, DeviceType
 from inl.errors import BackendUnavailable, DeviceError, ProtocolError
-from inl.executor.model_loader import start_runner
-from inl.executor.rank_runner import RankRunner
 from inl.placement.sharding import check_shares
+from inl.runners.group_runner import RankRunner
+from inl.runners.local_runner import start_runner
+from inl.runners.startup import StartedRunner, read_options, worker_options
+from inl.runners.worker_runner import RETURN_HINT, WorkerRunner
 from inl.weights.load import stored_specs
 from inl.weights.plan import plan_weights
 from inl.workers.address import parse_worker
-from inl.workers.startup import StartedRunner, read_options, worker_options
-from inl.workers.worker_runner import RETURN_HINT, WorkerRunner
 
 if TYPE_CHECKING:
     from inl.config import EngineConfig
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from inl.progress import Progress
     from inl.spec.limits import Limits
 
-FACTORY = "inl.workers.rank_startup:serve_rank"
+FACTORY = "inl.runners.rank_startup:serve_rank"
 MAX_SECONDS = 3600.0
 """Longest time for ranks to wait for each other, if ``worker_seconds`` is longer."""
 
@@ -119,7 +119,7 @@ def rank_devices(config: EngineConfig) -> tuple[str, list[str]]:
 def serve_rank(options: Mapping[str, Any], progress: Progress) -> StartedRunner:
     """Open one rank's part of a model in a worker (factory).
 
-    options: those of :func:`~inl.workers.startup.serve_model`, and "rank".
+    options: those of :func:`~inl.runners.startup.serve_model`, and "rank".
     """
     from inl.plugin import make_backend
 

@@ -44,7 +44,7 @@ class WorkerRunner(PipelinedRunner):
 
     python: path of the interpreter. options: JSON object for the worker's factory.
     factory: "module:function" there; by default a model on a device, see
-    :func:`~inl.workers.startup.serve_model`. hello_seconds: time limit of the start.
+    :func:`~inl.runners.startup.serve_model`. hello_seconds: time limit of the start.
     silent_seconds: longest time without an answer to a request; then the process is
     stopped and counts as lost. advice: advice in the message of its loss. abandoned:
     once set, by any thread, the process is stopped and a waiting call raises

@@ -21,11 +21,11 @@ from inl.backend.reference import (
 )
 from inl.device import Device
 from inl.errors import OutOfMemory, ProtocolError, RunnerError, WeightMismatch
-from inl.executor import rank_runner as ranks
-from inl.executor.rank_runner import RankRunner
 from inl.models.llama import MODEL
 from inl.ops import catalog
 from inl.placement.ranks import over_ranks
+from inl.runners import group_runner as ranks
+from inl.runners.group_runner import RankRunner
 from inl.spec.dispatch import DynamicOps
 from inl.spec.kernel import Kernel
 from inl.spec.limits import Limits

@@ -1,10 +1,10 @@
 """Main program of a worker process: serves one runner to its parent process.
 
-``python -m inl.workers.worker_main --fd N`` uses :mod:`inl.protocol.wire` on the
+``python -m inl.runners.worker_main --fd N`` uses :mod:`inl.protocol.wire` on the
 inherited socket N, ``--port N`` on a connection to the parent's port N, see
 :mod:`inl.workers.connection`. ``--factory module:function`` selects the runner: the
 function is called with the JSON object that the parent sends and a progress callback,
-and returns a :class:`~inl.workers.startup.StartedRunner`. The default factory opens a
+and returns a :class:`~inl.runners.startup.StartedRunner`. The default factory opens a
 model on a device of this interpreter.
 """
 
@@ -37,19 +37,19 @@ from inl.workers.connection import connect_to_parent
 if TYPE_CHECKING:
     from inl.progress import Progress
     from inl.protocol.runner import Runner
+    from inl.runners.startup import StartedRunner
     from inl.spec.message import IntArray
-    from inl.workers.startup import StartedRunner
 
     Factory = Callable[[Mapping[str, Any], Progress], StartedRunner]
 
-DEFAULT = "inl.workers.startup:serve_model"
+DEFAULT = "inl.runners.startup:serve_model"
 GRACE_SECONDS = 2.0
 """Time to finish a step once the parent has ended."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until the parent closes the connection; returns the exit status."""
-    parser = argparse.ArgumentParser("inl.workers.worker_main", description=__doc__)
+    parser = argparse.ArgumentParser("inl.runners.worker_main", description=__doc__)
     parent = parser.add_mutually_exclusive_group(required=True)
     parent.add_argument("--fd", type=int, help="inherited socket")
     parent.add_argument("--port", type=int, help="port of the parent")

@@ -13,12 +13,12 @@ import pytest
 from inl.config import EngineConfig
 from inl.engine.core import EngineCore
 from inl.errors import OutOfMemory, RequestError, RunnerError, WorkerLost
+from inl.runners.startup import MAX_RESTARTS, Restarts
+from inl.runners.worker_runner import WorkerRunner
 from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.request import Request
 from inl.spec.step import Bucket
 from inl.testing.hash_runner import HashRunner
-from inl.workers.startup import MAX_RESTARTS, Restarts
-from inl.workers.worker_runner import WorkerRunner
 
 
 class Mortal(HashRunner):

@@ -12,13 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from inl.checkpoints.digest import model_digest
 from inl.config import REQUEST_BOUNDS, EngineConfig
 from inl.errors import BackendUnavailable, ProtocolError, RunnerError
-from inl.executor.model_loader import (
-    LanguageModel,
-    open_model,
-    start_runner,
-)
+from inl.executor.model_loader import LanguageModel, open_model
 from inl.placement.mesh import Meshes, parse_mesh
 from inl.protocol.runner import Limits, Runner
+from inl.runners.local_runner import start_runner
 from inl.workers.address import WorkerAddress, parse_worker
 
 if TYPE_CHECKING:
@@ -81,7 +78,7 @@ def start(
     progress: called with (done, total) of the weights in bytes, then of the programs.
     """
     if config.tensor_parallel > 1:
-        from inl.workers.rank_startup import start_ranks
+        from inl.runners.rank_startup import start_ranks
 
         return start_ranks(language, config, limits=limits, progress=progress)
     address = parse_worker(config.backend)
@@ -139,7 +136,7 @@ def _start_worker(
     limits: Limits | None,
     progress: Progress | None,
 ) -> StartedRunner:
-    from inl.workers.worker_runner import RETURN_HINT, WorkerRunner
+    from inl.runners.worker_runner import RETURN_HINT, WorkerRunner
 
     runner = WorkerRunner(
         address.python,
@@ -191,7 +188,7 @@ def run_header(language: LanguageModel, started: StartedRunner) -> RunHeader:
 
 
 def serve_model(options: Mapping[str, Any], progress: Progress) -> StartedRunner:
-    """Open a model in a worker: the default factory of :mod:`inl.workers.worker_main`.
+    """Open a model in a worker: the default factory of :mod:`inl.runners.worker_main`.
 
     options: "model", a path; "device"; "config", the fields of
     :class:`~inl.config.EngineConfig` that are not defaults; "limits" or ``None``.

@@ -16,7 +16,6 @@ from inl.errors import (
     RunnerError,
     WorkerLost,
 )
-from inl.executor.rank_threads import RankThreads, Round
 from inl.protocol.runner import (
     AdapterSource,
     PipelinedRunner,
@@ -24,6 +23,7 @@ from inl.protocol.runner import (
     Runner,
     StepInFlight,
 )
+from inl.runners.rank_threads import RankThreads, Round
 from inl.spec.message import STEP, Header
 
 if TYPE_CHECKING:

@@ -23,13 +23,13 @@ from inl.errors import (
     WorkerLost,
 )
 from inl.progress import LoadStage
+from inl.runners import worker_runner
+from inl.runners.worker_runner import WorkerRunner
 from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.request import Request
 from inl.spec.message import MASKED, Row, admit_frame, release_frame, step_frame
 from inl.spec.step import Bucket
 from inl.testing.hash_runner import HashRunner
-from inl.workers import worker_runner
-from inl.workers.worker_runner import WorkerRunner
 from waiting import is_running, until
 
 
@@ -481,7 +481,7 @@ def test_ctrl_c_does_not_reach_the_worker(serve, small):
 @pytest.mark.parametrize("kind", ["hashes", "stuck"])
 def test_the_worker_ends_with_its_parent(serve, small, kind):
     text = (
-        "import os, sys, signal\nfrom inl.workers.worker_runner import WorkerRunner\n"
+        "import os, sys, signal\nfrom inl.runners.worker_runner import WorkerRunner\n"
         f"runner = WorkerRunner(sys.executable, {{'limits': {asdict(small())!r}}},"
         f"factory='worker_factories:{kind}')\nprint(runner.pid, flush=True)\n"
         "from inl.protocol.wire import Kind\nrunner._send(Kind.COLLECT)\n"

@@ -15,14 +15,15 @@ from inl import EngineConfig, InferenceEngine
 from inl.backend.reference import ReferenceBackend, Rendezvous, ThreadCollectives
 from inl.device import Device
 from inl.errors import CheckpointError
-from inl.executor.model_loader import open_model, start_runner
-from inl.executor.rank_runner import RankRunner
+from inl.executor.model_loader import open_model
 from inl.protocol.runner import AdapterSource, Limits
 from inl.recording.recorder import MAX_LARGE_BYTES, STEPS, Recorder
 from inl.recording.replay import replay
 from inl.recording.trace_file import RunHeader, read_trace
+from inl.runners.group_runner import RankRunner
+from inl.runners.local_runner import start_runner
+from inl.runners.startup import start
 from inl.testing.tiny import tiny_llama
-from inl.workers.startup import start
 from lora_files import LoraFiles
 
 HF, TENSORS = tiny_llama(np.random.default_rng(7))
