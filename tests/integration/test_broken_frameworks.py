@@ -75,7 +75,7 @@ PLUGINS = {
         (tpu, "tpus"): lambda: FOUND, (tpu, "platform"): lambda: "tpu",
     }, (("libtpu", "0.0.42"),)),
     "directml": Plugin("directml", "onnxruntime", "1.24.4", {
-        (directml, "adapters"): lambda: FOUND, (directml, "is_installed"): bool,
+        (directml, "adapters"): lambda: FOUND, (directml, "installed_version"): str,
         (directml, "provider"): lambda: "dml",
     }, (("onnx", "1.20.0"),)),
 }  # fmt: skip
@@ -110,7 +110,7 @@ def kind(request, monkeypatch, tmp_path):
         file = site / name / "__init__.py"
         return find_spec(name) if name not in fakes or file.exists() else None
 
-    for module in (frameworks, torch_build, selection, directml, tpu):
+    for module in (frameworks, torch_build, selection):
         monkeypatch.setattr(module, "find_spec", find)
     return request.param
 

@@ -13,19 +13,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import typer
 from safetensors.numpy import save_file
 
 import inl
 from byte_tokens import byte_rules
 from inl import EngineConfig, InferenceEngine
-from inl.cli import replay as replay_command
-from inl.cli import trace as trace_command
+from inl.cli.main import main
 from inl.errors import (
     BackendNotFound,
     BackendUnavailable,
     DeviceError,
-    ModelError,
     OutOfMemory,
     WorkerLost,
 )
@@ -194,40 +191,46 @@ def test_what_the_other_environment_cannot_do(engine, other_python):
         engine(backend="worker:/nowhere/bin/python/cpu:0")
 
 
+def traced(out, model, device, *, tokens, temperature=0.0):
+    """Write a trace; returns the exit code."""
+    options = {
+        "--out": out, "--model": model, "--device": device, "--max-tokens": tokens,
+        "--temperature": temperature,
+    }  # fmt: skip
+    words = [str(word) for pair in options.items() for word in pair]
+    return main(["trace", "say", "--raw", *words])
+
+
 def test_a_trace_through_a_worker_replayed_here(model, other_python, tmp_path, capsys):
     out = tmp_path / "answer.trace"
     device = f"worker:{other_python}/reference"
-    trace_command.run(
-        "say", out, str(model), device, max_tokens=9, raw=True, temperature=0.9
-    )
+    assert traced(out, model, device, tokens=9, temperature=0.9) == 0
     capsys.readouterr()
-    replay_command.run(out)
+    assert main(["replay", str(out)]) == 0
     said = capsys.readouterr().out
     assert "9 steps, 9 rows compared, 0 skipped" in said
     assert "every token is the same" in said
-    replay_command.run(out, device=device, as_json=True)
+    assert main(["replay", str(out), "--device", device, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["differences"] == []
 
 
 def test_a_planted_difference_ends_with_status_1(model, tmp_path, capsys):
     out = tmp_path / "answer.trace"
-    trace_command.run("say", out, str(model), "reference", max_tokens=9, raw=True)
+    assert traced(out, model, "reference", tokens=9) == 0
     last = [each for each in read_trace(out) if isinstance(each, Reply)][-1]
     data = bytearray(out.read_bytes())
     data[-4] ^= 1  # the only token of the last reply
     out.write_bytes(data)
-    with pytest.raises(typer.Exit) as caught:
-        replay_command.run(out)
-    assert caught.value.exit_code == 1
+    assert main(["replay", str(out)]) == 1
     token = int(last.tokens[0, 0])
     said = capsys.readouterr().out
     assert "first difference: step 9, row 0: sequence 1 (slot" in said
     assert f"recorded {token ^ 1}, replayed {token}" in said
 
 
-def test_another_model_is_refused(model, tmp_path, made):
+def test_another_model_is_refused(model, tmp_path, made, capsys):
     out = tmp_path / "answer.trace"
-    trace_command.run("say", out, str(model), "reference", max_tokens=2, raw=True)
+    assert traced(out, model, "reference", tokens=2) == 0
     tensors = made[1]
     other = tmp_path / "other"
     other.mkdir()
@@ -235,5 +238,5 @@ def test_another_model_is_refused(model, tmp_path, made):
         (other / path.name).write_bytes(path.read_bytes())
     norm = tensors["model.norm.weight"] * 1.01
     save_file(tensors | {"model.norm.weight": norm}, other / "model.safetensors")
-    with pytest.raises(ModelError, match="was recorded with"):
-        replay_command.run(out, model=str(other))
+    assert main(["replay", str(out), "--model", str(other)]) == 2
+    assert "was recorded with" in capsys.readouterr().err

@@ -97,6 +97,7 @@ def test_checkpoint_and_vmap_equal_plain_calls(name):
 
 def test_the_layer_equals_that_of_torch():
     torch = pytest.importorskip("torch", reason="torch is not installed")
+    torch.manual_seed(0)
     layer = nn.InlDynamics(6, controller=4).double()
     state = {name: each.detach().numpy() for name, each in layer.named_parameters()}
     params = nn.init_inl_dynamics(jax.random.key(0), 6, controller=4)

@@ -416,7 +416,7 @@ def test_another_version_is_named_on_both_sides(serve, script, name, value):
 def test_another_version_of_the_core_alone_is_no_reason(serve, script):
     text = (
         "import inl\ninl.__version__ = '0.1.7'\n"
-        "from inl.workers import worker_main\nsys.exit(worker_main.main(sys.argv[3:]))"
+        "from inl.runners import worker_main\nsys.exit(worker_main.main(sys.argv[3:]))"
     )
     assert serve(python=script(text)).device == "hash:0"
 
