@@ -98,6 +98,12 @@ BAD = {
 }
 
 
+def test_a_file_may_begin_with_the_mark_of_utf_8(tmp_path):
+    path = tmp_path / "in.jsonl"
+    path.write_text(json.dumps(line_of(1)) + "\r\n", "utf-8-sig")
+    assert [each["custom_id"] for each in read_requests(path)] == ["no 1 é\u2028"]
+
+
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_line_is_named_before_anything_runs(tmp_path, name):
     path = tmp_path / "in.jsonl"

@@ -70,6 +70,7 @@ def test_names_of_adapters_are_names_of_models(config):
         for _ in range(2):
             assert {name: server.tokens(name) for name in names} == wanted
         listed = server.send("GET", "/v1/models")[2]["data"]
+        assert server.send("GET", "/v1/models/")[2]["data"] == listed
         assert [(each["id"], each.get("parent")) for each in listed] == [
             ("base", None), ("poet", "base"), ("clerk", "base"),
         ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Child processes in which untrusted input is parsed, where a crash harms nobody.
+"""Child processes that parse untrusted input, whose crash does not end the parent.
 
 A child reads lines from its standard input and writes one JSON value per line to its
 standard output. It limits its own address space and processor time, with

@@ -212,3 +212,14 @@ def test_a_stream_may_be_closed(closed, words):
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_letters_that_an_output_cannot_encode_are_replaced(encoding):
+    code = "from inl.cli import main; main._restore_streams(); print('a\\U0001f600b')"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"},
+        capture_output=True,
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, b"a?b"), done.stderr

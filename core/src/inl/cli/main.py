@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import logging
 import os
 import sys
@@ -64,10 +65,15 @@ def _stop_bars() -> None:
 
 
 def _restore_streams() -> None:
-    """Replace standard streams that were closed before start with os.devnull."""
+    """Replace standard streams that were closed before start with os.devnull.
+
+    Letters that the encoding of an output does not have are replaced.
+    """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")
 
 
 def _run(words: list[str]) -> int:

@@ -25,7 +25,7 @@ RETRY_SECONDS = 0.1
 def read_requests(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the requests of a file; raises :class:`RequestError` for a bad line."""
     ids: set[str] = set()
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8-sig") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue

@@ -42,6 +42,7 @@ class Operations:
             get("/load", self.load),
             get("/metrics", self.metrics),
             get("/v1/models", self.models),
+            get("/v1/models/", self.models),  # an empty name is no model's
             get("/v1/models/{name:path}", self.model),
         ]
 
