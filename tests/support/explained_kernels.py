@@ -45,7 +45,7 @@ def draft_head(folder):
 
 @contextmanager
 def recorded_kernels(monkeypatch):
-    """Yield two sets of labels: of the kernels that ops bind, and of those that run."""
+    """Yield the labels of the kernels that ops bind, and of those that run."""
     bound, ran = set(), set()
     noting = inl.spec.dispatch.noting
 

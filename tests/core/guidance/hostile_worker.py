@@ -27,7 +27,7 @@ STATUS = Path("/proc/self/status")
 
 
 def memory():
-    """Resident memory in bytes; 0 where the system does not tell."""
+    """Resident memory in bytes; 0 where the system does not report it."""
     lines = STATUS.read_text().splitlines() if STATUS.exists() else []
     return next(
         (int(line.split()[1]) << 10 for line in lines if line.startswith("VmRSS")), 0
