@@ -47,6 +47,22 @@ def test_a_probe_runs_once(site):
     assert len(sys.modules["npu_entry"].calls) == 1
 
 
+def test_a_probe_runs_again_after_a_setting_has_changed(site, monkeypatch):
+    """The reason of a failed probe names the variable that makes it succeed."""
+    body = """
+    import os
+    if os.environ.get("INL_NPU") != "sim":
+        raise BackendUnavailable("no NPU; INL_NPU=sim simulates one")
+    return [DeviceInfo(0, 'A')]"""
+    known = probed(site, body)
+    assert "INL_NPU=sim" in known.why_not(Device("npu"))
+    monkeypatch.setenv("INL_NPU", "sim")
+    assert known.why_not(Device("npu")) is None
+    monkeypatch.delenv("INL_NPU")
+    assert "INL_NPU=sim" in known.why_not(Device("npu"))
+    assert len(sys.modules["npu_entry"].calls) == 2
+
+
 def test_a_backend_without_a_probe_is_always_available(site):
     site.add("npu", PROBED.format(body="pass").replace(", probe=probe", ""))
     assert site.load().find("npu").devices == (DeviceInfo(0, "npu"),)

@@ -1,4 +1,4 @@
-"""Environment variables that choose one of several values; imports no framework."""
+"""Environment variables that configure backends; imports no framework."""
 
 from __future__ import annotations
 
@@ -6,6 +6,15 @@ import os
 from collections.abc import Sequence
 
 from inl.errors import DeviceError
+
+Settings = tuple[tuple[str, str], ...]
+"""Names and values of environment variables, sorted."""
+
+
+def settings() -> Settings:
+    """Return the environment variables whose names start with ``INL_``."""
+    found = (item for item in os.environ.items() if item[0].startswith("INL_"))
+    return tuple(sorted(found))
 
 
 def environment_choice(

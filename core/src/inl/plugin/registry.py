@@ -9,6 +9,7 @@ from inl.device import Device, DeviceType
 from inl.errors import PluginError
 from inl.plugin.contribution import BackendEntry, Contribution, resolve
 from inl.plugin.discover import Origin
+from inl.plugin.environment import Settings, settings
 from inl.plugin.kernels import import_kernels
 from inl.plugin.probe import ProbeResult, run_probe
 from inl.plugin.rows import INSTALL, PACKAGES, DeviceRow, Plugin, PluginRow
@@ -20,7 +21,11 @@ if TYPE_CHECKING:
 
 
 class Registry:
-    """Items of all plugins. Probes run once, on demand; items are imported on use."""
+    """Items of all plugins; they are imported on use.
+
+    Probes run on demand, once for each set of ``INL_*`` environment variables, since
+    the reason of a failed probe may name a variable to set.
+    """
 
     def __init__(self, plugins: Sequence[Plugin]) -> None:
         self._plugins = tuple(plugins)
@@ -39,7 +44,7 @@ class Registry:
             for plugin in plugins
             for name, entry in plugin.items.functions.items()
         }
-        self._probed: dict[DeviceType, ProbeResult] = {}
+        self._probed: dict[tuple[DeviceType, Settings], ProbeResult] = {}
 
     @property
     def plugins(self) -> tuple[PluginRow, ...]:
@@ -84,14 +89,15 @@ class Registry:
         return tuple(row for kind in self.types for row in self._device_rows(kind))
 
     def find(self, device_type: str) -> ProbeResult:
-        """Return the devices of a type; its probe runs once per registry."""
+        """Return the devices of a type, from its probe."""
         kind = DeviceType(device_type)
         if kind not in self._backends:
             absent = f"no backend for {kind} is installed; {self.advice(kind)}"
             return ProbeResult((), self.why_absent(kind) or absent)
-        if kind not in self._probed:
-            self._probed[kind] = run_probe(self._backends[kind])
-        return self._probed[kind]
+        key = kind, settings()
+        if key not in self._probed:
+            self._probed[key] = run_probe(self._backends[kind])
+        return self._probed[key]
 
     def why_not(self, device: Device) -> str | None:
         """Return ``None`` if ``device`` is available, else the reason."""
