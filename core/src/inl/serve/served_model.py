@@ -13,6 +13,7 @@ from inl.serve.api_error import as_api_error
 from inl.serve.generations import Generation
 from inl.serve.job import Conversation, Job, Prompt
 from inl.serve.model_text import ModelText, is_forced
+from inl.serve.open_call import Waiter
 from inl.serve.wakeups import Reader, Steps, Wakeups
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class ServedModel(ModelText):
                 else await asyncio.to_thread(self.encode_all, job.prompts)
             )
             call.charge(sum(map(len, prompts)) * job.count)
-            listener = self._listener(call.event, reader)
+            listener = self._listener(call, reader)
             submit = partial(self._submit_all, call, prompts, listener, started)
             await self._call(submit, in_thread=_has_structure(job))
         except BaseException as error:
@@ -63,14 +64,14 @@ class ServedModel(ModelText):
         call.run(started, self.token_bytes, self.engine.cancel)
 
     def _listener(
-        self, event: asyncio.Event, reader: Reader | None
+        self, call: OpenCall, reader: Reader | None
     ) -> Callable[[], None] | None:
         """Return the listener of handles; ``None`` if a reader reads them."""
         loop = asyncio.get_running_loop()
         if reader is None:
             if self._wakeups is None:
                 self._wakeups = Wakeups(loop)
-            return partial(self._wakeups.wake, event)
+            return partial(self._wakeups.wake, Waiter(call))
         if self._steps is None:
             self._steps = Steps(loop)
             self.engine.after_step(self._steps.wake)
