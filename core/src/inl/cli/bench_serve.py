@@ -56,6 +56,9 @@ def run(
     inter_token_ms: Annotated[
         float | None, typer.Option(help="Goodput: most mean time between tokens.")
     ] = None,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds after which a request has failed.")
+    ] = 600.0,
     seed: Annotated[int, typer.Option(help="Seed of lengths and arrivals.")] = 0,
     ignore_eos: Annotated[
         bool,
@@ -78,7 +81,7 @@ def run(
         if trace is not None
         else _rows(random.Random(seed), requests, rate, burst, prompt_words, tokens)
     )
-    client = LoadClient(url, api_key)
+    client = LoadClient(url, api_key, seconds=timeout)
     try:
         name = model or asyncio.run(client.model())
         draw = random.Random(seed + 1)
