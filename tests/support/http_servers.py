@@ -63,9 +63,13 @@ def hash_engine(max_batch, *, seconds=0.0, config=None, **options):
 
 
 class HashServer:
-    """A server in a thread; a context manager."""
+    """A server in a thread; a context manager.
 
-    def __init__(self, *, max_batch=4, seconds=0.0, **settings):
+    loop_factory: makes its event loop; asyncio's own by default.
+    """
+
+    def __init__(self, *, max_batch=4, seconds=0.0, loop_factory=None, **settings):
+        self._loop_factory = loop_factory
         self.config = ServerConfig(port=0, **settings)
         self.engine = self.tracing = None
         self._max_batch, self._seconds = max_batch, seconds
@@ -79,7 +83,8 @@ class HashServer:
             self.server = self.make()
             await self.server.serve(self._started)
 
-        asyncio.run(serve())
+        with asyncio.Runner(loop_factory=self._loop_factory) as runner:
+            runner.run(serve())
 
     def make(self):
         """Return the server; called by its event loop."""

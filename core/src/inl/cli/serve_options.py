@@ -109,6 +109,35 @@ class LimitOptions:
     max_body: Annotated[int, typer.Option(help="Bytes of a request body.", min=1)] = (
         32 << 20
     )
+    max_header: Annotated[
+        int, typer.Option(help="Bytes of a request's headers and path.", min=1024)
+    ] = 64 << 10
+    max_connections: Annotated[
+        int | None,
+        typer.Option(
+            help="Open connections, of each front-end. "
+            "[default: 10,000, or what the limit of open files allows]",
+            min=1,
+        ),
+    ] = None
+    receive_seconds: Annotated[
+        float,
+        typer.Option(
+            help="Time in which a client sends the headers of a request, and again its "
+            "body, which has one second more for each 16 KiB."
+        ),
+    ] = 30.0
+    send_seconds: Annotated[
+        float,
+        typer.Option(
+            help="Time after which a client that reads nothing of its answer is "
+            "disconnected."
+        ),
+    ] = 60.0
+    idle_seconds: Annotated[
+        float,
+        typer.Option(help="Time without a request after which a connection is closed."),
+    ] = 75.0
     context: arguments.Context = None
     drain_seconds: Annotated[
         float, typer.Option(help="Time to finish requests after SIGTERM.", min=0)
@@ -162,6 +191,11 @@ def server_config(
         max_queued_tokens=limits.max_queued_tokens,
         max_per_key=limits.max_per_key,
         max_body_bytes=limits.max_body,
+        max_header_bytes=limits.max_header,
+        max_connections=limits.max_connections,
+        receive_seconds=limits.receive_seconds,
+        send_seconds=limits.send_seconds,
+        idle_seconds=limits.idle_seconds,
         cors_origins=tuple(security.cors_origin or ()),
         allowed_hosts=tuple(security.allowed_host or ()),
         drain_seconds=limits.drain_seconds,

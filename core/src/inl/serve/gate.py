@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import itertools
 import secrets
@@ -13,7 +14,7 @@ from inl.serve.api_error import ApiError
 from inl.serve.event_stream import Receive, Send
 from inl.serve.http_messages import send_error
 from inl.serve.request_log import Record
-from inl.serve.settings import LOOPBACK
+from inl.serve.settings import BYTES_PER_SECOND, LOOPBACK
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -189,11 +190,30 @@ class Gate:
         return [(name.encode(), value.encode()) for name, value in pairs.items()]
 
     def _limited(self, receive: Receive, record: Record) -> Receive:
-        """Count the bytes of a body, which need not have a length."""
+        """Count the bytes of a body, which need not have a length, and their time."""
         most = self._config.max_body_bytes
+        loop = asyncio.get_running_loop()
+        began: float | None = None
+        is_complete = False
 
         async def receive_on() -> Any:
-            message = await receive()
+            nonlocal began, is_complete
+            if is_complete:
+                return await receive()
+            began = loop.time() if began is None else began
+            seconds = self._config.receive_seconds
+            seconds += record.body_bytes / BYTES_PER_SECOND
+            try:
+                async with asyncio.timeout_at(began + seconds):
+                    message = await receive()
+            except TimeoutError as error:
+                raise ApiError(
+                    408,
+                    f"body: found {record.body_bytes} bytes and no end within "
+                    f"{seconds:g} s (--receive-seconds)",
+                    code="request_timeout",
+                ) from error
+            is_complete = not message.get("more_body")
             size = len(message.get("body", b""))
             record.body_bytes += size
             self._held += size
