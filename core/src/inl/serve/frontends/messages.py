@@ -63,6 +63,14 @@ class Named(msgspec.Struct, array_like=True, tag="named"):
     """The front-end uses the names of the last :class:`Names`."""
 
 
+class Ping(msgspec.Struct, array_like=True, tag="ping"):
+    """Answered with :class:`Pong` at once."""
+
+
+class Pong(msgspec.Struct, array_like=True, tag="pong"):
+    """The front-end handles its messages."""
+
+
 class Ready(msgspec.Struct, array_like=True, tag="ready"):
     """The front-end accepts connections."""
 
@@ -178,8 +186,8 @@ class News(msgspec.Struct, array_like=True, tag="news"):
     ends: list[End]
 
 
-ToEngine = Ready | Named | Submit | Stop | Leave | Check | Forward
-ToFrontEnd = Settings | Names | Drain | Answered | Forwarded | News
+ToEngine = Ready | Named | Pong | Submit | Stop | Leave | Check | Forward
+ToFrontEnd = Settings | Names | Ping | Drain | Answered | Forwarded | News
 Message = ToEngine | ToFrontEnd
 
 encode = msgspec.msgpack.Encoder().encode

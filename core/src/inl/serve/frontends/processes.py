@@ -27,6 +27,8 @@ from inl.serve.frontends.messages import (
     ModelSettings,
     Named,
     Names,
+    Ping,
+    Pong,
     Ready,
     Settings,
     Stop,
@@ -47,6 +49,13 @@ log = logging.getLogger("inl.serve")
 RESTART_SECONDS = 1.0
 """Least time between two starts of a front-end."""
 
+START_SECONDS = 300.0
+"""Time until a front-end accepts connections."""
+
+PING_PARTS = 10
+"""Waits for a reply. One of them ends late if this process itself was stopped, so that
+a front-end still has the time of the others."""
+
 EXIT_SECONDS = 10.0
 """Time to exit, beyond that of open requests, before a front-end is killed."""
 
@@ -54,7 +63,8 @@ EXIT_SECONDS = 10.0
 class FrontEnd:
     """One front-end process at a time, on one listening socket.
 
-    settings: returns the first message to a process.
+    settings: returns the first message to a process. seconds: time after which a
+    process that does not reply is killed.
     """
 
     def __init__(
@@ -63,11 +73,15 @@ class FrontEnd:
         models: Models,
         settings: Callable[[], Settings],
         listening: socket.socket,
+        seconds: float,
     ) -> None:
         self.ready = asyncio.Event()
         """Whether it has accepted connections."""
         self.listening = listening
         self._app, self._models, self._settings = app, models, settings
+        self._seconds = seconds
+        self._replied = asyncio.Event()
+        """Set when the process accepts connections, and at each :class:`Pong`."""
         self._process: subprocess.Popen[bytes] | None = None
         self._link: Link | None = None
         self._calls: Calls | None = None
@@ -120,12 +134,16 @@ class FrontEnd:
                 # So that Ctrl-C in a terminal reaches only this process.
                 process_group=0,
             )
+        watching: asyncio.Task[None] | None = None
         try:
             link = await Link.open(ours, self._receive, lost.set, self._resumed)
             self._link, self._calls = link, Calls(self._models, link)
             link.send(self._settings())
+            watching = asyncio.create_task(self._watch(link, process))
             await lost.wait()
         finally:
+            if watching is not None:
+                watching.cancel()
             if self._link is not None:
                 self._link.close()
                 self._link = None
@@ -134,6 +152,26 @@ class FrontEnd:
                 await self._calls.abort()
             status = await asyncio.to_thread(_end, process)
         return status
+
+    async def _watch(self, link: Link, process: subprocess.Popen[bytes]) -> None:
+        """Kill a process that does not reply, which ends all waits for it."""
+        self._replied.clear()
+        seconds = START_SECONDS
+        while await self._replies_within(seconds):
+            seconds = self._seconds
+            await asyncio.sleep(seconds / PING_PARTS)
+            self._replied.clear()
+            link.send(Ping())
+        log.warning("a front-end did not reply for %g s and was killed", seconds)
+        process.kill()
+
+    async def _replies_within(self, seconds: float) -> bool:
+        for _ in range(PING_PARTS):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds / PING_PARTS):
+                    await self._replied.wait()
+                return True
+        return False
 
     def stop(self, *, force: bool) -> None:
         """Finish the open requests and exit."""
@@ -179,8 +217,11 @@ class FrontEnd:
             task.add_done_callback(self._forwards.discard)
         elif isinstance(message, Named):
             self._know_names()
+        elif isinstance(message, Pong):
+            self._replied.set()
         elif isinstance(message, Ready):
             self.ready.set()
+            self._replied.set()
             if self._is_stopping:
                 link.send(Drain(force=False))
 
@@ -247,7 +288,10 @@ class FrontEnds:
         server = self._config
         sockets = listen_shared(server.host, server.port, server.frontends)
         self.processes = [
-            FrontEnd(self._app, self._models, self.settings, each) for each in sockets
+            FrontEnd(
+                self._app, self._models, self.settings, each, server.frontend_seconds
+            )
+            for each in sockets
         ]
         tasks = [asyncio.create_task(each.run()) for each in self.processes]
         running: asyncio.Future[Any] = asyncio.gather(*tasks)
