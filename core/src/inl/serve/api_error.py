@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from inl.errors import (
@@ -86,6 +87,16 @@ def unsupported(field: str, reason: str) -> ApiError:
     """Return the error for a field with a value that is not supported."""
     return ApiError(
         400, f"{field}: {reason}", param=field, code="unsupported_parameter"
+    )
+
+
+def model_not_found(name: str, known: Iterable[str]) -> ApiError:
+    """Return the error for the name of a model that is not known."""
+    return ApiError(
+        404,
+        f"model: found {name!r:.80}, this server has {', '.join(known)}",
+        param="model",
+        code="model_not_found",
     )
 
 

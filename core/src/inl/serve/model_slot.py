@@ -180,6 +180,9 @@ class ModelSlot:
 
     async def unload_adapter(self, name: str) -> None:
         """Unload one of ``adapters``; its open requests finish."""
+        while self._change is not None:
+            # A model that is being loaded takes the names of before.
+            await asyncio.wait([self._change])
         engine = self.engine
         if engine is not None:
             await asyncio.to_thread(engine.unload_adapter, name)
@@ -212,7 +215,7 @@ class ModelSlot:
         engine = self._source.open(self.metrics.record_step)
         try:
             self._restore_adapters(engine)
-            model = ServedModel(engine)
+            model = ServedModel(engine, self.name)
             model.warm_up()
         except BaseException:
             engine.close()

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, final
 
 from inl.engine.text_model import TextModel
 from inl.errors import RequestError
+from inl.serve.api_error import model_not_found
 from inl.serve.frontends.messages import Leave, Stop, Submit, plain
 from inl.serve.frontends.outputs import RemoteHandle, RemoteRequest
 from inl.serve.generations import Generation, Generations
 from inl.serve.load_failure import load_failure
 from inl.serve.model_text import ModelText
-from inl.serve.models import model_not_found
 
 if TYPE_CHECKING:
     from inl.engine.request_handle import RequestHandle
