@@ -497,9 +497,9 @@ class InferenceEngine:
         self._dispatcher.lock.run(self._close_runner)
         self._encoder.close()
         self.model.checkpoint.close()
-        self.recorder.close()
         if self.speculation is not None:
             self.speculation.drafter.close()
+        self.recorder.close()  # last: it raises if the trace has ended early
 
     def _close_runner(self) -> None:
         error = RunnerError("engine: was closed before the request finished")
