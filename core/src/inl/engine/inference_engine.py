@@ -239,6 +239,17 @@ class InferenceEngine:
         """Totals since the engine started."""
         return self._core.stats
 
+    @property
+    def failure(self) -> Exception | None:
+        """Why the engine refuses all further requests; ``None`` while it serves."""
+        return self._core.failure
+
+    @property
+    def stalled_seconds(self) -> float:
+        """How long the current step takes already, or open requests wait for one."""
+        dispatcher = self._dispatcher
+        return max(dispatcher.lock.held_seconds, dispatcher.step_loop.stalled_seconds)
+
     def chat_ids(
         self,
         messages: str | Sequence[Mapping[str, Any]],

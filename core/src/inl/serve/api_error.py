@@ -107,6 +107,10 @@ def as_api_error(error: BaseException) -> ApiError:
     text = message_of(error)
     if isinstance(error, QueueFull):
         return ApiError(503, text, code="queue_full", retry_after=1)
+    if isinstance(error.__cause__, OSError) and isinstance(
+        error, RequestError | TemplateError
+    ):
+        return ApiError(503, text, code="process_failed", retry_after=1)
     if isinstance(error, RequestError | TemplateError):
         named = FIELD.match(text)
         too_long = isinstance(error, PromptTooLong)

@@ -57,6 +57,8 @@ class Models:
         self._index()
         self.on_names: Callable[[], Awaitable[None]] | None = None
         """Called after the names of adapters have changed."""
+        self.frontend_problem: Callable[[], str | None] = lambda: None
+        """Returns why requests may not reach this process."""
         self._naming = asyncio.Lock()
         self.is_draining = False
         """Whether the server stops."""

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 COMPILING = 32
 """Threads that wait for a grammar; no other work does."""
 
+TEST_KEY = "a test of the server"
+"""Key of test requests, which wait for no other key's."""
+
 
 class ServedModel(ModelText):
     """One engine, and what its model needs to serve requests.
@@ -68,6 +71,25 @@ class ServedModel(ModelText):
                 raise as_api_error(error) from error
             raise
         call.run(started, self.token_bytes, self.engine.cancel)
+
+    async def test(self) -> None:
+        """Generate a token; raises what would keep other requests from an answer."""
+        ids = await asyncio.to_thread(super().test)
+        loop, changed = asyncio.get_running_loop(), asyncio.Event()
+        handle = self.engine.start(
+            ids,
+            listener=partial(loop.call_soon_threadsafe, changed.set),
+            max_tokens=1,
+            key=TEST_KEY,
+            priority=100,
+        )
+        try:
+            while not handle.completed:
+                await changed.wait()
+                changed.clear()
+            handle.completion()
+        finally:
+            self.engine.cancel(handle)
 
     def _adapter_use(self, name: str | None) -> AdapterUse | None:
         """Find the adapter of a name; raises :class:`ApiError` 404."""

@@ -31,6 +31,7 @@ from inl.serve.frontends.messages import (
     Settings,
     Stop,
     Submit,
+    Trouble,
 )
 from inl.serve.http_server import listen_shared
 
@@ -66,6 +67,9 @@ class FrontEnd:
     ) -> None:
         self.ready = asyncio.Event()
         """Whether it has accepted connections."""
+        self._is_accepting = False
+        self._troubles: dict[str, str] = {}
+        """Problems of its process by name of the model."""
         self.listening = listening
         self._app, self._models, self._settings = app, models, settings
         self._process: subprocess.Popen[bytes] | None = None
@@ -81,6 +85,13 @@ class FrontEnd:
         """Process id."""
         assert self._process is not None, "started"
         return self._process.pid
+
+    @property
+    def problem(self) -> str | None:
+        """Why its process would not answer the next request."""
+        if not self._is_accepting:
+            return "a front-end is being started"
+        return next(iter(self._troubles.values()), None)
 
     async def run(self) -> None:
         """Run until :meth:`stop`; starts another process if one ends before.
@@ -126,6 +137,8 @@ class FrontEnd:
             link.send(self._settings())
             await lost.wait()
         finally:
+            self._is_accepting = False
+            self._troubles.clear()
             if self._link is not None:
                 self._link.close()
                 self._link = None
@@ -179,8 +192,13 @@ class FrontEnd:
             task.add_done_callback(self._forwards.discard)
         elif isinstance(message, Named):
             self._know_names()
+        elif isinstance(message, Trouble):
+            self._troubles.pop(message.model, None)
+            if message.problem is not None:
+                self._troubles[message.model] = message.problem
         elif isinstance(message, Ready):
             self.ready.set()
+            self._is_accepting = True
             if self._is_stopping:
                 link.send(Drain(force=False))
 
@@ -232,6 +250,10 @@ class FrontEnds:
             ModelSettings(slot.name, slot.adapters, *self._places[slot.name])
             for slot in self._models
         ]
+
+    def problem(self) -> str | None:
+        """Return why one of the processes would not answer the next request."""
+        return next((each.problem for each in self.processes if each.problem), None)
 
     async def announce(self) -> None:
         """Send the names of models to all front-ends, and wait until they use them."""
