@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from inl.errors import message as message_of
-from inl.serve.api_error import as_api_error
+from inl.serve.api_error import ApiError, as_api_error
 
 log = logging.getLogger("inl.serve")
 
@@ -29,6 +29,11 @@ def is_server_fault(error: BaseException) -> bool:
     """Whether an error of a request is not the fault of this request alone."""
     failure = as_api_error(error)
     return failure.status == 500 or failure.code in SERVER_FAULTS
+
+
+def _kind(error: BaseException) -> str:
+    """Return what all may read: messages of other errors may have paths."""
+    return error.message if isinstance(error, ApiError) else type(error).__name__
 
 
 class Health:
@@ -57,7 +62,7 @@ class Health:
     def judge(self, error: BaseException) -> None:
         """Begin tests if an error of a request may be met by the next one, too."""
         if is_server_fault(error):
-            self.suspect(f"a request failed: {type(error).__name__}")
+            self.suspect(f"a request failed: {_kind(error)}")
 
     def suspect(self, problem: str) -> None:
         """Begin tests."""
@@ -109,7 +114,7 @@ class Health:
             log.warning(
                 "model %s: a test request failed: %s", self.name, message_of(error)
             )
-            return f"a test request failed: {type(error).__name__}"
+            return f"a test request failed: {_kind(error)}"
         log.info("model %s: a test request was answered", self.name)
         return None
 
