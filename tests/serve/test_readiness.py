@@ -130,7 +130,7 @@ def test_a_front_end_tells_of_texts_that_it_cannot_encode():
         def encode_all(self, prompts):
             raise OSError("no tables")
 
-        def test(self):
+        def encode_test(self):
             if self.fails:
                 raise OSError("no tables")
 

@@ -67,11 +67,12 @@ def read_output(process: Popen[bytes], seconds: float) -> tuple[bytes, bytes, bo
             return output or b"", errors or b"", False
     is_late = process.poll() is None
     kill_group(process)
+    rest: tuple[bytes | None, bytes | None]
     try:
-        output, errors = process.communicate(timeout=PIPE_SECONDS)
+        rest = process.communicate(timeout=PIPE_SECONDS)
     except TimeoutExpired as error:  # held by a process of another group
-        output, errors = error.output, error.stderr
-    return output or b"", errors or b"", is_late
+        rest = error.output, error.stderr
+    return rest[0] or b"", rest[1] or b"", is_late
 
 
 def kill_group(process: Popen[Any]) -> None:

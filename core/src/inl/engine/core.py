@@ -344,7 +344,7 @@ class EngineCore:
         self._discarded_steps.add(plan.step)
         self._end_rows(plan, error)
 
-    def _end_rows(self, plan: Plan, error: OutOfMemory) -> None:
+    def _end_rows(self, plan: Plan, error: Exception) -> None:
         """End the requests of a step that has no output."""
         for chunk in plan.chunks:
             if chunk.request.id in self.scheduler.live:

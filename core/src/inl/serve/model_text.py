@@ -70,7 +70,7 @@ class ModelText:
         if template is not None:
             self.markup = derive(template.apply, template.source)
 
-    def test(self) -> list[int]:
+    def encode_test(self) -> list[int]:
         """Encode a text and a conversation; return the ids of the text.
 
         Raises what would keep others from being encoded.

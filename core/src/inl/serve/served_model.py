@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -74,11 +75,16 @@ class ServedModel(ModelText):
 
     async def test(self) -> None:
         """Generate a token; raises what would keep other requests from an answer."""
-        ids = await asyncio.to_thread(super().test)
+        ids = await asyncio.to_thread(self.encode_test)
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            with suppress(RuntimeError):  # a closed loop
+                loop.call_soon_threadsafe(changed.set)
+
         handle = self.engine.start(
             ids,
-            listener=partial(loop.call_soon_threadsafe, changed.set),
+            listener=wake,
             max_tokens=1,
             key=TEST_KEY,
             priority=100,

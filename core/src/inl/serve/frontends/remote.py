@@ -56,7 +56,7 @@ class RemoteModel:
             return self._text
 
     async def _test(self) -> None:
-        await asyncio.to_thread((await self.opened()).test)
+        await asyncio.to_thread((await self.opened()).encode_test)
 
     def _report(self, problem: str | None) -> None:
         self._client.send(Trouble(self.name, problem))
