@@ -13,12 +13,18 @@ from inl.errors import CheckpointError
 
 if TYPE_CHECKING:
     from inl.text.template import ChatTemplate
+    from inl.text.tokenizer import Tokenizer
 
 CONFIG: Final = "tokenizer_config.json"
 RULES: Final = "tokenizer.json"
 ADDED: Final = "added_tokens.json"
 PIECES: Final = "tokenizer.model"
-"""A SentencePiece vocabulary, which is read where there is no ``RULES``."""
+"""A SentencePiece vocabulary, which is read where there is no ``RULES``; that of Llama
+3 is as ``RANKS``."""
+RANKS: Final = "tiktoken.model"
+"""A vocabulary of tiktoken, which is read where there is no ``RULES``."""
+MAX_VOCABULARY: Final = 16 << 20
+"""Size limit of ``PIECES`` and ``RANKS`` in bytes; real ones are below 8 MiB."""
 TOOL_USE: Final = "tool_use"
 """Name of the template for conversations with tools."""
 TEMPLATE_FILES: Final = {
@@ -66,6 +72,29 @@ class TokenizerSettings:
         return {
             name: bool(value) for name, value in fields.items() if value is not None
         }
+
+    def vocabulary(self, model_type: Any) -> Tokenizer | None:
+        """Build the tokenizer of ``RANKS`` or ``PIECES``; ``None`` without both.
+
+        model_type: of the config, by which texts are split. Raises
+        :class:`CheckpointError`.
+        """
+        from inl.checkpoints.files import tiktoken_file
+        from inl.checkpoints.files.sentencepiece import parse_sentencepiece
+
+        files = (self._folder / RANKS, self._folder / PIECES)
+        path = next((path for path in files if os.path.lexists(path)), None)
+        if path is None:
+            return None
+        data = read_bytes(path, MAX_VOCABULARY, self._folder)
+        added = self.added_tokens()
+        if path.name == PIECES and not tiktoken_file.is_tiktoken(data):
+            return parse_sentencepiece(data, str(path), added, self.frame)
+        kind = self._fields.get("tokenizer_class")
+        rules = tiktoken_file.rules_of(model_type, kind, str(path))
+        return tiktoken_file.parse_tiktoken(
+            data, str(path), rules, added, self.special_tokens, self.frame
+        )
 
     def added_tokens(self) -> dict[int, tuple[str, bool]]:
         """Return text and whether it is special of each added token, by id."""
