@@ -17,7 +17,6 @@ from inl.checkpoints.files.safetensors import Header, read_header
 from inl.checkpoints.files.tensor_file import Entry, TensorFile, listing, show
 from inl.checkpoints.files.tokenizer_settings import (
     CONFIG,
-    RULES,
     TokenizerSettings,
     optional_json,
 )
@@ -101,14 +100,7 @@ class FolderCheckpoint(Checkpoint):
         return {file.path: file.identity for file, _ in self._tensors.values()}
 
     def tokenizer(self) -> Tokenizer:
-        rules = self.path / RULES
-        if not os.path.lexists(rules):
-            built = self._settings.vocabulary(self.config.get("model_type"))
-            if built is not None:
-                return built
-        from inl.checkpoints.files.tokenizer_file import read_tokenizer_file
-
-        return read_tokenizer_file(rules, self.path)
+        return self._settings.tokenizer(self.config.get("model_type"))
 
     @property
     def chat_template(self) -> ChatTemplate | None:
