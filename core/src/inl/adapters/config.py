@@ -65,8 +65,8 @@ class AdapterConfig:
                 raise self._error(name, value, f"{listed}; {MERGE}")
         for name, value in fields.items():
             if name not in (*ACCEPTED, *READ, *WITHOUT_EFFECT) and value:
-                accepted = f"no such field, null or false; {MERGE}"
-                raise self._error(name, value, accepted)
+                absent = f"no such field, null or false; {MERGE}"
+                raise self._error(name, value, absent)
         self._rank = self._number("r", int)
         self._alpha = self._number("lora_alpha", int | float)
         self._ranks = self._pattern("rank_pattern", int)
