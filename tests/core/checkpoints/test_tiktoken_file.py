@@ -140,3 +140,21 @@ def test_an_added_token_far_behind_the_vocabulary_is_refused(folder):
 def test_the_hub_downloads_it():
     files = ["config.json", "model.safetensors", "tiktoken.model"]
     assert set(select_files(parse_name("a/b"), files)) == set(files)
+
+
+def test_damaged_bytes_are_read_or_refused(folder, depth):
+    rng = np.random.default_rng(9)
+    whole, refused = np.frombuffer(lines(), np.uint8), 0
+    cases = depth(100, 2_000)
+    for _ in range(cases):
+        data = whole.copy()
+        places = rng.integers(0, len(data), rng.integers(1, 4))
+        data[places] = rng.integers(0, 256, len(places))
+        try:
+            ids = read(folder, "kimi_k2", data.tobytes()).encode("The dog's 中文 42")
+        except CheckpointError as error:
+            assert "accepted" in str(error)
+            refused += 1
+        else:
+            assert all(0 <= index < COUNT for index in ids)
+    assert 0 < refused < cases
