@@ -33,7 +33,7 @@ class Fault(NamedTuple):
     kernel: str
     """Display name of the kernel, or of the op that has none."""
     kind: str
-    """"value", "NaN", "dtype", "shape", "raises" or "missing"."""
+    """"value", "NaN", "dtype", "shape", "argument", "raises" or "missing"."""
     calls: frozenset[str] = frozenset()
     """Kernels that ran, or ops that were called, other than this one."""
 
