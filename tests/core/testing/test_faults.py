@@ -112,7 +112,7 @@ def test_one_op_is_checked_and_the_kernel_at_fault_is_listed_once(check):
     assert done.stdout.count("\nfailed  ") == 1
     assert "linear/numpy on faulty:0: error " in done.stdout
     assert "more checks (linear/" in done.stdout
-    assert "also fails 9 checks (qkv_linear/" in done.stdout
+    assert "also fails 13 checks (qkv_linear/" in done.stdout
     assert done.stdout.rstrip().endswith("--op linear --op qkv_linear")
     assert "runner" not in done.stdout
 

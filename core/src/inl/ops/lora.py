@@ -65,12 +65,12 @@ def arguments(
     """Yield name, outputs and input, matrices A and B of each layer, and the rank."""
     for tokens, n, k, adapters, rank in sizes:
         x, columns = rng.standard_normal((tokens, k)), adapters * rank
-        sizes = [n] * widths if widths < 3 else [3 * n, n, n]
-        ys = [rng.standard_normal((tokens, size)) for size in sizes]
+        outputs = [n] * widths if widths < 3 else [3 * n, n, n]
+        ys = [rng.standard_normal((tokens, size)) for size in outputs]
         scale = (rank * k) ** -0.5 if widths == 2 else 1.0
         pairs = [
             matrix
-            for size in sizes
+            for size in outputs
             for matrix in (
                 rng.standard_normal((columns, k)),
                 scale * rng.standard_normal((size, columns)),

@@ -36,6 +36,8 @@ class Fault(NamedTuple):
     """"value", "NaN", "dtype", "shape", "argument", "raises" or "missing"."""
     calls: frozenset[str] = frozenset()
     """Kernels that ran, or ops that were called, other than this one."""
+    cause: str = ""
+    """The first of ``calls`` that is wrong on the inputs it got, if it is known."""
 
 
 class CheckFailed(AssertionError):

@@ -14,6 +14,7 @@ from inl.spec.step import Step
 from inl.spec.strict_array import StrictArray
 from inl.spec.tolerance import Verdict, judge
 from inl.spec.tree import tree_map
+from inl.testing.blame import first_wrong_op
 from inl.testing.check import CheckFailed, Fault, Measure
 from inl.testing.op_call import OpCall, values, without_caches
 
@@ -104,7 +105,10 @@ def require_passed(
     if verdict.passed:
         return measure
     kind = "NaN" if "NaN" in verdict.problem else "value"
-    raise failed(op_call, kind, str(verdict), seed, note, measure)
+    kernel, found = first_wrong_op(op_call)
+    if kernel:
+        note += f"; of the ops that it calls, {kernel} is wrong first: {found}"
+    raise failed(op_call, kind, str(verdict), seed, note, measure, kernel)
 
 
 def failed(
@@ -114,16 +118,20 @@ def failed(
     seed: int,
     note: str = "",
     measure: Measure | None = None,
+    cause: str = "",
 ) -> CheckFailed:
-    """Return an error that names the kernel, the case, the dtype and the seed."""
+    """Return an error that names the kernel, the case, the dtype and the seed.
+
+    cause: kernel at fault, if it is another one than that of the call.
+    """
     op, winner = op_call.spec.name, op_call.choice().winner
     others = frozenset(op_call.kernels - {winner})
     return CheckFailed(
         f"{winner} on {op_call.target.backend.device}: {what}; case "
         f"{op_call.case.name} in {op_call.dtype}, seed {seed}{note}; compare with the "
-        f"body of {op}, or list a gap",
+        f"body of {cause.partition('/')[0] or op}, or list a gap",
         measure,
-        Fault(winner, kind, others),
+        Fault(winner, kind, others, cause),
     )
 
 

@@ -84,18 +84,20 @@ def _pooled(tiny: Tiny) -> Measure:
     with opened(tiny) as runner:
         limits, blocks = runner.limits, first_blocks(runner, 20)
         half = most_tokens(limits, 38) // 2
-        prompts = [some_ids(tiny, half, row) for row in range(2)]
-        for row in range(2):
+        rows = most_rows(limits, 2)
+        prompts = [some_ids(tiny, half, row) for row in range(rows)]
+        for row in range(rows):
             own = [block + row * len(blocks) for block in blocks]
             runner.submit(admission(limits, row + 1, own))
         first, later = prompts[0][: half // 2], prompts[0][half // 2 :]
-        for step, parts in enumerate(([(1, first)], [(1, later), (2, prompts[1])])):
+        second = [(1, later), *((2, prompt) for prompt in prompts[1:])]
+        for step, parts in enumerate(([(1, first)], second)):
             frame = one_step(limits, parts, step=step + 1, decoding=0, flags=POOLED)
             runner.submit(frame)
             reply = runner.collect()
     require(reply.hidden is not None, "the reply of a pooled step has no hidden states")
     head = np.asarray(tiny.tensors["lm_head.weight"], np.float64)
-    found = np.asarray(reply.hidden, np.float64)[:2] @ head.T
+    found = np.asarray(reply.hidden, np.float64)[:rows] @ head.T
     expected = np.stack([tiny.logits(ids)[-1] for ids in prompts])
     error = float(np.abs(found - expected).max())
     bound = 4 * max(map(tiny.expected_error, prompts))
