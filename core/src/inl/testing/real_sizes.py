@@ -71,7 +71,7 @@ EXPERTS: Final = ((5, 128, 8), (3, 60, 4), (2, 256, 8))
 SIZES: Final[Mapping[str, Sizes]] = {
     "linear": PRODUCTS,
     "qkv_linear": ((1, 1030, 64), (3, 72, 896)),
-    "gated_mlp": ((2, 64, 1030), (1, 896, 4864)),
+    "gated_mlp": ((2, 64, 1030), (1, 64, 4864)),
     "norm_qkv": ((1, 1030, 64), (3, 72, 896)),
     "norm_mlp": ((1, 1030, 64), (3, 72, 896)),
     "norm_logits": NORM_PRODUCTS,
