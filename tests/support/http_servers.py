@@ -43,7 +43,7 @@ class SlowRunner(HeldRunner):
         return super().collect()
 
 
-def hash_engine(max_batch, *, seconds=0.0, config=None, **options):
+def hash_engine(max_batch, *, seconds=0.0, config=None, kind=SlowRunner, **options):
     """Return an engine on hashes, with the default model's tokenizer."""
     model = open_model(resolve_model(None))
     blocks = CONTEXT // 16
@@ -56,7 +56,7 @@ def hash_engine(max_batch, *, seconds=0.0, config=None, **options):
         sampler="sample_filtered",
         token_budget=256,
     )
-    runner = SlowRunner(limits)
+    runner = kind(limits)
     runner.seconds = seconds
     config = config or EngineConfig(max_batch=max_batch)
     return InferenceEngine(model, config=config, runner=runner, **options)

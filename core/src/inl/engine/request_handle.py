@@ -15,6 +15,7 @@ from inl.scheduling.request import Event
 from inl.scheduling.sampling_params import TokenLogprob as TokenLogprob
 
 if TYPE_CHECKING:
+    from inl.adapters.registry import AdapterUse
     from inl.scheduling.request import FinishReason, Request
     from inl.text.tokenizer import Tokenizer
 
@@ -84,6 +85,8 @@ class RequestHandle:
         """Handles of the other samples, if it is the first of ``n``."""
         self.listener: Callable[[], None] | None = None
         """Called after each event, on the thread that steps the engine."""
+        self.adapter_use: AdapterUse | None = None
+        """The adapter of the request, until it has finished."""
         self._text = OutputText(tokenizer, stop_strings)
         self._scans_text = bool(stop_strings)
         self._started = started
@@ -163,6 +166,8 @@ class RequestHandle:
         elif reason is not None:
             self.error = event.error
             self.finish_reason = reason
+        if self.finish_reason is not None:
+            self.adapter_use = None
         if self.listener is not None:
             self.listener()
         return self.finish_reason is not None
@@ -198,6 +203,7 @@ class RequestHandle:
             self._has_ended = True
             self.error = error
             self.finish_reason = "error"
+            self.adapter_use = None
             self.notify()
 
     def completion(self) -> Completion:

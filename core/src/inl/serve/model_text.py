@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
-from inl.errors import RequestError
+from inl.errors import RequestError, TemplateError
 from inl.serve.generic_tools import with_tools
 from inl.serve.job import Conversation, Job, Prompt
 from inl.serve.markup import CallMarkup, Markup, ReasoningMarkup, derive
@@ -69,6 +69,22 @@ class ModelText:
         template = self._source.chat_template
         if template is not None:
             self.markup = derive(template.apply, template.source)
+
+    def encode_test(self) -> list[int]:
+        """Encode a text and a conversation; return the ids of the text.
+
+        Raises what would keep others from being encoded.
+        """
+        ids = [0]
+        with suppress(RequestError):  # without a tokenizer
+            ids = self.tokenizer.encode("a") or ids
+        try:
+            if self._source.chat_template is not None:
+                self._source.chat_ids([{"role": "user", "content": "a"}])
+        except (RequestError, TemplateError) as error:
+            if isinstance(error.__cause__, OSError):
+                raise  # its process cannot start; else a template of other messages
+        return ids
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes of a token's text; empty for an unknown id."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from inl.engine.options import GenerationOptions
-from inl.serve.api_error import as_api_error
+from inl.errors import RequestError
+from inl.serve.api_error import as_api_error, model_not_found
 from inl.serve.generations import Generation
 from inl.serve.job import Conversation, Job, Prompt
 from inl.serve.model_text import ModelText, is_forced
@@ -17,6 +19,7 @@ from inl.serve.open_call import Waiter
 from inl.serve.wakeups import Reader, Steps, Wakeups
 
 if TYPE_CHECKING:
+    from inl.adapters.registry import AdapterUse
     from inl.engine.inference_engine import InferenceEngine
     from inl.serve.open_call import OpenCall
 
@@ -24,13 +27,19 @@ if TYPE_CHECKING:
 COMPILING = 32
 """Threads that wait for a grammar; no other work does."""
 
+TEST_KEY = "a test of the server"
+"""Key of test requests, which wait for no other key's."""
+
 
 class ServedModel(ModelText):
-    """One engine, and what its model needs to serve requests."""
+    """One engine, and what its model needs to serve requests.
 
-    def __init__(self, engine: InferenceEngine) -> None:
+    name: of the model itself in requests; other names are those of adapters.
+    """
+
+    def __init__(self, engine: InferenceEngine, name: str) -> None:
         super().__init__(engine)
-        self.engine = engine
+        self.engine, self.name = engine, name
         self._wakeups: Wakeups | None = None
         self._steps: Steps | None = None
         self._compiling = ThreadPoolExecutor(COMPILING, "inl-grammars")
@@ -44,6 +53,8 @@ class ServedModel(ModelText):
         started: list[Generation] = []
         job = call.job
         try:
+            # First: whoever unloads it from now on, this call uses it.
+            use = self._adapter_use(job.model)
             # A long text takes a while to encode.
             is_encoded = all(isinstance(prompt, list) for prompt in job.prompts)
             prompts = (
@@ -53,7 +64,7 @@ class ServedModel(ModelText):
             )
             call.charge(sum(map(len, prompts)) * job.count)
             listener = self._listener(call, reader)
-            submit = partial(self._submit_all, call, prompts, listener, started)
+            submit = partial(self._submit_all, call, prompts, use, listener, started)
             await self._call(submit, in_thread=_has_structure(job))
         except BaseException as error:
             for item in started:
@@ -62,6 +73,40 @@ class ServedModel(ModelText):
                 raise as_api_error(error) from error
             raise
         call.run(started, self.token_bytes, self.engine.cancel)
+
+    async def test(self) -> None:
+        """Generate a token; raises what would keep other requests from an answer."""
+        ids = await asyncio.to_thread(self.encode_test)
+        loop, changed = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            with suppress(RuntimeError):  # a closed loop
+                loop.call_soon_threadsafe(changed.set)
+
+        handle = self.engine.start(
+            ids,
+            listener=wake,
+            max_tokens=1,
+            key=TEST_KEY,
+            priority=100,
+        )
+        try:
+            while not handle.completed:
+                await changed.wait()
+                changed.clear()
+            handle.completion()
+        finally:
+            self.engine.cancel(handle)
+
+    def _adapter_use(self, name: str | None) -> AdapterUse | None:
+        """Find the adapter of a name; raises :class:`ApiError` 404."""
+        if name is None or name == self.name:
+            return None
+        try:
+            return self.engine.use_adapter(name)
+        except RequestError as error:
+            # It was unloaded after the call had found its model.
+            raise model_not_found(name, (self.name, *self.engine.adapters)) from error
 
     def _listener(
         self, call: OpenCall, reader: Reader | None
@@ -96,6 +141,7 @@ class ServedModel(ModelText):
         self,
         call: OpenCall,
         prompts: Sequence[Sequence[int]],
+        use: AdapterUse | None,
         listener: Callable[[], None] | None,
         started: list[Generation],
     ) -> None:
@@ -103,16 +149,17 @@ class ServedModel(ModelText):
         for prompt, ids in zip(job.prompts, prompts, strict=True):
             options = self._options(job, prompt)
             options["key"], options["n"] = call.client, job.count
-            started += self._submit(options, prompt, ids, listener)
+            started += self._submit(options, prompt, ids, use, listener)
 
     def _submit(
         self,
         options: GenerationOptions,
         prompt: Prompt,
         ids: Sequence[int],
+        use: AdapterUse | None,
         listener: Callable[[], None] | None,
     ) -> list[Generation]:
-        handle = self.engine.start(ids, listener=listener, **options)
+        handle = self.engine.start(ids, listener=listener, adapter_use=use, **options)
         stop = partial(self.stop_string, options)
         return [
             Generation(sample, self.parser(prompt, ids), stop, first=handle)
@@ -122,8 +169,6 @@ class ServedModel(ModelText):
     def _options(self, job: Job, prompt: Prompt) -> GenerationOptions:
         """Return the options of a prompt, with the structure of its output."""
         options: dict[str, Any] = {**job.options}
-        if job.model in self.engine.adapters:
-            options["adapter"] = job.model
         structure = self.structure_of(job, prompt)
         if structure is not None:
             options["structured"] = structure

@@ -75,6 +75,13 @@ class Ready(msgspec.Struct, array_like=True, tag="ready"):
     """The front-end accepts connections."""
 
 
+class Trouble(msgspec.Struct, array_like=True, tag="trouble"):
+    """Why the next request of a model would fail here; ``None``: it would not."""
+
+    model: str
+    problem: str | None
+
+
 class Drain(msgspec.Struct, array_like=True, tag="drain"):
     """Accept nothing more, and exit once open requests have finished.
 
@@ -186,7 +193,7 @@ class News(msgspec.Struct, array_like=True, tag="news"):
     ends: list[End]
 
 
-ToEngine = Ready | Named | Pong | Submit | Stop | Leave | Check | Forward
+ToEngine = Ready | Trouble | Named | Pong | Submit | Stop | Leave | Check | Forward
 ToFrontEnd = Settings | Names | Ping | Drain | Answered | Forwarded | News
 Message = ToEngine | ToFrontEnd
 

@@ -33,6 +33,7 @@ from inl.serve.frontends.messages import (
     Settings,
     Stop,
     Submit,
+    Trouble,
 )
 from inl.serve.http_server import listen_shared
 
@@ -60,6 +61,10 @@ EXIT_SECONDS = 10.0
 """Time to exit, beyond that of open requests, before a front-end is killed."""
 
 
+SILENT_SECONDS = 3.0
+"""Time without a reply after which a front-end is no longer ready."""
+
+
 class FrontEnd:
     """One front-end process at a time, on one listening socket.
 
@@ -77,11 +82,16 @@ class FrontEnd:
     ) -> None:
         self.ready = asyncio.Event()
         """Whether it has accepted connections."""
+        self._is_accepting = False
+        self._troubles: dict[str, str] = {}
+        """Problems of its process by name of the model."""
         self.listening = listening
         self._app, self._models, self._settings = app, models, settings
         self._seconds = seconds
         self._replied = asyncio.Event()
         """Set when the process accepts connections, and at each :class:`Pong`."""
+        self._pinged = 0.0
+        """When the last :class:`Ping` was sent, in seconds of the monotonic clock."""
         self._process: subprocess.Popen[bytes] | None = None
         self._link: Link | None = None
         self._calls: Calls | None = None
@@ -95,6 +105,16 @@ class FrontEnd:
         """Process id."""
         assert self._process is not None, "started"
         return self._process.pid
+
+    @property
+    def problem(self) -> str | None:
+        """Why its process would not answer the next request."""
+        if not self._is_accepting:
+            return "a front-end is being started"
+        silent = time.monotonic() - self._pinged
+        if not self._replied.is_set() and silent > SILENT_SECONDS:
+            return f"a front-end has not replied for {silent:.0f} s"
+        return next(iter(self._troubles.values()), None)
 
     async def run(self) -> None:
         """Run until :meth:`stop`; starts another process if one ends before.
@@ -144,6 +164,8 @@ class FrontEnd:
         finally:
             if watching is not None:
                 watching.cancel()
+            self._is_accepting = False
+            self._troubles.clear()
             if self._link is not None:
                 self._link.close()
                 self._link = None
@@ -161,6 +183,7 @@ class FrontEnd:
             seconds = self._seconds
             await asyncio.sleep(seconds / PING_PARTS)
             self._replied.clear()
+            self._pinged = time.monotonic()
             link.send(Ping())
         log.warning("a front-end did not reply for %g s and was killed", seconds)
         process.kill()
@@ -219,9 +242,14 @@ class FrontEnd:
             self._know_names()
         elif isinstance(message, Pong):
             self._replied.set()
+        elif isinstance(message, Trouble):
+            self._troubles.pop(message.model, None)
+            if message.problem is not None:
+                self._troubles[message.model] = message.problem
         elif isinstance(message, Ready):
             self.ready.set()
             self._replied.set()
+            self._is_accepting = True
             if self._is_stopping:
                 link.send(Drain(force=False))
 
@@ -273,6 +301,10 @@ class FrontEnds:
             ModelSettings(slot.name, slot.adapters, *self._places[slot.name])
             for slot in self._models
         ]
+
+    def problem(self) -> str | None:
+        """Return why one of the processes would not answer the next request."""
+        return next((each.problem for each in self.processes if each.problem), None)
 
     async def announce(self) -> None:
         """Send the names of models to all front-ends, and wait until they use them."""
