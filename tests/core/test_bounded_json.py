@@ -1,4 +1,4 @@
-"""The reader of other people's JSON: bounds, one type of error, and no second reader."""
+"""The reader of JSON of others: bounds, one type of error, and no second reader."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import msgspec
 
 from inl.bounded_json import check_json
 from inl.errors import InvalidJson
-from inl.serve.api_error import ApiError
+from inl.serve.api_error import ApiError, as_api_error
 
 if TYPE_CHECKING:
     from inl.serve.job import Answer, Delta, Job, Usage
@@ -26,7 +26,7 @@ UNKNOWN = re.compile(r"unknown field `([^`]*)")
 SHOWN = 100
 """Characters of a field's name that an error message has."""
 
-MAX_MEMORY = 64 << 20
+MAX_MEMORY = 65 << 20
 """Bytes that the values of a body may take, beside their characters: a million token
 ids. Decoding that many takes about 50 ms, in which no other thread runs."""
 
@@ -85,7 +85,9 @@ def parse(body: bytes, schema: type[T]) -> T:
         return msgspec.json.decode(body, type=schema)
     except msgspec.ValidationError as error:
         raise _invalid(str(error)) from error
-    except (InvalidJson, msgspec.DecodeError, UnicodeError, RecursionError) as error:
+    except InvalidJson as error:
+        raise as_api_error(error) from error
+    except (msgspec.DecodeError, UnicodeError, RecursionError, MemoryError) as error:
         raise ApiError(
             400, f"body: {error}; accepts one JSON object", code="invalid_value"
         ) from error

@@ -17,7 +17,7 @@ from inl.serve.event_stream import (
     send_part,
     start_stream,
 )
-from inl.serve.http_messages import read_body, send_error, send_json
+from inl.serve.http_messages import decoded, read_body, send_error, send_json
 from inl.serve.job import Usage
 from inl.serve.request_log import Record
 
@@ -81,7 +81,10 @@ class GenerateEndpoint:
         try:
             client = scope["state"]["client"]
             body = await read_body(receive)
-            exchange = self._make(body, record.number, self._models.default.name)
+            name = self._models.default.name
+            exchange = await decoded(
+                body, lambda body: self._make(body, record.number, name)
+            )
             del body
             model = self._models.find(exchange.job.model)
             record.model = model.name

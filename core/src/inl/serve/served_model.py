@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 
 COMPILING = 32
-"""Threads that wait for a grammar; no other work does."""
+"""Threads that wait for a grammar, or check many token ids; no other work does."""
+
+SHORT = 1 << 15
+"""Token ids that the event loop checks, in some milliseconds at most."""
 
 
 class ServedModel(ModelText):
@@ -44,16 +47,17 @@ class ServedModel(ModelText):
         job = call.job
         try:
             # A long text takes a while to encode.
-            is_encoded = all(isinstance(prompt, list) for prompt in job.prompts)
             prompts = (
                 self.encode_all(job.prompts)
-                if is_encoded
+                if _is_short(job.prompts)
                 else await asyncio.to_thread(self.encode_all, job.prompts)
             )
-            call.charge(sum(map(len, prompts)) * job.count)
+            tokens = sum(map(len, prompts))
+            call.charge(tokens * job.count)
             listener = self._listener(call.event, reader)
             submit = partial(self._submit_all, call, prompts, listener, started)
-            await self._call(submit, in_thread=_has_structure(job))
+            is_long = tokens > SHORT or _has_structure(job)
+            await self._call(submit, in_thread=is_long)
         except BaseException as error:
             for item in started:
                 self.engine.cancel(item.handle)
@@ -78,7 +82,7 @@ class ServedModel(ModelText):
         return None
 
     async def _call(self, submit: Callable[[], object], *, in_thread: bool) -> None:
-        """Submit prompts; compiling a grammar takes a while."""
+        """Submit prompts; compiling a grammar takes a while, as checking many ids."""
         if not in_thread:
             submit()
             return
@@ -127,6 +131,12 @@ class ServedModel(ModelText):
         if structure is not None:
             options["structured"] = structure
         return cast("GenerationOptions", options)
+
+
+def _is_short(prompts: Sequence[Prompt]) -> bool:
+    """Whether prompts are few token ids."""
+    ids = [prompt for prompt in prompts if isinstance(prompt, list)]
+    return len(ids) == len(prompts) and sum(map(len, ids)) <= SHORT
 
 
 def _has_structure(job: Job) -> bool:

@@ -30,7 +30,7 @@ class ServerConfig:
     """Maximum number of prompt tokens that wait to run."""
     max_per_key: int | None = None
     """Maximum number of open requests of one key; more are refused with 429."""
-    max_body_bytes: int = 32 << 20
+    max_body_bytes: int = 8 << 20
     """Maximum size of a request body."""
     cors_origins: tuple[str, ...] = ()
     """Web origins, besides the server's own, whose pages may send requests."""
