@@ -19,8 +19,10 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from inl.bounded_json import VALUE_BYTES
 from inl.cli.serve_models import make_server
 from inl.config import EngineConfig
+from inl.serve.dialect import MAX_MEMORY
 from inl.serve.http_server import loop_factory
 from inl.serve.settings import ServerConfig
 from inl.switch_interval import SHORT_SECONDS, switch_interval
@@ -28,11 +30,14 @@ from inl.switch_interval import SHORT_SECONDS, switch_interval
 SIZE = 7 << 20
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 ANTHROPIC, RESPONSES = "/v1/messages", "/v1/responses"
+COUNT = "/v1/messages/count_tokens"
+A = '"a"'
+ACCEPTED = MAX_MEMORY - (1 << 20)
+"""Bytes that the values of a body may take."""
 
 
-def filled(head: str, part: str, tail: str) -> bytes:
-    """Return a body with a part as often as it fits."""
-    count = (SIZE - len(head) - len(tail)) // (len(part) + 1)
+def filled(head: str, part: str, tail: str, count: int) -> bytes:
+    """Return a body with a part many times."""
     return (head + ",".join([part] * count) + tail).encode()
 
 
@@ -45,99 +50,73 @@ def keys(count: int) -> str:
     return ",".join(f'"{number}":1' for number in range(count))
 
 
+USER = '{"role":"user","content":"a"}'
+SAID = f'{{"messages":[{USER}],"max_tokens":1,'
+IDS = '{"prompt":[1,2],"max_tokens":1,'
+FUNCTION = '{"type":"function","function":{"name":"f","parameters":{"type":"object"}}}'
+CALL = '{"id":"a","function":{"name":"f","arguments":"{}"}}'
+PART = '{"type":"text","text":"a"}'
+TURN = '{"messages":[{"role":"user","content":['
+CALLED = f'{{"messages":[{USER},{{"role":"assistant","tool_calls":['
+
+REPEATED = {
+    "messages": (CHAT, '{"messages":[', USER, "]}"),
+    "content parts": (CHAT, TURN, PART, "]}]}"),
+    "tools": (CHAT, SAID + '"tools":[', FUNCTION, "]}"),
+    "tool calls": (CHAT, CALLED, CALL, "]}]}"),
+    "lists": (CHAT, SAID + '"metadata":{"a":[', "[]", "]}}"),
+    "objects": (CHAT, SAID + '"metadata":{"a":[', "{}", "]}}"),
+    "token ids": (TEXT, '{"prompt":[', "1", "]}"),
+    "prompts": (TEXT, '{"prompt":[', '"a"', "]}"),
+    "prompts of ids": (TEXT, '{"prompt":[', "[1]", "]}"),
+    "stop strings": (TEXT, IDS + '"stop":[', '"ab"', "]}"),
+    "bad words": (TEXT, IDS + '"bad_words":[', '"a"', "]}"),
+    "allowed_token_ids": (TEXT, IDS + '"allowed_token_ids":[', "7", "]}"),
+    "stop_token_ids": (TEXT, IDS + '"stop_token_ids":[', "7", "]}"),
+    "blocks": (ANTHROPIC, '{"max_tokens":1,' + TURN[1:], PART, "]}]}"),
+    "count_tokens": (COUNT, '{"messages":[', USER, "]}"),
+    "items": (RESPONSES, '{"input":[', USER, "]}"),
+    "tokens": ("/detokenize", '{"tokens":[', "1", "]}"),
+    "texts to embed": ("/v1/embeddings", '{"input":[', '"a"', "]}"),
+    "ids to embed": ("/v1/embeddings", '{"input":[', "1", "]}"),
+}
+"""Kind -> path, and the beginning, the repeated part and the end of a body."""
+
+
 def bodies() -> Iterator[tuple[str, str, bytes]]:
-    """Yield kind, path and body."""
-    user = '{"role":"user","content":"a"}'
-    said = f'{{"messages":[{user}],"max_tokens":1,'
-    ids = '{"prompt":[1,2],"max_tokens":1,'
-    tool = '{"type":"function","function":{"name":"f","parameters":{"type":"object"}}}'
-    call = '{"id":"a","function":{"name":"f","arguments":"{}"}}'
-    yield "long text", CHAT, said.replace('"a"', text("a ")).encode()[:-1] + b"}"
-    yield "escapes", CHAT, said.replace('"a"', text(r"\n")).encode()[:-1] + b"}"
-    yield "messages", CHAT, filled('{"messages":[', user, "]}")
-    yield (
-        "10,000 messages",
-        CHAT,
-        f'{{"messages":[{",".join([user] * 10_000)}]}}'.encode(),
-    )
-    yield (
-        "content parts",
-        CHAT,
-        filled(
-            '{"messages":[{"role":"user","content":[',
-            '{"type":"text","text":"a"}',
-            "]}]}",
-        ),
-    )
-    yield "tools", CHAT, filled(said + '"tools":[', tool, "]}")
-    yield (
-        "10,000 tools",
-        CHAT,
-        f'{said}"tools":[{",".join([tool] * 10_000)}]}}'.encode(),
-    )
-    yield (
-        "tool calls",
-        CHAT,
-        filled(
-            f'{{"messages":[{user},{{"role":"assistant","tool_calls":[', call, "]}]}"
-        ),
-    )
-    yield "lists", CHAT, filled(said + '"metadata":{"a":[', "[]", "]}}")
-    yield "160,000 keys", CHAT, f'{said}"metadata":{{{keys(160_000)}}}}}'.encode()
-    yield "deep", CHAT, (said + '"metadata":' + '{"a":' * 1_000_000).encode()
-    yield "unknown field", CHAT, f'{said}"{"x" * SIZE}":1}}'.encode()
-    yield (
-        "name like a place",
-        CHAT,
-        f'{said}"{" - at `$.x" * (SIZE // 10)}":1}}'.encode(),
-    )
-    yield "token ids", TEXT, filled('{"prompt":[', "1", "]}")
-    yield "1,000,000 ids", TEXT, f'{{"prompt":[{"1," * 999_999}1]}}'.encode()
-    yield "prompts", TEXT, filled('{"prompt":[', '"a"', "]}")
-    yield "prompts of ids", TEXT, filled('{"prompt":[', "[1]", "]}")
+    """Yield kind, path and body; of repeated parts the largest, and the largest whose
+    values the server's decoder accepts."""
+    for kind, (path, head, part, tail) in REPEATED.items():
+        yield kind, path, filled(head, part, tail, SIZE // (len(part) + 1))
+        costs = VALUE_BYTES.items()
+        memory = sum((part + ",").count(mark.decode()) * each for mark, each in costs)
+        yield f"{kind}, accepted", path, filled(head, part, tail, ACCEPTED // memory)
+    yield "10,000 messages", CHAT, filled('{"messages":[', USER, "]}", 10_000)
+    yield "10,000 tools", CHAT, filled(SAID + '"tools":[', FUNCTION, "]}", 10_000)
     yield (
         "1,000 prompts",
         TEXT,
-        f'{{"max_tokens":1,"prompt":[{"[1,2]," * 999}[1]]}}'.encode(),
+        filled('{"max_tokens":1,"prompt":[', "[1,2]", "]}", 1000),
     )
-    yield "stop strings", TEXT, filled(ids + '"stop":[', '"ab"', "]}")
-    yield "logit_bias", TEXT, (ids + f'"logit_bias":{{{keys(150_000)}}}}}').encode()
-    yield "300 biases", TEXT, (ids + f'"logit_bias":{{{keys(300)}}}}}').encode()
-    for name in ("bad_words", "allowed_token_ids", "stop_token_ids"):
-        part = '"a"' if name == "bad_words" else "7"
-        yield name, TEXT, filled(ids + f'"{name}":[', part, "]}")
-    yield "n", TEXT, (ids + '"n":128}').encode()
-    yield (
-        "logprobs of a prompt",
-        TEXT,
-        json.dumps(
-            {"prompt": [5] * 900, "max_tokens": 1, "logprobs": 5, "echo": True}
-        ).encode(),
-    )
+    yield "long text", CHAT, f"{SAID.replace(A, text('a '))[:-1]}}}".encode()
+    yield "escapes", CHAT, f"{SAID.replace(A, text(chr(92) + 'n'))[:-1]}}}".encode()
+    yield "code", CHAT, f"{SAID.replace(A, text('{a:[b,c]} '))[:-1]}}}".encode()
+    yield "text to tokenize", "/tokenize", f'{{"prompt":{text("ab ")}}}'.encode()
+    yield "keys", CHAT, f'{SAID}"metadata":{{{keys(180_000)}}}}}'.encode()
+    yield "deep", CHAT, (SAID + '"metadata":' + '{"a":' * 1_000_000).encode()
+    yield "unknown field", CHAT, f"{SAID}{text('x')}:1}}".encode()
+    yield "name like a place", CHAT, f"{SAID}{text(' - at `$.x')}:1}}".encode()
+    yield "logit_bias", TEXT, f'{IDS}"logit_bias":{{{keys(180_000)}}}}}'.encode()
+    yield "300 biases", TEXT, f'{IDS}"logit_bias":{{{keys(300)}}}}}'.encode()
+    yield "n", TEXT, f'{IDS}"n":128}}'.encode()
+    scored = {"prompt": [5] * 900, "max_tokens": 1, "logprobs": 5, "echo": True}
+    yield "logprobs of a prompt", TEXT, json.dumps(scored).encode()
     wide = {f"p{n}": {"type": "string"} for n in range(2_900)}
     schema = {"type": "object", "properties": wide}
     given = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
-    yield "wide schema", CHAT, f'{said}"response_format":{json.dumps(given)}}}'.encode()
+    yield "wide schema", CHAT, f'{SAID}"response_format":{json.dumps(given)}}}'.encode()
     choice = json.dumps([f"c{n}" for n in range(9_000)])
-    yield "choice", CHAT, f'{said}"structured_outputs":{{"choice":{choice}}}}}'.encode()
-    yield "blocks", ANTHROPIC, filled(
-        '{"max_tokens":1,"messages":[{"role":"user","content":[',
-        '{"type":"text","text":"a"}', "]}]}",
-    )  # fmt: skip
-    yield (
-        "count_tokens",
-        "/v1/messages/count_tokens",
-        filled('{"messages":[', user, "]}"),
-    )
-    yield "items", RESPONSES, filled('{"input":[', user, "]}")
-    yield (
-        "text to tokenize",
-        "/tokenize",
-        f'{{"prompt":"{"ab " * (SIZE // 3)}"}}'.encode(),
-    )
-    yield "tokens", "/detokenize", f'{{"tokens":[{"1," * 999_999}1]}}'.encode()
-    yield "texts to embed", "/v1/embeddings", filled('{"input":[', '"a"', "]}")
-    yield "ids to embed", "/v1/embeddings", filled('{"input":[', "1", "]}")
+    yield "choice", CHAT, f'{SAID}"structured_outputs":{{"choice":{choice}}}}}'.encode()
 
 
 async def send(app: Any, path: str, body: bytes) -> int:
@@ -197,7 +176,7 @@ async def measure(app: Any, rounds: int, only: str) -> float:
         gap, status, seconds = min(found)
         worst = max(worst, 1000 * gap)
         print(
-            f"{kind:22} {len(body) / 1e6:6.2f} MB  status {status}  stall "
+            f"{kind:28} {len(body) / 1e6:6.2f} MB  status {status}  stall "
             f"{1000 * gap:7.1f} ms  answer {seconds:6.2f} s  memory "
             f"{peak() - before:5} MB",
             flush=True,

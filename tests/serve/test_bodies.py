@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 
 import pytest
 
+from inl.garbage_collection import gc_disabled
 from inl.serve import dialect, http_messages, served_model
 from inl.serve.anthropic.messages import MessagesRequest
 from inl.serve.api_error import ApiError
 from inl.serve.dialect import parse
+from inl.serve.job import Job
 from inl.serve.openai.chat import ChatRequest
 from inl.serve.openai.completions import CompletionRequest, prompts_of
 from inl.serve.openai.responses import ResponsesRequest
+from waiting import until
 
 SAID = b'{"messages":[{"role":"user","content":"a"}],"max_tokens":1'
 
@@ -133,7 +137,7 @@ def test_token_ids_of_any_size_are_no_failure(hash_server, value):
 
 
 def test_many_token_ids_are_checked_by_a_thread(hash_server, monkeypatch):
-    monkeypatch.setattr(served_model, "SHORT", 3)
+    monkeypatch.setattr(served_model, "SHORT", 30)
     start, threads = hash_server.engine.start, []
 
     def started(*args, **options):
@@ -141,12 +145,11 @@ def test_many_token_ids_are_checked_by_a_thread(hash_server, monkeypatch):
         return start(*args, **options)
 
     monkeypatch.setattr(hash_server.engine, "start", started)
-    for prompt in ([1, 2, 3], [1, 2, 3, 4]):
-        body = {"prompt": prompt, "max_tokens": 1}
+    ids = [1, 2, 3]
+    for fields in ({}, {"prompt": [*ids, 4]}, {"stop_token_ids": [*ids, 4]}):
+        body = {"prompt": ids, "max_tokens": 1, **fields}
         assert hash_server.send("POST", "/v1/completions", body)[0] == 200
-    few, many = threads
-    assert few != many
-    assert "inl-grammars" in many
+    assert ["inl-grammars" in name for name in threads] == [False, True, True]
 
 
 SCHEMAS = [ChatRequest, CompletionRequest, ResponsesRequest, MessagesRequest]
@@ -183,11 +186,11 @@ def test_a_field_is_named_by_its_place():
     assert caught.value.message.startswith("messages[0].content: expected")
 
 
-def test_a_prompt_may_have_a_million_token_ids_and_2048_prompts_are_the_most():
-    ids = b"1," * ((1 << 20) - 1) + b"1"
+def test_a_prompt_may_have_half_a_million_ids_and_2048_prompts_are_the_most():
+    ids = b"1," * ((1 << 19) - 1) + b"1"
     found = parse(b'{"max_tokens":1,"prompt":[' + ids + b"]}", CompletionRequest)
     (prompt,) = prompts_of(found.prompt)
-    assert prompt == [1] * (1 << 20)
+    assert prompt == [1] * (1 << 19)
     assert len(prompts_of([[1]] * 2048)) == 2048
     for many in ([[1]] * 2049, ["a"] * 2049):
         with pytest.raises(ApiError, match="prompt: found 2049 prompts"):
@@ -198,3 +201,35 @@ def test_brackets_and_commas_in_texts_do_not_count():
     text = b"[{,:" * 1_000_000
     found = parse(SAID.replace(b'"a"', b'"' + text + b'"') + b"}", ChatRequest)
     assert len(found.messages[0].content) == 4_000_000
+
+
+FAILING = {
+    "an option": {"stop": ["a"] * 100},
+    "many values": {"stop": ["a"] * 20_000},
+    "a schema": {"response_format": {"type": "json_schema", "json_schema": {}}},
+    "a grammar": {"structured_outputs": {"regex": "("}},
+    "a long prompt": {"prompt": [1] * 5_000},
+    "a longer prompt": {"prompt": [1] * 20_000},
+    "a model": {"model": "none"},
+    "a stream": {"prompt": [1] * 5_000, "stream": True},
+}
+
+
+@pytest.mark.parametrize("kind", FAILING)
+def test_a_refused_request_is_freed_at_once(hash_server, kind):
+    """No cycle of an error and its frames keeps it for the garbage collector."""
+    body = {"prompt": [1, 2], "max_tokens": 1, **FAILING[kind]}
+
+    def fail():
+        assert hash_server.send("POST", "/v1/completions", body)[0] in (400, 404)
+
+    def kept():
+        return sum(isinstance(each, Job) for each in gc.get_objects())
+
+    fail()
+    with gc_disabled():
+        gc.collect()
+        before = kept()
+        for _ in range(5):
+            fail()
+        until(lambda: kept() <= before + 1, 30)

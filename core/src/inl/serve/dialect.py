@@ -5,12 +5,14 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
 from inl.bounded_json import check_json
 from inl.errors import InvalidJson
+from inl.garbage_collection import gc_disabled
 from inl.serve.api_error import ApiError, as_api_error
 
 if TYPE_CHECKING:
@@ -26,9 +28,13 @@ UNKNOWN = re.compile(r"unknown field `([^`]*)")
 SHOWN = 100
 """Characters of a field's name that an error message has."""
 
-MAX_MEMORY = 65 << 20
-"""Bytes that the values of a body may take, beside their characters: a million token
-ids. Decoding that many takes about 50 ms, in which no other thread runs."""
+LARGE = 32 << 10
+"""Bytes of a body whose values the garbage collector would visit again and again."""
+
+MAX_MEMORY = 33 << 20
+"""Bytes that the values of a body may take, beside their characters: half a million
+token ids. Decoding or freeing that many takes up to 40 ms, in which no other thread
+runs."""
 
 
 ReadUsage = Callable[[], "Usage"]
@@ -82,7 +88,8 @@ def parse(body: bytes, schema: type[T]) -> T:
     body = body.removeprefix(codecs.BOM_UTF8) or b"{}"
     try:
         check_json(body, "body", max_bytes=len(body), max_memory=MAX_MEMORY)
-        return msgspec.json.decode(body, type=schema)
+        with gc_disabled() if len(body) > LARGE else nullcontext():
+            return msgspec.json.decode(body, type=schema)
     except msgspec.ValidationError as error:
         raise _invalid(str(error)) from error
     except InvalidJson as error:

@@ -39,7 +39,20 @@ async def decoded(body: bytes, decode: Callable[[bytes], T]) -> T:
     if len(body) <= SMALL:
         return decode(body)
     loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(THREADS, decode, body)
+    return await loop.run_in_executor(THREADS, _decoded, body, decode)
+
+
+def _decoded(body: bytes, decode: Callable[[bytes], T]) -> T:
+    try:
+        return decode(body)
+    except ApiError as error:
+        failure = error
+    # Without the frames that hold the values, which this thread frees then.
+    failure.__cause__ = failure.__context__ = failure.__traceback__ = None
+    try:
+        raise failure
+    finally:
+        del failure, body, decode  # its traceback has this frame
 
 
 async def send_json(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 COMPILING = 32
 """Threads that wait for a grammar, or check many token ids; no other work does."""
 
-SHORT = 1 << 15
-"""Token ids that the event loop checks, in some milliseconds at most."""
+SHORT = 1 << 14
+"""Token ids, and values of an option, that the event loop checks, in some
+milliseconds at most."""
 
 
 class ServedModel(ModelText):
@@ -56,7 +57,7 @@ class ServedModel(ModelText):
             call.charge(tokens * job.count)
             listener = self._listener(call.event, reader)
             submit = partial(self._submit_all, call, prompts, listener, started)
-            is_long = tokens > SHORT or _has_structure(job)
+            is_long = tokens > SHORT or _has_structure(job) or _has_long_option(job)
             await self._call(submit, in_thread=is_long)
         except BaseException as error:
             for item in started:
@@ -94,6 +95,8 @@ class ServedModel(ModelText):
         except asyncio.CancelledError:
             await asyncio.wait([work])
             raise
+        finally:
+            del work  # an error has this frame, and would be kept by it
 
     def _submit_all(
         self,
@@ -137,6 +140,12 @@ def _is_short(prompts: Sequence[Prompt]) -> bool:
     """Whether prompts are few token ids."""
     ids = [prompt for prompt in prompts if isinstance(prompt, list)]
     return len(ids) == len(prompts) and sum(map(len, ids)) <= SHORT
+
+
+def _has_long_option(job: Job) -> bool:
+    """Whether an option has many values, which are checked one by one."""
+    values = [each for each in job.options.values() if isinstance(each, Sized)]
+    return any(len(each) > SHORT for each in values)
 
 
 def _has_structure(job: Job) -> bool:
