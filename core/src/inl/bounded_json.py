@@ -42,6 +42,8 @@ A dict with its first table; a list with its first slots; a key and its value, w
 their pair and their slot in the table while it grows; a value and its slot in a list.
 """
 
+MOST_VALUE_BYTES: Final = max(VALUE_BYTES.values())
+
 CHUNK: Final = 1 << 18
 """Bytes that are scanned at once."""
 
@@ -148,29 +150,27 @@ def check_json(
         raise InvalidJson(
             f"{where}: found {len(text)} bytes of JSON, accepted: up to {max_bytes}"
         )
-    counts = {mark: text.count(mark) for mark in VALUE_BYTES}
-    depth = counts[b"["] + counts[b"{"]
-    if depth > MAX_DEPTH or _memory(counts) > max_memory:
+    depth = text.count(b"[") + text.count(b"{")
+    needed = len(text) * MOST_VALUE_BYTES
+    if needed > max_memory:
+        needed = sum(text.count(mark) * each for mark, each in VALUE_BYTES.items())
+    if depth > MAX_DEPTH or needed > max_memory:
         # Those in strings are no values: strings have code and other JSON.
-        depth, counts = _scan(text)
+        depth, needed = _scan(text)
     if depth > MAX_DEPTH:
         raise InvalidJson(
             f"{where}: found JSON nested {depth} levels deep, accepted: up to "
             f"{MAX_DEPTH}"
         )
-    if (needed := _memory(counts)) > max_memory:
+    if needed > max_memory:
         raise InvalidJson(
             f"{where}: found {len(text)} bytes of JSON, whose values may take {needed} "
             f"bytes of memory, accepted: up to {max_memory}"
         )
 
 
-def _memory(counts: Mapping[bytes, int]) -> int:
-    return sum(counts[mark] * each for mark, each in VALUE_BYTES.items())
-
-
-def _scan(text: bytes) -> tuple[int, dict[bytes, int]]:
-    """Return the depth of a text, and how often it has each mark, outside of strings.
+def _scan(text: bytes) -> tuple[int, int]:
+    """Return the depth of a text and the memory of its values, outside of strings.
 
     NumPy releases the interpreter lock meanwhile.
     """
@@ -190,7 +190,8 @@ def _scan(text: bytes) -> tuple[int, dict[bytes, int]]:
             levels = np.cumsum(STEPS[outside], dtype=np.int64)
             deepest = max(deepest, level + int(levels.max()))
             level += int(levels[-1])
-    return deepest, {mark: int(counts[mark[0]]) for mark in VALUE_BYTES}
+    memory = sum(int(counts[mark[0]]) * each for mark, each in VALUE_BYTES.items())
+    return deepest, memory
 
 
 class _Refused(Exception):
