@@ -137,7 +137,7 @@ def test_token_ids_of_any_size_are_no_failure(hash_server, value):
 
 
 def test_many_token_ids_are_checked_by_a_thread(hash_server, monkeypatch):
-    monkeypatch.setattr(served_model, "SHORT", 30)
+    monkeypatch.setattr(served_model, "SHORT", 3)
     start, threads = hash_server.engine.start, []
 
     def started(*args, **options):

@@ -18,9 +18,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-import numpy as np
-from numpy.typing import NDArray
-
 from inl.errors import InvalidJson
 
 MAX_BYTES: Final = 64 << 20
@@ -48,10 +45,6 @@ CHUNK: Final = 1 << 18
 """Bytes that are scanned at once."""
 
 SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
-
-STEPS: Final = np.zeros(256, np.int8)
-"""Change of the depth by each byte outside of a string."""
-STEPS[list(b"[{")], STEPS[list(b"]}")] = 1, -1
 
 
 def parse_json(
@@ -174,6 +167,10 @@ def _scan(text: bytes) -> tuple[int, int]:
 
     NumPy releases the interpreter lock meanwhile.
     """
+    import numpy as np  # which commands that list plugins do without
+
+    steps = np.zeros(256, np.int8)
+    steps[list(b"[{")], steps[list(b"]}")] = 1, -1
     if b"\\" in text:
         text = text.replace(rb"\\", b"").replace(rb"\"", b"")
     data = np.frombuffer(text, np.uint8)
@@ -182,12 +179,12 @@ def _scan(text: bytes) -> tuple[int, int]:
     for start in range(0, len(data), CHUNK):
         part = data[start : start + CHUNK]
         # Wraps at 256, which keeps the parity.
-        before: NDArray[np.uint8] = np.cumsum(part == ord('"'), dtype=np.uint8)
+        before = np.cumsum(part == ord('"'), dtype=np.uint8)
         outside = part[(before + np.uint8(quotes)) & 1 == 0]
         quotes = (quotes + int(before[-1])) & 1
         if len(outside):
             counts += np.bincount(outside, minlength=256)
-            levels = np.cumsum(STEPS[outside], dtype=np.int64)
+            levels = np.cumsum(steps[outside], dtype=np.int64)
             deepest = max(deepest, level + int(levels.max()))
             level += int(levels[-1])
     memory = sum(int(counts[mark[0]]) * each for mark, each in VALUE_BYTES.items())
