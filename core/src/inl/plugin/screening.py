@@ -5,7 +5,6 @@ The result is stored in the cache until the plugin changes.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
@@ -15,6 +14,7 @@ from dataclasses import asdict, dataclass
 from threading import Thread
 from time import monotonic, time
 
+from inl.bounded_json import parse_object
 from inl.exit_status import describe_exit, kill_group, read_output
 from inl.plugin.discover import Origin
 from inl.plugin.private_facts import plugin_key, read_facts, write_facts
@@ -117,7 +117,7 @@ class Child:
     def _read(self, output: bytes, errors: bytes, hangs: bool) -> Verdict:
         where = errors[-2000:].decode("utf-8", "replace")
         try:
-            facts = json.loads(output)
+            facts = parse_object(output, "the process")
             return Verdict(
                 str(facts["reason"]),
                 where if facts["reason"] else "",

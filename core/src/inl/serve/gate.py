@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import hmac
 import itertools
+import re
 import secrets
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from inl.serve.api_error import ApiError
 from inl.serve.event_stream import Receive, Send
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from inl.serve.tracing import Tracing
 
     App = Callable[[Any, Receive, Send], Awaitable[None]]
+
+LENGTH = re.compile(r"[0-9]{1,20}")
 
 OPEN_PATHS = {"/", "/health", "/ready", "/page.js", "/page.css"}
 """Paths that need no key."""
@@ -130,7 +133,9 @@ class Gate:
         self._check_host(headers)
         self._check_origin(headers)
         length = headers.get("content-length", "0")
-        if not length.isdigit() or int(length) > self._config.max_body_bytes:
+        if not LENGTH.fullmatch(length):
+            raise ApiError(400, f"content-length: found {length!r:.40}, accepts digits")
+        if int(length) > self._config.max_body_bytes:
             raise self._too_large(length)
         path = scope["path"]
         if path in OPEN_PATHS or scope["method"] == "OPTIONS":
@@ -173,7 +178,8 @@ class Gate:
         origin = headers.get("origin")
         if origin is None or self._allows(origin):
             return
-        if urlsplit(origin).netloc != headers.get("host"):
+        host = _parts(origin).netloc
+        if not host or host != headers.get("host"):
             raise ApiError(
                 403, f"origin: found {origin!r:.80}, accepts this server's own "
                 "pages (--cors-origin)",
@@ -242,11 +248,12 @@ class Gate:
 
 def _host_name(host: str) -> str:
     """Return a ``Host`` header without its port."""
-    return urlsplit(f"//{host}").hostname or "" if _is_plain(host) else host
+    return _parts(f"//{host}").hostname or host
 
 
-def _is_plain(host: str) -> bool:
+def _parts(url: str) -> SplitResult:
+    """Return the parts of a URL; all are empty if it is none."""
     try:
-        return urlsplit(f"//{host}").hostname is not None
+        return urlsplit(url)
     except ValueError:
-        return False
+        return SplitResult("", "", "", "", "")

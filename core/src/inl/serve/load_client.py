@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from inl.bounded_json import parse_json, parse_object
 from inl.errors import RequestError
 
 
@@ -77,8 +78,8 @@ class LoadClient:
             )
         body = b"".join(parts)
         try:
-            return str(json.loads(body)["data"][0]["id"])
-        except (ValueError, KeyError, IndexError) as error:
+            return str(parse_json(body, "/v1/models")["data"][0]["id"])
+        except (ValueError, KeyError, TypeError, IndexError) as error:
             raise RequestError(
                 f"/v1/models: found status {status.decode()} with {body[:120]!r}, "
                 "accepts a list of models as of OpenAI's API"
@@ -108,6 +109,8 @@ class LoadClient:
             asyncio.IncompleteReadError,
             asyncio.LimitOverrunError,
             ValueError,
+            TypeError,
+            AttributeError,
         ) as error:
             sample.error = f"{type(error).__name__}: {error}"
         if sample.status != 200:
@@ -171,7 +174,7 @@ def _apply(sample: Sample, line: bytes, now: float) -> bool:
     data = line.removeprefix(b"data:").strip()
     if not line.startswith(b"data:") or data == b"[DONE]":
         return data == b"[DONE]"
-    value = json.loads(data)
+    value = parse_object(data, "event")
     if value.get("error") is not None:
         sample.error = str(value["error"])[:200]
         return False

@@ -7,10 +7,10 @@ import re
 import secrets
 from typing import Any
 
+from inl.bounded_json import parse_json, parse_prefix
+from inl.errors import InvalidJson
 from inl.serve.job import CallDelta, Delta
 from inl.serve.markup import CallMarkup, ReasoningMarkup
-
-DECODER = json.JSONDecoder()
 
 
 class MarkupParser:
@@ -176,7 +176,7 @@ class _CallText:
             if head is None:
                 return self._whole()
             self._arguments = self._sent = head.end()
-            start = self._start(json.loads(head[1]))
+            start = self._start(str(parse_json(head[1], "name")))
             rest, ended = self._stream()
             return [start, *rest], ended
         return self._stream()
@@ -207,8 +207,8 @@ class _CallText:
         """Wait for a complete value, an object or a list of objects."""
         start = len(self._text) - len(self._text.lstrip())
         try:
-            value, stop = DECODER.raw_decode(self._text, start)
-        except ValueError:
+            value, stop = parse_prefix(self._text, start, "call")
+        except InvalidJson:
             return [], None
         calls = [item for item in _listed(value) if self._is_call(item)]
         if not calls:

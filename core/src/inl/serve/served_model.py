@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -25,7 +25,11 @@ if TYPE_CHECKING:
 
 
 COMPILING = 32
-"""Threads that wait for a grammar; no other work does."""
+"""Threads that wait for a grammar, or check many token ids; no other work does."""
+
+SHORT = 1 << 14
+"""Token ids, and values of an option, that the event loop checks, in some
+milliseconds at most."""
 
 TEST_KEY = "a test of the server"
 """Key of test requests, which wait for no other key's."""
@@ -56,16 +60,17 @@ class ServedModel(ModelText):
             # First: whoever unloads it from now on, this call uses it.
             use = self._adapter_use(job.model)
             # A long text takes a while to encode.
-            is_encoded = all(isinstance(prompt, list) for prompt in job.prompts)
             prompts = (
                 self.encode_all(job.prompts)
-                if is_encoded
+                if _is_short(job.prompts)
                 else await asyncio.to_thread(self.encode_all, job.prompts)
             )
-            call.charge(sum(map(len, prompts)) * job.count)
+            tokens = sum(map(len, prompts))
+            call.charge(tokens * job.count)
             listener = self._listener(call, reader)
             submit = partial(self._submit_all, call, prompts, use, listener, started)
-            await self._call(submit, in_thread=_has_structure(job))
+            is_long = tokens > SHORT or _has_structure(job) or _has_long_option(job)
+            await self._call(submit, in_thread=is_long)
         except BaseException as error:
             for item in started:
                 self.engine.cancel(item.handle)
@@ -124,7 +129,7 @@ class ServedModel(ModelText):
         return None
 
     async def _call(self, submit: Callable[[], object], *, in_thread: bool) -> None:
-        """Submit prompts; compiling a grammar takes a while."""
+        """Submit prompts; compiling a grammar takes a while, as checking many ids."""
         if not in_thread:
             submit()
             return
@@ -136,6 +141,8 @@ class ServedModel(ModelText):
         except asyncio.CancelledError:
             await asyncio.wait([work])
             raise
+        finally:
+            del work  # an error has this frame, and would be kept by it
 
     def _submit_all(
         self,
@@ -173,6 +180,18 @@ class ServedModel(ModelText):
         if structure is not None:
             options["structured"] = structure
         return cast("GenerationOptions", options)
+
+
+def _is_short(prompts: Sequence[Prompt]) -> bool:
+    """Whether prompts are few token ids."""
+    ids = [prompt for prompt in prompts if isinstance(prompt, list)]
+    return len(ids) == len(prompts) and sum(map(len, ids)) <= SHORT
+
+
+def _has_long_option(job: Job) -> bool:
+    """Whether an option has many values, which are checked one by one."""
+    values = [each for each in job.options.values() if isinstance(each, Sized)]
+    return any(len(each) > SHORT for each in values)
 
 
 def _has_structure(job: Job) -> bool:

@@ -34,7 +34,7 @@ class ServerConfig:
     """Maximum number of prompt tokens that wait to run."""
     max_per_key: int | None = None
     """Maximum number of open requests of one key; more are refused with 429."""
-    max_body_bytes: int = 32 << 20
+    max_body_bytes: int = 8 << 20
     """Maximum size of a request body."""
     max_header_bytes: int = 64 << 10
     """Maximum size of a request's headers with its path."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
+from inl.bounded_json import parse_json
+from inl.errors import InvalidJson
 from inl.serve.anthropic.messages import MessagesRequest, job_of
 from inl.serve.api_error import ApiError
 from inl.serve.dialect import ReadUsage, TokenText, no_token_text, parse
@@ -117,8 +117,8 @@ def _tool_use(call: str, name: str, arguments: Any) -> dict[str, Any]:
 def _input(arguments: str) -> Any:
     """Return the arguments of a call, which may be cut off."""
     try:
-        value = msgspec.json.decode(arguments or "{}")
-    except msgspec.DecodeError:
+        value = parse_json(arguments or "{}", "arguments")
+    except InvalidJson:
         return {}
     return value if isinstance(value, dict) else {}
 

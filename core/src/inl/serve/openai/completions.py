@@ -31,7 +31,10 @@ DEFAULT_MAX_TOKENS = 16
 
 Text = Annotated[str, Meta(min_length=1)]
 Tokens = Annotated[list[TokenId], Meta(min_length=1)]
-Many = Meta(min_length=1, max_length=2048)
+Many = Meta(min_length=1)
+
+MOST_PROMPTS = 2048
+"""Prompts of a request; one of token ids may have more of them."""
 
 
 class CompletionRequest(GenerationFields, kw_only=True, forbid_unknown_fields=True):
@@ -52,6 +55,10 @@ def prompts_of(
         return [prompt]
     if all(isinstance(item, int) for item in prompt):
         return [[item for item in prompt if isinstance(item, int)]]
+    if len(prompt) > MOST_PROMPTS:
+        raise unsupported(
+            "prompt", f"found {len(prompt)} prompts, accepts up to {MOST_PROMPTS}"
+        )
     texts = [item for item in prompt if isinstance(item, str) and item]
     lists = [item for item in prompt if isinstance(item, list)]
     if len(prompt) not in (len(texts), len(lists)):

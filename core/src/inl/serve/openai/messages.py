@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from inl.bounded_json import parse_json
+from inl.errors import InvalidJson
 from inl.serve.api_error import ApiError, unsupported
 from inl.serve.job import Tool
 
@@ -121,8 +123,8 @@ def _template_call(call: ToolCall, where: str) -> dict[str, Any]:
         raise unsupported(f"{where}.tool_calls", f"found type {call.type!r:.40}")
     try:
         # Templates print arguments as JSON themselves.
-        arguments = msgspec.json.decode(call.function.arguments or "{}")
-    except msgspec.DecodeError:
+        arguments = parse_json(call.function.arguments or "{}", where)
+    except InvalidJson:
         arguments = call.function.arguments
     function = {"name": call.function.name, "arguments": arguments}
     return {"id": call.id, "type": "function", "function": function}
