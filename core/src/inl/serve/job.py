@@ -44,6 +44,10 @@ class Conversation:
     """"auto", "none", "required", or the name of a tool behind "tool:"."""
     variables: Mapping[str, Any] = field(default_factory=dict)
     continue_final: bool = False
+    only_tools: bool = False
+    """Whether calls of other functions are text."""
+    parallel_calls: bool = True
+    """Whether an answer may have several calls."""
 
 
 Prompt = str | list[int] | Conversation

@@ -16,7 +16,6 @@ from inl.serve.structured import forced_call
 from inl.text.measure import check_length
 
 if TYPE_CHECKING:
-    from inl.engine.options import GenerationOptions
     from inl.text.template import ChatTemplate
     from inl.text.tokenizer import Tokenizer
 
@@ -120,6 +119,7 @@ class ModelText:
         if is_forced(prompt):
             forced = self.markup.calls or CallMarkup()
             return MarkupParser(forced, None, is_forced=True)
+        tools = [tool.name for tool in prompt.tools]
         offered = prompt.tools and prompt.tool_choice != "none"
         calls = self.markup.calls if offered else None
         reasoning = self.markup.reasoning
@@ -129,20 +129,15 @@ class ModelText:
             calls,
             reasoning,
             is_reasoning=reasoning is not None and self._has_begun(reasoning, ids),
+            tools=tools,
+            only_tools=prompt.only_tools,
+            one_call=not prompt.parallel_calls,
         )
 
     def _has_begun(self, reasoning: ReasoningMarkup, ids: Sequence[int]) -> bool:
         """Whether a prompt ends within reasoning."""
         tail = self.tokenizer.decode(ids[-TAIL:], skip_special=False)
         return tail.rfind(reasoning.begin) > tail.rfind(reasoning.end)
-
-    def stop_string(self, options: GenerationOptions, ids: list[int]) -> str | None:
-        """Return the stop string with which the text of ``ids`` was ended."""
-        text = self.tokenizer.decode(ids)
-        stop = options.get("stop") or ()
-        strings = [stop] if isinstance(stop, str) else stop
-        ends = [(text.find(each) + len(each), each) for each in strings if each in text]
-        return min(ends)[1] if ends else None
 
 
 def is_forced(conversation: Conversation) -> bool:

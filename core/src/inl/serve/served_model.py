@@ -112,9 +112,9 @@ class ServedModel(ModelText):
         listener: Callable[[], None] | None,
     ) -> list[Generation]:
         handle = self.engine.start(ids, listener=listener, **options)
-        stop = partial(self.stop_string, options)
+        cancel = self.engine.cancel
         return [
-            Generation(sample, self.parser(prompt, ids), stop, first=handle)
+            Generation(sample, self.parser(prompt, ids), cancel, first=handle)
             for sample in handle.samples
         ]
 

@@ -59,12 +59,13 @@ class RemoteModel:
         # A long text takes a while to encode.
         prompts = await asyncio.to_thread(text.encode_all, job.prompts)
         first = self._client.numbers(job.completions)
+        stopped = partial(self._stopped, first)
         handles = _handles(text, job, prompts, first)
         items = [
             Generation(
                 handle,
                 text.parser(job.prompts[at // job.count], prompts[at // job.count]),
-                partial(text.stop_string, job.options),
+                stopped,
                 first=handles[at - at % job.count],
             )
             for at, handle in enumerate(handles)
@@ -74,7 +75,7 @@ class RemoteModel:
         for handle in handles:
             handle.listener = generations.event.set
         try:
-            with self._client.outputs.open(handles, partial(self._stopped, first)):
+            with self._client.outputs.open(handles, stopped):
                 await self._client.call(
                     first, _submit(text, job, client, prompts, first)
                 )
@@ -128,7 +129,7 @@ def _handles(
                 job.options.get("logprobs"),
                 job.options.get("prompt_logprobs"),
             )
-            handles.append(RemoteHandle(request, tokenizer, job.options.get("stop")))
+            handles.append(RemoteHandle(request, tokenizer, job.options))
     return handles
 
 
