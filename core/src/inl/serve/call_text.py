@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 ARGUMENT_KEYS: Final = ("arguments", "parameters")
-"""Keys of the arguments in other models' calls, read where the model's own is absent."""
+"""Keys of the arguments in other models' calls, read where this one's is absent."""
 
 PLAIN_KEYS: Final = frozenset({"id", "type"})
 """Members that a call without arguments may have besides its name."""

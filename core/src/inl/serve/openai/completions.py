@@ -13,6 +13,7 @@ from inl.serve.dialect import ReadUsage, TokenText, no_token_text, parse
 from inl.serve.job import Answer, Delta, Job, Usage
 from inl.serve.openai.chunks import ChunkedExchange, chunk_head
 from inl.serve.openai.fields import (
+    DEFAULTS,
     FINISH_REASONS,
     GenerationFields,
     TokenId,
@@ -65,10 +66,11 @@ class CompletionExchange(ChunkedExchange):
     """A text completion, of one or several prompts."""
 
     def __init__(self, body: bytes, number: str, model: str) -> None:
-        request = parse(body, CompletionRequest)
+        request = parse(body, CompletionRequest, DEFAULTS)
         self.stream_options = check_stream_options(request)
         options = options_of(request)
-        options["max_tokens"] = request.max_tokens or DEFAULT_MAX_TOKENS
+        if request.max_tokens is None:
+            options["max_tokens"] = DEFAULT_MAX_TOKENS
         options["logprobs"] = request.logprobs
         if request.echo and request.logprobs is not None:
             if request.stream:
@@ -86,7 +88,7 @@ class CompletionExchange(ChunkedExchange):
         )
         self._echo = bool(request.echo)
         self._has_logprobs = request.logprobs is not None
-        self._has_token_ids = request.return_token_ids
+        self._has_token_ids = bool(request.return_token_ids)
         self.token_text: TokenText = no_token_text
         self._offsets = [0] * self.job.completions
         self._head = {

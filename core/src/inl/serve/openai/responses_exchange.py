@@ -280,6 +280,8 @@ def _choice(request: ResponsesRequest) -> Any:
     choice = request.tool_choice
     if choice is None or isinstance(choice, str):
         return choice or "auto"
+    if choice.type == "allowed_tools":
+        return choice
     return {"type": choice.type, "name": choice.name}
 
 
