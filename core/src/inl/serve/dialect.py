@@ -13,6 +13,7 @@ from inl.serve.api_error import ApiError
 
 if TYPE_CHECKING:
     from inl.serve.job import Answer, Delta, Job, Usage
+    from inl.serve.token_texts import TokenTexts
 
 T = TypeVar("T")
 
@@ -27,20 +28,11 @@ ReadUsage = Callable[[], "Usage"]
 """Returns the tokens so far; few dialects report them with each delta."""
 
 
-TokenText = Callable[[int], bytes]
-"""Returns the bytes of a token."""
-
-
-def no_token_text(_: int) -> bytes:
-    """Return no text: before the model is known."""
-    return b""
-
-
 class Exchange(Protocol):
     """One request in a dialect, and the writer of its response."""
 
     job: Job
-    token_text: TokenText
+    token_text: TokenTexts
     """Set once the model is loaded."""
 
     def body(self, answers: Sequence[Answer], usage: Usage) -> Any:

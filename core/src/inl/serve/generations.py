@@ -10,14 +10,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from inl.serve.api_error import ApiError, as_api_error
-from inl.serve.dialect import no_token_text
 from inl.serve.job import Answer, Delta, Phases, PromptScores, Usage
+from inl.serve.token_texts import NoTokenTexts
 
 if TYPE_CHECKING:
     from inl.engine.request_handle import RequestHandle
-    from inl.serve.dialect import TokenText
     from inl.serve.job import FinishReason
     from inl.serve.output_parser import OutputParser
+    from inl.serve.token_texts import TokenTexts
 
 
 class Generation(Answer):
@@ -115,7 +115,7 @@ class Generations(ABC):
         self.items: list[Generation] = []
         self.event = asyncio.Event()
         """Set whenever a handle has news."""
-        self.token_text: TokenText = no_token_text
+        self.token_text: TokenTexts = NoTokenTexts()
         self._open: dict[int, Generation] = {}
         self._timer: asyncio.TimerHandle | None = None
 
@@ -123,7 +123,7 @@ class Generations(ABC):
     def record(self, item: Generation, count: int) -> None:
         """Record ``count`` new tokens of a completion."""
 
-    def start(self, items: list[Generation], token_text: TokenText) -> None:
+    def start(self, items: list[Generation], token_text: TokenTexts) -> None:
         """Set the completions, once the model is loaded."""
         self.items, self.token_text = items, token_text
         self._open = dict(enumerate(items))

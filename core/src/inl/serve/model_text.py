@@ -14,6 +14,7 @@ from inl.serve.markup_parser import MarkupParser
 from inl.serve.output_parser import PLAIN, OutputParser
 from inl.serve.structured import forced_call
 from inl.text.measure import check_length
+from inl.text.tokenizer import BYTE_TOKEN, SPACE
 
 if TYPE_CHECKING:
     from inl.text.template import ChatTemplate
@@ -61,6 +62,11 @@ class ModelText:
         """The tokenizer; raises ``RequestError`` if the model has none."""
         return self._source.tokenizer
 
+    @property
+    def token_texts(self) -> VocabularyTexts:
+        """The texts of the tokens."""
+        return VocabularyTexts(self._source)
+
     def warm_up(self) -> None:
         """Build the tokenizer and start the template's process, if it has them."""
         with suppress(RequestError):
@@ -68,15 +74,6 @@ class ModelText:
         template = self._source.chat_template
         if template is not None:
             self.markup = derive(template.apply, template.source)
-
-    def token_bytes(self, token: int) -> bytes:
-        """Return the bytes of a token's text; empty for an unknown id."""
-        tokenizer = self.tokenizer
-        if tokenizer.token(token) is None:
-            return b""
-        if tokenizer.byte_level:
-            return tokenizer.token_bytes(token)
-        return tokenizer.decode([token], skip_special=False).encode()
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Return the token ids of a prompt; raises the engine's errors."""
@@ -138,6 +135,40 @@ class ModelText:
         """Whether a prompt ends within reasoning."""
         tail = self.tokenizer.decode(ids[-TAIL:], skip_special=False)
         return tail.rfind(reasoning.begin) > tail.rfind(reasoning.end)
+
+
+class VocabularyTexts:
+    """The texts of a model's tokens, see :class:`TokenTexts`."""
+
+    def __init__(self, source: TextSource) -> None:
+        self._source = source
+
+    def __call__(self, token: int) -> bytes:
+        """Return the bytes of a token within a text; empty for an unknown id."""
+        tokenizer = self._source.tokenizer
+        spelled = tokenizer.token(token)
+        if spelled is None:
+            return b""
+        if tokenizer.byte_level:
+            return tokenizer.token_bytes(token)
+        if token in tokenizer.special_ids:
+            return spelled.encode()
+        if not tokenizer.marks_spaces:
+            return self.first(token)
+        if byte := BYTE_TOKEN.fullmatch(spelled):
+            return bytes.fromhex(byte[1])
+        return spelled.replace(SPACE, " ").encode()
+
+    def first(self, token: int) -> bytes:
+        """Return the bytes of a token at the beginning of a text."""
+        tokenizer = self._source.tokenizer
+        if tokenizer.byte_level or tokenizer.is_byte(token):
+            return self(token)
+        return tokenizer.decode([token], skip_special=False).encode()
+
+    def is_special(self, token: int) -> bool:
+        """Whether a token is special, and so no part of an answer's text."""
+        return token in self._source.tokenizer.special_ids
 
 
 def is_forced(conversation: Conversation) -> bool:

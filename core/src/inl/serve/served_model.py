@@ -60,7 +60,7 @@ class ServedModel(ModelText):
             if isinstance(error, Exception):
                 raise as_api_error(error) from error
             raise
-        call.run(started, self.token_bytes, self.engine.cancel)
+        call.run(started, self.token_texts, self.engine.cancel)
 
     def _listener(
         self, event: asyncio.Event, reader: Reader | None

@@ -71,7 +71,7 @@ class RemoteModel:
             for at, handle in enumerate(handles)
         ]
         generations = RemoteGenerations()
-        generations.start(items, text.token_bytes)
+        generations.start(items, text.token_texts)
         for handle in handles:
             handle.listener = generations.event.set
         try:

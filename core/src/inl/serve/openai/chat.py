@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
 from inl.serve.api_error import unsupported
-from inl.serve.dialect import ReadUsage, TokenText, no_token_text, parse
+from inl.serve.dialect import ReadUsage, parse
 from inl.serve.job import Answer, CallDelta, Conversation, Delta, Job, Usage
 from inl.serve.openai.chunks import ChunkedExchange, chunk_head
 from inl.serve.openai.fields import (
@@ -31,6 +32,7 @@ from inl.serve.openai.messages import (
 from inl.serve.openai.usage import chat_logprobs, prompt_logprobs, usage_body
 from inl.serve.sampling import Count
 from inl.serve.structured import structure_of
+from inl.serve.token_texts import NoTokenTexts, TokenPlaces, TokenTexts
 
 
 class ChatRequest(GenerationFields, kw_only=True, forbid_unknown_fields=True):
@@ -111,7 +113,8 @@ class ChatExchange(ChunkedExchange):
         )
         self._has_logprobs = bool(request.logprobs)
         self._has_token_ids = bool(request.return_token_ids)
-        self.token_text: TokenText = no_token_text
+        self.token_text: TokenTexts = NoTokenTexts()
+        self._places = defaultdict[int, TokenPlaces](self._new_places)
         self._head = {
             "id": f"chatcmpl-{number}",
             "created": int(time.time()),
@@ -120,6 +123,10 @@ class ChatExchange(ChunkedExchange):
         self.encoded_head = chunk_head(
             {**self._head, "object": "chat.completion.chunk"}
         )
+
+    def _new_places(self) -> TokenPlaces:
+        skip_special = self.job.options["skip_special_tokens"]
+        return TokenPlaces(self.token_text, skip_special=skip_special)
 
     def body(self, answers: Sequence[Answer], usage: Usage) -> Any:
         """Return the whole response."""
@@ -158,18 +165,18 @@ class ChatExchange(ChunkedExchange):
         choice = {
             "index": index,
             "message": message,
-            "logprobs": self._logprobs(answer),
+            "logprobs": self._logprobs(index, answer),
             "finish_reason": FINISH_REASONS[answer.finish_reason],
         }
         if self._has_token_ids:
             choice["token_ids"] = answer.token_ids
         return choice
 
-    def _logprobs(self, part: Answer | Delta) -> dict[str, Any] | None:
+    def _logprobs(self, index: int, part: Answer | Delta) -> dict[str, Any] | None:
         if not self._has_logprobs:
             return None
         return {
-            "content": chat_logprobs(part.logprobs, self.token_text),
+            "content": chat_logprobs(part.logprobs, self._places[index]),
             "refusal": None,
         }
 
@@ -196,7 +203,9 @@ class ChatExchange(ChunkedExchange):
             extra["token_ids"] = delta.token_ids
         if not (value or reason or extra or delta.logprobs):
             return b""
-        return self._chunk(index, value, self._logprobs(delta), reason, usage, extra)
+        return self._chunk(
+            index, value, self._logprobs(index, delta), reason, usage, extra
+        )
 
     def _chunk(
         self,
