@@ -165,9 +165,9 @@ class MarkupParser:
         marks = [calls.begin] if calls is not None and calls.begin else []
         if reasoning is not None and self._is_start:
             marks.append(reasoning.begin)
-        text, found = self._take_until(tuple(marks))
+        text, found = self._take_until(tuple(marks), strip=True)
         self._is_start = self._is_start and not text
-        delta.content += "" if found and not text.strip() else text
+        delta.content += text
         if reasoning is not None and found == reasoning.begin:
             self._state, self._skipped = "reasoning", ""
         elif found and calls is not None:
@@ -219,17 +219,25 @@ class MarkupParser:
         """Return the text of a call that was none."""
         return "" if call.is_started else self._mark + call.text
 
-    def _take_until(self, marks: tuple[str, ...]) -> tuple[str, str]:
-        """Remove text before the first mark, and the mark; returns both."""
+    def _take_until(
+        self, marks: tuple[str, ...], *, strip: bool = False
+    ) -> tuple[str, str]:
+        """Remove text before the first mark, and the mark; returns both.
+
+        strip: whether white space in front of the mark is dropped, however it arrives.
+        """
         places = [(self._held.find(mark), mark) for mark in marks]
         found = min((each for each in places if each[0] >= 0), default=None)
         if found is not None:
             place, mark = found
             text = self._remove(place)
             self._mark = self._remove(len(mark))
-            return text, mark
+            return text.rstrip() if strip else text, mark
         held = max((_overlap(self._held, mark) for mark in marks), default=0)
-        return self._remove(len(self._held) - held), ""
+        stop = len(self._held) - held
+        if marks and strip:
+            stop = len(self._held[:stop].rstrip())
+        return self._remove(stop), ""
 
 
 def _overlap(text: str, mark: str) -> int:
