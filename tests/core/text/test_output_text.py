@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from depth import examples
 from inl.engine.output_text import OutputText, without
+from inl.engine.request_handle import RequestHandle
+from inl.scheduling.request import Event, Request
 from inl.text.detokenize import Detokenizer
 
 STOPS = ["<|", "end|>a", "s>", "b</s", "<|im_end|>", "</s>", "ab", "é"]
@@ -88,3 +90,11 @@ def test_a_special_token_may_complete_a_stop_string(tokenizer):
     assert output.may_stop(special)
     assert output.take(lambda start: [letter, special][start:], ended=False) == ""
     assert output.stop_string == f"a{text}"
+
+
+def test_a_request_of_no_token_drops_the_one_of_its_step(default_tokenizer):
+    request = Request([1], max_tokens=1)
+    handle = RequestHandle(request, default_tokenizer, (), 0.0, is_empty=True)
+    assert handle.apply_event(Event(0, 5, "length"), 1.0)
+    found = handle.completion()
+    assert (found.text, found.token_ids, found.finish_reason) == ("", (), "length")

@@ -76,9 +76,10 @@ class CallText:
         seen = len(self.text)
         self.text += text
         if self._begin is None:
-            self._begin = seen = self._find_object()
-        if self._begin is None:
-            return []
+            self._begin = self._find_object()
+            if self._begin is None:
+                return []
+            seen = self._begin
         head = None
         if seen - self._begin < LONGEST_HEAD:
             head = self._head.match(self.text, self._begin)

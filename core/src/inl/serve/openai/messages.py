@@ -180,7 +180,8 @@ def tool_use(
         if choice.allowed_tools is None:
             raise unsupported("tool_choice", "'allowed_tools' needs allowed_tools")
         return allowed_use(choice.allowed_tools, tools)
-    return named_use(choice.function and choice.function.name, tools)
+    name = None if choice.function is None else choice.function.name
+    return named_use(name, tools)
 
 
 def named_use(name: str | None, tools: Sequence[Tool]) -> ToolUse:
