@@ -101,7 +101,8 @@ class OutputText:
 
     def take(self, ids: TextIds, *, ended: bool) -> str:
         """Decode new tokens and return the text that was not yet taken."""
-        return without(*self.take_whole(ids, ended=ended))
+        text, special = self.take_whole(ids, ended=ended)
+        return without(text, special) if special else text
 
     def take_whole(self, ids: TextIds, *, ended: bool) -> tuple[str, list[Span]]:
         """As :meth:`take`, with special tokens; returns their places in it too."""
@@ -114,12 +115,10 @@ class OutputText:
         chunks, start = self._taken
         text = "".join(self._chunks[chunks:])
         self._taken = len(self._chunks), start + len(text)
-        return text, self._spans(start, start + len(text))
+        return text, self._spans(start, start + len(text)) if self._special else []
 
     def _spans(self, start: int, stop: int) -> list[Span]:
         """Return the places of special tokens in a part of the text."""
-        if not self._special:
-            return []
         first = bisect_right(self._special, start, key=lambda span: span[1])
         return [
             (max(a, start) - start, min(b, stop) - start)
@@ -141,7 +140,8 @@ class OutputText:
     def _decode(self, ids: list[int], *, ended: bool) -> None:
         assert self._tokenizer is not None, "checked by the callers"
         if self._detokenizer is None:
-            self._detokenizer = Detokenizer(self._tokenizer)
+            # Special tokens never get there.
+            self._detokenizer = Detokenizer(self._tokenizer, skip_special=False)
         self._decoded_tokens += len(ids)
         if self._tokenizer.special_ids.isdisjoint(ids):
             if ids:

@@ -41,7 +41,7 @@ class Detokenizer:
 
     def extend(self, ids: Sequence[int]) -> str:
         """Append several ids; returns the text that they complete."""
-        if not self._skipped.isdisjoint(ids):
+        if self._skipped and not self._skipped.isdisjoint(ids):
             ids = [index for index in ids if index not in self._skipped]
         return self._extend(ids)
 
