@@ -110,7 +110,7 @@ class Conversions:
             "max_model_len": model.engine.context,
         }
         if fields.return_token_strs:
-            texts = map(model.token_bytes, ids)
+            texts = map(model.token_texts, ids)
             body["token_strs"] = [text.decode("utf-8", "replace") for text in texts]
         return body
 

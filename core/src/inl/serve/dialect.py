@@ -13,10 +13,12 @@ import msgspec
 from inl.bounded_json import check_json
 from inl.errors import InvalidJson
 from inl.garbage_collection import gc_disabled
+from inl.serve.absent_fields import Defaults, without_absent
 from inl.serve.api_error import ApiError, as_api_error
 
 if TYPE_CHECKING:
     from inl.serve.job import Answer, Delta, Job, Usage
+    from inl.serve.token_texts import TokenTexts
 
 T = TypeVar("T")
 
@@ -36,25 +38,17 @@ MAX_MEMORY = 33 << 20
 token ids. Decoding or freeing that many takes up to 40 ms, in which no other thread
 runs."""
 
+NO_DEFAULTS: Defaults = {}
 
 ReadUsage = Callable[[], "Usage"]
 """Returns the tokens so far; few dialects report them with each delta."""
-
-
-TokenText = Callable[[int], bytes]
-"""Returns the bytes of a token."""
-
-
-def no_token_text(_: int) -> bytes:
-    """Return no text: before the model is known."""
-    return b""
 
 
 class Exchange(Protocol):
     """One request in a dialect, and the writer of its response."""
 
     job: Job
-    token_text: TokenText
+    token_text: TokenTexts
     """Set once the model is loaded."""
 
     def body(self, answers: Sequence[Answer], usage: Usage) -> Any:
@@ -80,10 +74,12 @@ Raises :class:`ApiError` and the engine's errors.
 """
 
 
-def parse(body: bytes, schema: type[T]) -> T:
+def parse(body: bytes, schema: type[T], defaults: Defaults = NO_DEFAULTS) -> T:
     """Decode a JSON body; raises :class:`ApiError` 400 that names the field.
 
-    Of a field that is found twice, the last one counts.
+    A member that is null is absent; of one that is found twice, the last counts.
+    defaults: fields that are not supported, with the values that change nothing, which
+    are accepted.
     """
     body = body.removeprefix(codecs.BOM_UTF8) or b"{}"
     try:
@@ -91,16 +87,25 @@ def parse(body: bytes, schema: type[T]) -> T:
         with gc_disabled() if len(body) > LARGE else nullcontext():
             return msgspec.json.decode(body, type=schema)
     except msgspec.ValidationError as error:
-        raise _invalid(str(error)) from error
+        first = error
     except InvalidJson as error:
         raise as_api_error(error) from error
     except (msgspec.DecodeError, UnicodeError, RecursionError, MemoryError) as error:
         raise ApiError(
             400, f"body: {error}; accepts one JSON object", code="invalid_value"
         ) from error
+    if b"null" not in body and not any(name.encode() in body for name in defaults):
+        raise _refused(str(first), defaults) from first
+    try:
+        # The values of the body have been counted above.
+        with gc_disabled() if len(body) > LARGE else nullcontext():
+            fields = without_absent(msgspec.json.decode(body), schema, defaults)
+            return msgspec.convert(fields, schema, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise _refused(str(error), defaults) from error
 
 
-def _invalid(text: str) -> ApiError:
+def _refused(text: str, defaults: Defaults) -> ApiError:
     """Return the error for a validation error's text, in linear time."""
     before, place, after = text.rpartition(PLACE)
     problem = before if place else text
@@ -109,9 +114,11 @@ def _invalid(text: str) -> ApiError:
     if unknown:
         name = unknown[1][:SHOWN]
         param = f"{where}.{name}" if where else name
+        accepted = " or ".join(repr(each) for each in defaults.get(param, ()))
+        accepts = f", accepts {accepted}" if accepted else ""
         return ApiError(
             400,
-            f"{param}: is not supported; remove it",
+            f"{param}: is not supported{accepts}; remove it",
             param=param,
             code="unsupported_parameter",
         )

@@ -10,28 +10,28 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from inl.serve.api_error import ApiError, as_api_error
-from inl.serve.dialect import no_token_text
 from inl.serve.job import Answer, Delta, Phases, PromptScores, Usage
+from inl.serve.token_texts import NoTokenTexts
 
 if TYPE_CHECKING:
     from inl.engine.request_handle import RequestHandle
-    from inl.serve.dialect import TokenText
     from inl.serve.job import FinishReason
     from inl.serve.output_parser import OutputParser
+    from inl.serve.token_texts import TokenTexts
 
 
 class Generation(Answer):
     """One completion: reads a handle, splits its text, and sums up what it has read.
 
-    stop_string: returns the stop string in the text of token ids, if there is one.
-    first: handle of the first completion of its prompt.
+    stop: ends the request of a handle. first: handle of the first completion of its
+    prompt.
     """
 
     def __init__(
         self,
         handle: RequestHandle,
         parser: OutputParser,
-        stop_string: Callable[[list[int]], str | None],
+        stop: Callable[[RequestHandle], None],
         *,
         first: RequestHandle,
     ) -> None:
@@ -47,7 +47,7 @@ class Generation(Answer):
         self.polled_tokens = 0
         """Tokens of all deltas."""
         self._parser = parser
-        self._stop_string = stop_string
+        self._stop = stop
 
     def poll(self) -> Delta:
         """Return what was generated since the last call; raises :class:`ApiError`."""
@@ -56,7 +56,14 @@ class Generation(Answer):
         completed = handle.completed
         token_ids = handle.token_ids[start:]
         self.polled_tokens += len(token_ids)
-        delta = self._parser.feed(handle.take())
+        parser = self._parser
+        if parser.sees_special:
+            delta = parser.feed(*handle.take_whole())
+        else:
+            delta = parser.feed(handle.take())
+        if parser.is_done and not completed:
+            handle.finish_reason, completed = "stop", True
+            self._stop(handle)
         if completed:
             delta = self._finished(delta)
         delta.token_ids = token_ids
@@ -77,8 +84,10 @@ class Generation(Answer):
         limits = ("length", "deadline")
         reason: FinishReason = "length" if handle.finish_reason in limits else "stop"
         stop = None
-        if handle.stopped:
-            reason, stop = "stop_string", self._stop_string(handle.token_ids)
+        if self._parser.is_done:
+            reason = "tool_calls"
+        elif handle.stopped:
+            reason, stop = "stop_string", handle.stop_string
         elif self._parser.has_calls and reason == "stop":
             reason = "tool_calls"
         return replace(
@@ -106,7 +115,7 @@ class Generations(ABC):
         self.items: list[Generation] = []
         self.event = asyncio.Event()
         """Set whenever a handle has news."""
-        self.token_text: TokenText = no_token_text
+        self.token_text: TokenTexts = NoTokenTexts()
         self._open: dict[int, Generation] = {}
         self._timer: asyncio.TimerHandle | None = None
 
@@ -114,7 +123,7 @@ class Generations(ABC):
     def record(self, item: Generation, count: int) -> None:
         """Record ``count`` new tokens of a completion."""
 
-    def start(self, items: list[Generation], token_text: TokenText) -> None:
+    def start(self, items: list[Generation], token_text: TokenTexts) -> None:
         """Set the completions, once the model is loaded."""
         self.items, self.token_text = items, token_text
         self._open = dict(enumerate(items))

@@ -14,9 +14,9 @@ from inl.serve.markup_parser import MarkupParser
 from inl.serve.output_parser import PLAIN, OutputParser
 from inl.serve.structured import forced_call
 from inl.text.measure import check_length
+from inl.text.tokenizer import BYTE_TOKEN, SPACE
 
 if TYPE_CHECKING:
-    from inl.engine.options import GenerationOptions
     from inl.text.template import ChatTemplate
     from inl.text.tokenizer import Tokenizer
 
@@ -62,6 +62,11 @@ class ModelText:
         """The tokenizer; raises ``RequestError`` if the model has none."""
         return self._source.tokenizer
 
+    @property
+    def token_texts(self) -> VocabularyTexts:
+        """The texts of the tokens."""
+        return VocabularyTexts(self._source)
+
     def warm_up(self) -> None:
         """Build the tokenizer and start the template's process, if it has them."""
         with suppress(RequestError):
@@ -85,15 +90,6 @@ class ModelText:
             if isinstance(error.__cause__, OSError):
                 raise  # its process cannot start; else a template of other messages
         return ids
-
-    def token_bytes(self, token: int) -> bytes:
-        """Return the bytes of a token's text; empty for an unknown id."""
-        tokenizer = self.tokenizer
-        if tokenizer.token(token) is None:
-            return b""
-        if tokenizer.byte_level:
-            return tokenizer.token_bytes(token)
-        return tokenizer.decode([token], skip_special=False).encode()
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Return the token ids of a prompt; raises the engine's errors."""
@@ -136,6 +132,7 @@ class ModelText:
         if is_forced(prompt):
             forced = self.markup.calls or CallMarkup()
             return MarkupParser(forced, None, is_forced=True)
+        tools = [tool.name for tool in prompt.tools]
         offered = prompt.tools and prompt.tool_choice != "none"
         calls = self.markup.calls if offered else None
         reasoning = self.markup.reasoning
@@ -145,6 +142,9 @@ class ModelText:
             calls,
             reasoning,
             is_reasoning=reasoning is not None and self._has_begun(reasoning, ids),
+            tools=tools,
+            only_tools=prompt.only_tools,
+            one_call=not prompt.parallel_calls,
         )
 
     def _has_begun(self, reasoning: ReasoningMarkup, ids: Sequence[int]) -> bool:
@@ -152,13 +152,39 @@ class ModelText:
         tail = self.tokenizer.decode(ids[-TAIL:], skip_special=False)
         return tail.rfind(reasoning.begin) > tail.rfind(reasoning.end)
 
-    def stop_string(self, options: GenerationOptions, ids: list[int]) -> str | None:
-        """Return the stop string with which the text of ``ids`` was ended."""
-        text = self.tokenizer.decode(ids)
-        stop = options.get("stop") or ()
-        strings = [stop] if isinstance(stop, str) else stop
-        ends = [(text.find(each) + len(each), each) for each in strings if each in text]
-        return min(ends)[1] if ends else None
+
+class VocabularyTexts:
+    """The texts of a model's tokens, see :class:`TokenTexts`."""
+
+    def __init__(self, source: TextSource) -> None:
+        self._source = source
+
+    def __call__(self, token: int) -> bytes:
+        """Return the bytes of a token within a text; empty for an unknown id."""
+        tokenizer = self._source.tokenizer
+        spelled = tokenizer.token(token)
+        if spelled is None:
+            return b""
+        if tokenizer.byte_level:
+            return tokenizer.token_bytes(token)
+        if token in tokenizer.special_ids:
+            return spelled.encode()
+        if not tokenizer.marks_spaces:
+            return self.first(token)
+        if byte := BYTE_TOKEN.fullmatch(spelled):
+            return bytes.fromhex(byte[1])
+        return spelled.replace(SPACE, " ").encode()
+
+    def first(self, token: int) -> bytes:
+        """Return the bytes of a token at the beginning of a text."""
+        tokenizer = self._source.tokenizer
+        if tokenizer.byte_level or tokenizer.is_byte(token):
+            return self(token)
+        return tokenizer.decode([token], skip_special=False).encode()
+
+    def is_special(self, token: int) -> bool:
+        """Whether a token is special, and so no part of an answer's text."""
+        return token in self._source.tokenizer.special_ids
 
 
 def is_forced(conversation: Conversation) -> bool:

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
     from inl.engine.request_handle import RequestHandle
     from inl.serve.admission import Admission
-    from inl.serve.dialect import TokenText
     from inl.serve.generations import Generation
     from inl.serve.job import Job
     from inl.serve.metrics import ModelMetrics
+    from inl.serve.token_texts import TokenTexts
 
 
 @final
@@ -41,7 +41,7 @@ class OpenCall(Ticket, Generations):
     def run(
         self,
         items: list[Generation],
-        token_text: TokenText,
+        token_text: TokenTexts,
         cancel: Callable[[RequestHandle], None],
     ) -> None:
         """Set the completions, once the model is loaded.

@@ -77,7 +77,7 @@ class ServedModel(ModelText):
             if isinstance(error, Exception):
                 raise as_api_error(error) from error
             raise
-        call.run(started, self.token_bytes, self.engine.cancel)
+        call.run(started, self.token_texts, self.engine.cancel)
 
     async def test(self) -> None:
         """Generate a token; raises what would keep other requests from an answer."""
@@ -167,9 +167,9 @@ class ServedModel(ModelText):
         listener: Callable[[], None] | None,
     ) -> list[Generation]:
         handle = self.engine.start(ids, listener=listener, adapter_use=use, **options)
-        stop = partial(self.stop_string, options)
+        cancel = self.engine.cancel
         return [
-            Generation(sample, self.parser(prompt, ids), stop, first=handle)
+            Generation(sample, self.parser(prompt, ids), cancel, first=handle)
             for sample in handle.samples
         ]
 

@@ -9,9 +9,10 @@ from inl.bounded_json import parse_json
 from inl.errors import InvalidJson
 from inl.serve.anthropic.messages import MessagesRequest, job_of
 from inl.serve.api_error import ApiError
-from inl.serve.dialect import ReadUsage, TokenText, no_token_text, parse
+from inl.serve.dialect import ReadUsage, parse
 from inl.serve.event_stream import event
 from inl.serve.job import Answer, Delta, Usage
+from inl.serve.token_texts import NoTokenTexts, TokenTexts
 
 STOP_REASONS = {
     "stop": "end_turn",
@@ -50,7 +51,7 @@ class MessagesExchange:
             "container": None,
         }
         self._blocks = _Blocks()
-        self.token_text: TokenText = no_token_text
+        self.token_text: TokenTexts = NoTokenTexts()
 
     def body(self, answers: Sequence[Answer], usage: Usage) -> Any:
         """Return the whole response."""

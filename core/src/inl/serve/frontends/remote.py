@@ -78,22 +78,23 @@ class RemoteModel:
         """Submit a job, and end it after the body; raises :class:`ApiError`."""
         text, prompts = await self._encoded(job.prompts)
         first = self._client.numbers(job.completions)
+        stopped = partial(self._stopped, first)
         handles = _handles(text, job, prompts, first)
         items = [
             Generation(
                 handle,
                 text.parser(job.prompts[at // job.count], prompts[at // job.count]),
-                partial(text.stop_string, job.options),
+                stopped,
                 first=handles[at - at % job.count],
             )
             for at, handle in enumerate(handles)
         ]
         generations = RemoteGenerations()
-        generations.start(items, text.token_bytes)
+        generations.start(items, text.token_texts)
         for handle in handles:
             handle.listener = generations.event.set
         try:
-            with self._client.outputs.open(handles, partial(self._stopped, first)):
+            with self._client.outputs.open(handles, stopped):
                 await self._client.call(
                     first, _submit(text, job, client, prompts, first)
                 )
@@ -147,7 +148,7 @@ def _handles(
                 job.options.get("logprobs"),
                 job.options.get("prompt_logprobs"),
             )
-            handles.append(RemoteHandle(request, tokenizer, job.options.get("stop")))
+            handles.append(RemoteHandle(request, tokenizer, job.options))
     return handles
 
 

@@ -41,7 +41,7 @@ class EmbeddingsRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
 
     input: str | Items
     model: str | None = None
-    encoding_format: Literal["float", "base64"] = "float"
+    encoding_format: Literal["float", "base64"] | None = "float"
     user: str | None = None
 
 
@@ -140,7 +140,7 @@ def _body(
                 {
                     "object": "embedding",
                     "index": index,
-                    "embedding": _encoded(row, fields.encoding_format),
+                    "embedding": _encoded(row, fields.encoding_format or "float"),
                 }
                 for index, row in enumerate(rows)
             ],
