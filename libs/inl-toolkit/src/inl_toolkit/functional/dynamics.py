@@ -12,6 +12,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from inl.errors import MissingPackage, PluginError, RequestError
+from inl_toolkit.functional.out_of_memory import translating
 
 if TYPE_CHECKING:
     from inl.spec.functions import Functions
@@ -92,6 +93,7 @@ def get_backend(*arrays: Any) -> str:
 
 
 @whole
+@translating
 def inl_dynamics(
     x: Any, v: Any, mu: Any, alpha: Any, beta: Any, gate: Any, dt: Any = 0.1
 ) -> Pair:
@@ -116,6 +118,7 @@ def inl_dynamics(
 
 
 @whole
+@translating
 def inl_dynamics_step(
     x: Any,
     v: Any,
@@ -140,6 +143,7 @@ def inl_dynamics_step(
     )
 
 
+@translating
 def inl_dynamics_n_steps(
     x: Any,
     v: Any,
@@ -170,6 +174,7 @@ def inl_dynamics_n_steps(
 
 
 @whole
+@translating
 def _fixed_steps(
     x: Any, v: Any, mu: Any, controller: Any, n_steps: int, dt: Any, **clamps: Any
 ) -> Pair:

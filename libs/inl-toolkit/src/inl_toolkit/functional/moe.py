@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from inl.dtypes import FLOATS
 from inl.errors import RequestError
 from inl_toolkit.functional.dynamics import discovery, framework_of, functions_of
+from inl_toolkit.functional.out_of_memory import translating
 
 if TYPE_CHECKING:
     from inl.spec.functions import Functions
@@ -27,6 +28,7 @@ class Dispatched(NamedTuple):
     """float32 [T, k]: 0 for experts that were full."""
 
 
+@translating
 def route(
     router_logits: Any, *, k: int, kind: str = "softmax_topk", renormalize: bool = True
 ) -> Dispatched:
@@ -40,6 +42,7 @@ def route(
     return Dispatched(*_call("route", router_logits, **attrs))
 
 
+@translating
 def experts(
     inputs: Any,
     ids: Any,
@@ -66,6 +69,7 @@ def experts(
     return _apply(inputs, ids, weights, matrices, activation)
 
 
+@translating
 def moe_dispatch(
     inputs: Any,
     router_logits: Any,
@@ -97,6 +101,7 @@ def moe_dispatch(
     return _apply(inputs, *dispatched, matrices, activation)
 
 
+@translating
 def capacity(
     dispatched: Dispatched, experts: int, *, capacity_factor: float
 ) -> Dispatched:
@@ -112,6 +117,7 @@ def capacity(
     return Dispatched(ids, _call("drop_overflow", ids, weights, **attrs))
 
 
+@translating
 def load_balance_loss(router_logits: Any, *, k: int = 1) -> Any:
     """Load-balancing loss of ``router_logits`` [T, E]: 1 if balanced, E at worst.
 

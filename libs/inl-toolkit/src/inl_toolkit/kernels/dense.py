@@ -9,6 +9,7 @@ from typing import Any
 from inl.errors import KernelError
 from inl_toolkit.functional.arrays import ArrayModule, cast, dtype_name, module_of
 from inl_toolkit.functional.dynamics import framework_of
+from inl_toolkit.functional.out_of_memory import translating
 from inl_toolkit.kernels.config import KernelConfig, configured
 from inl_toolkit.kernels.operands import check_arrays
 from inl_toolkit.kernels.precision import FLOAT8, rounded, scaled_float8
@@ -25,6 +26,7 @@ def widened(x: Any) -> Any:
     return x.float() if narrow_only else cast(x, "float32")
 
 
+@translating
 def gemm(
     a: Any,
     b: Any,
@@ -83,6 +85,7 @@ def product(xp: ArrayModule, x: Any, y: Any, config: KernelConfig) -> Any:
     return xp.matmul(x, y)
 
 
+@translating
 def layer_norm(
     x: Any,
     scale: Any = None,

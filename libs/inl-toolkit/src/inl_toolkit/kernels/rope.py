@@ -8,10 +8,12 @@ import numpy as np
 
 from inl.errors import KernelError
 from inl_toolkit.functional.arrays import cast, like, module_of
+from inl_toolkit.functional.out_of_memory import translating
 from inl_toolkit.kernels.dense import widened
 from inl_toolkit.kernels.profile import recorded
 
 
+@translating
 def create_rope_cache(
     length: int, dim: int, *, theta: float = 10000.0, array: Any = None
 ) -> tuple[Any, Any]:
@@ -33,6 +35,7 @@ def create_rope_cache(
     return cos, sin
 
 
+@translating
 def apply_rope(x: Any, cos: Any, sin: Any) -> Any:
     """Rotate ``x`` [..., L, d] by the first L rows of a cache [length, d / 2].
 

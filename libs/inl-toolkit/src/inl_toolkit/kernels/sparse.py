@@ -10,12 +10,14 @@ import numpy as np
 from inl.spec.block_structure import structure_of
 from inl_toolkit.functional.arrays import like, module_of
 from inl_toolkit.functional.dynamics import framework_of, functions_of
+from inl_toolkit.functional.out_of_memory import translating
 from inl_toolkit.kernels.profile import recorded
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+@translating
 def block_sparse_matmul(
     dense: Any, sparse_values: Any, indices: Any, *, columns: int
 ) -> Any:
