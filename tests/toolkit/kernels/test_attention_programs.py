@@ -93,7 +93,7 @@ def operands(*lead, sizes=(L, S), width=8, value=5, dtype=np.float32):
 
 
 def off(found, exact):
-    return np.abs(np.asarray(found) - exact).max() / max(np.abs(exact).max(), 1e-1)
+    return np.abs(np.asarray(found) - exact).max() / max(np.abs(exact).max(), 0.5)
 
 
 def gradients(kind, q, k, v, weights, **settings):
