@@ -82,13 +82,19 @@ def set_backend(name: str) -> None:
 
 
 def get_backend(*arrays: Any) -> str:
-    """Return the framework that computes these functions.
+    """Return what computes.
 
-    ``get_backend()`` returns the setting, "auto" by default. ``get_backend(x)`` returns
-    the framework that a call with ``x`` would use.
+    ``get_backend(x)`` returns the framework that computes these functions for ``x``.
+    ``get_backend()`` returns the setting of :func:`set_backend`; where that is "auto",
+    the type of the device that was detected, such as "cuda" or "cpu", as
+    ``EngineConfig(backend="auto")`` selects it.
     """
-    if _Setting.backend != AUTO or not arrays:
+    if _Setting.backend != AUTO:
         return _Setting.backend
+    if not arrays:
+        from inl.plugin import choose_device
+
+        return str(choose_device(AUTO).type)
     return _framework("get_backend", dict(enumerate(arrays)))
 
 

@@ -30,7 +30,7 @@ def compiled_by(
     """
     own = _own_code(function)
     if framework == "jax":
-        return XlaPrograms(own, has_structure, note)
+        return XlaPrograms(own, function.__name__, has_structure, note)
     # Without the option, torch drops the rounding to float8.
     options = {"emulate_precision_casts": True}
     program: Function = import_module("torch").compile(own, options=options)
@@ -46,8 +46,10 @@ class XlaPrograms:
     uncompiled.
     """
 
-    def __init__(self, function: Function, has_structure: bool, note: Note) -> None:
-        self.function, self.note = function, note
+    def __init__(
+        self, function: Function, name: str, has_structure: bool, note: Note
+    ) -> None:
+        self.function, self.name, self.note = function, name, note
         self.jax = import_module("jax")
         self.programs: OrderedDict[Any, Function] = OrderedDict()
         self.traces: list[Callable[[Any], bool]] = [_is_array, _is_no_structure]
@@ -69,7 +71,7 @@ class XlaPrograms:
             result = self.function(*args, **kwargs)
         except errors as error:
             raise KernelError(
-                f"{self.function.__name__}: reads values of arrays that JAX traces, "
+                f"{self.name}: reads values of arrays that JAX traces, "
                 "which have none; accepted: a call outside of jax.jit, or these "
                 "arguments as numbers, lists or NumPy arrays"
             ) from error

@@ -53,7 +53,8 @@ class KernelConfig:
     use_fused_ops: bool = True
     """Whether layer normalization is the fused function of torch or XLA."""
     use_tensor_cores: bool = False
-    """Whether float32 products on NVIDIA GPUs may round their inputs to TF32."""
+    """Whether float32 products on NVIDIA GPUs may round their inputs to TF32; elsewhere
+    it has no effect, which ``notes`` says."""
     auto_optimize: bool = True
     """Whether the function is compiled: by XLA for JAX arrays, by torch.compile for
     tensors on a GPU."""
