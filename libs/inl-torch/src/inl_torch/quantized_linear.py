@@ -56,7 +56,7 @@ class QuantizedLinear(nn.Module):
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         """Move the stored format to another device, but convert no dtype of it."""
-        super()._apply(lambda each: _moved(each, fn), recurse)
+        super()._apply(lambda each: _moved(each, fn), recurse)  # type: ignore[no-untyped-call]
         return self
 
     @property

@@ -75,13 +75,13 @@ def _attend(
             result * shrink[..., None] + product,
         )
 
-    @jax.checkpoint  # type: ignore[untyped-decorator]
+    @jax.checkpoint
     def attend_row(row: Array, x: Array, mask: Array | None) -> Array:
         chosen = None if wanted is None else wanted[row]
 
         def step(state: State, given: tuple[Any, ...]) -> tuple[State, None]:
-            column, keep, *operands = given
-            operands = (x, *operands)
+            column, keep, *rest = given
+            operands = (x, *rest)
             if keep is None:
                 return add(row, column, state, operands), None
             return jax.lax.cond(
@@ -90,12 +90,13 @@ def _attend(
 
         none = jnp.zeros(shape, q.dtype)
         start = none + HIDDEN, none, jnp.zeros((*shape, v.shape[-1]), q.dtype)
-        is_wide = mask is not None and mask.shape[-1] != 1
-        tiles = _tiles(mask, -1, size) if is_wide else None
+        tiles = None
+        if mask is not None and mask.shape[-1] != 1:
+            tiles = _tiles(mask, -1, size)
 
         def each(state: State, given: tuple[Any, ...]) -> tuple[State, None]:
             *rest, tile = given
-            return step(state, (*rest, tile if is_wide else mask))
+            return step(state, (*rest, mask if tile is None else tile))
 
         columns = jnp.arange(len(keys))
         (_, total, result), _ = jax.lax.scan(
@@ -103,12 +104,13 @@ def _attend(
         )
         return result / jnp.where(total > 0, total, 1)[..., None]
 
-    is_tall = mask is not None and mask.ndim > 1 and mask.shape[-2] != 1
-    parts = _tiles(mask, -2, size) if is_tall else None
+    parts = None
+    if mask is not None and mask.ndim > 1 and mask.shape[-2] != 1:
+        parts = _tiles(mask, -2, size)
 
     def each_row(_: None, given: tuple[Array, Array, Array | None]) -> Any:
         row, x, part = given
-        return None, attend_row(row, x, part if is_tall else mask)
+        return None, attend_row(row, x, mask if part is None else part)
 
     _, rows = jax.lax.scan(each_row, None, (jnp.arange(len(queries)), queries, parts))
     joined = jnp.moveaxis(rows, 0, -3)

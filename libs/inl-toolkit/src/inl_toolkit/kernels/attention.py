@@ -15,7 +15,7 @@ from inl_toolkit.functional.dynamics import functions_of
 from inl_toolkit.functional.out_of_memory import translating
 from inl_toolkit.kernels.config import configured
 from inl_toolkit.kernels.dense import widened
-from inl_toolkit.kernels.operands import check_arrays
+from inl_toolkit.kernels.operands import check_arrays, check_number
 from inl_toolkit.kernels.precision import rounded
 from inl_toolkit.kernels.profile import recorded
 
@@ -62,7 +62,9 @@ def flash_attention(
     pattern = AttentionPattern(length, keys, size, causal, window)
     if block_mask is not None:
         pattern = pattern._replace(blocks=_blocks(block_mask, pattern))
-    if scale is None:
+    if scale is not None:
+        check_number("flash_attention", "scale", scale)
+    else:
         scale = 1 / math.sqrt(query.shape[-1])
     own, dtype = functions_of(framework), query.dtype
     xp = module_of("flash_attention", "query", query)

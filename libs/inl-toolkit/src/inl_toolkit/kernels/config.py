@@ -64,7 +64,7 @@ class KernelConfig:
 
     def __post_init__(self) -> None:
         size = self.block_size
-        if size is not None and (type(size) is not int or size < 1):
+        if size is not None and (type(size) is not int or not 0 < size < 2**31):
             raise _refused("block_size", size, "a whole number above 0, or None")
         for field in fields(self):
             value = getattr(self, field.name)

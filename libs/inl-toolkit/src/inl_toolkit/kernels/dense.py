@@ -11,7 +11,7 @@ from inl_toolkit.functional.arrays import ArrayModule, cast, dtype_name, module_
 from inl_toolkit.functional.dynamics import framework_of
 from inl_toolkit.functional.out_of_memory import translating
 from inl_toolkit.kernels.config import KernelConfig, configured
-from inl_toolkit.kernels.operands import check_arrays
+from inl_toolkit.kernels.operands import check_arrays, check_number
 from inl_toolkit.kernels.precision import FLOAT8, rounded, scaled_float8
 from inl_toolkit.kernels.profile import recorded
 
@@ -100,6 +100,7 @@ def layer_norm(
     default that of the decorated function around the call. Raises
     :class:`~inl.errors.KernelError` for shapes that do not match.
     """
+    check_number("layer_norm", "eps", eps, -1e-30)
     given = {"scale": scale, "bias": bias}
     rows = {name: each for name, each in given.items() if each is not None}
     framework = check_arrays("layer_norm", floating=True, x=x, **rows)

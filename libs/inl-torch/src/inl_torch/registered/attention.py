@@ -102,14 +102,9 @@ def _by_tiles(
         query = rows[:, None] * size + at
         near = pattern.seen(query[:, :, None], key[:, None])
         seen = seen[:, None] if near is None else seen[:, None] & near
-        gathered = [
-            each.index_select(-3, columns.flatten())
-            .unflatten(-3, columns.shape)
-            .flatten(-3, -2)
-            for each in (keys, values)
-        ]
+        near_keys, near_values = (_selected(each, columns) for each in (keys, values))
         tile = None if mask is None else _gathered(mask, rows, columns, size)
-        results.append(_masked(x, *gathered, seen, tile))
+        results.append(_masked(x, near_keys, near_values, seen, tile))
     back = np.argsort(np.concatenate(order), kind="stable")
     y = torch.cat(results, -3).index_select(-3, _on(back, q)).flatten(-3, -2)
     return y[..., : pattern.length, :]
@@ -135,7 +130,15 @@ def _tiles(x: torch.Tensor, axis: int, size: int) -> torch.Tensor:
     """Split an axis into tiles, the last one filled with zeros."""
     missing = -x.shape[axis] % size
     padded = functional.pad(x, (0, 0) * (-axis - 1) + (0, missing))
-    return padded.unflatten(axis, (-1, size))
+    at = padded.ndim + axis
+    return padded.reshape(*padded.shape[:at], -1, size, *padded.shape[at + 1 :])
+
+
+def _selected(tiles: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    """Return tiles [rows, count] of [..., tiles, size, d], joined for each row."""
+    chosen = tiles.index_select(-3, columns.flatten())
+    lead, width = tiles.shape[:-3], tiles.shape[-1]
+    return chosen.reshape(*lead, len(columns), -1, width)
 
 
 def _on(value: Any, like: torch.Tensor) -> torch.Tensor:
@@ -196,7 +199,8 @@ class _Attention(torch.autograd.Function):
             for i in wanted:
                 if not again:
                     operands[i].requires_grad_()
-            y = (_formula if again else _fused)(*operands, ctx.causal)
+            compute: Any = _formula if again else _fused
+            y = compute(*operands, ctx.causal)
             found = torch.autograd.grad(
                 y, [operands[i] for i in wanted], gradients[0].to(y.dtype),
                 create_graph=again,
@@ -216,19 +220,19 @@ def _fused(
         mask = mask[None]
     if mask is not None and mask.ndim > 2:
         mask = mask.expand(*lead, *mask.shape[-2:])
-    folded = [x if x is None or x.ndim == 2 else _folded(x) for x in (q, k, v, mask)]
-    x, y, z = (each if each.ndim == 4 else each[None, None] for each in folded[:3])
+    if mask is not None and mask.ndim > 2:
+        mask = _folded(mask)
+    x, y, z = map(_folded, (q, k, v))
     result = functional.scaled_dot_product_attention(
-        x, y, z, folded[3], is_causal=causal, scale=1.0
+        x, y, z, mask, is_causal=causal, scale=1.0
     )
     return result.reshape(*lead, *result.shape[-2:])
 
 
 def _folded(x: torch.Tensor) -> torch.Tensor:
     """Return [..., A, L, d] as four axes."""
-    if x.ndim == 3:
-        return x[None]
-    return x if x.ndim == 4 else x.flatten(0, -4)
+    missing = max(4 - x.ndim, 0)
+    return x[(None,) * missing] if x.ndim < 5 else x.flatten(0, -4)
 
 
 def _formula(
