@@ -75,7 +75,7 @@ def moe_dispatch(
     return ops.experts(x, ids, weights, w, activation=activation)
 
 
-def capacity_of(tokens: int, experts: int, k: int, factor: float) -> int:
+def capacity_of(tokens: int, experts: int, k: int, factor: Any) -> int:
     """Capacity of an expert: ``floor(tokens * factor * k / experts)`` tokens.
 
     Raises :class:`RequestError` for a factor that is not a finite number above 0.
