@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from inl.bounded_json import check_json, parse_json
+from inl.errors import InvalidJson
 from inl.serve.job import CallDelta
 
 if TYPE_CHECKING:
@@ -151,17 +153,19 @@ class CallText:
 def _members(text: str) -> dict[str, msgspec.Raw]:
     """Return the members of an object as they are written; raises ValueError."""
     try:
+        check_json(text.encode("utf-8", "replace"), "call")
         return MEMBERS.decode(text)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (InvalidJson, msgspec.DecodeError, RecursionError) as error:
         raise ValueError(str(error)) from error
 
 
 def _string(text: str) -> str:
     """Return the string of a JSON text, or "" if it is none."""
     try:
-        return msgspec.json.decode(text, type=str)
-    except msgspec.DecodeError:
+        found = parse_json(text, "arguments")
+    except InvalidJson:
         return ""
+    return found if isinstance(found, str) else ""
 
 
 def _object_text(text: str) -> str | None:
