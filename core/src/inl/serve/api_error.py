@@ -84,6 +84,10 @@ class ApiError(Exception):
         kind = ANTHROPIC_TYPES.get(self.status, "api_error")
         return {"type": "error", "error": {"type": kind, "message": self.message}}
 
+    def ollama(self) -> dict[str, Any]:
+        """Return the body that clients of Ollama's API expect."""
+        return {"error": self.message}
+
 
 def unsupported(field: str, reason: str) -> ApiError:
     """Return the error for a field with a value that is not supported."""

@@ -19,6 +19,10 @@ from inl.serve.conversions import Conversions
 from inl.serve.event_stream import encode
 from inl.serve.gate import Gate
 from inl.serve.generate_endpoint import Catalog, GenerateEndpoint
+from inl.serve.ollama.embeddings import OllamaEmbeddings
+from inl.serve.ollama.exchange import OllamaChatExchange, OllamaGenerateExchange
+from inl.serve.ollama.models import OllamaModels
+from inl.serve.ollama.store import OllamaStore
 from inl.serve.openai.chat import ChatExchange
 from inl.serve.openai.completions import CompletionExchange
 from inl.serve.openai.embeddings import Embeddings
@@ -44,6 +48,8 @@ GENERATING: dict[str, MakeExchange] = {
     "/v1/completions": CompletionExchange,
     "/v1/responses": ResponsesExchange,
     "/v1/messages": MessagesExchange,
+    "/api/chat": OllamaChatExchange,
+    "/api/generate": OllamaGenerateExchange,
 }
 
 
@@ -51,6 +57,8 @@ def error_shape(path: str, error: ApiError) -> dict[str, Any]:
     """Return the body of an error in the dialect of a path."""
     if path.startswith("/v1/messages"):
         return error.anthropic()
+    if path.startswith("/api/"):
+        return error.ollama()
     return error.openai()
 
 
@@ -74,7 +82,11 @@ def make_endpoints(models: Models, metrics: Metrics, config: ServerConfig) -> St
     """Return all endpoints, without the gate."""
     routes = Operations(models, metrics).routes()
     routes += Conversions(models, config).routes()
-    routes += Embeddings(models, config).routes()
+    embeddings = Embeddings(models, config)
+    routes += embeddings.routes()
+    routes += OllamaEmbeddings(embeddings).routes()
+    routes += OllamaModels(models, config.idle_unload).routes()
+    routes += OllamaStore(models, is_allowed=bool(config.admin_keys)).routes()
     if config.admin_keys:
         routes += Admin(models).routes()
     for path, make in GENERATING.items():

@@ -17,6 +17,7 @@ from inl.serve.absent_fields import Defaults, without_absent
 from inl.serve.api_error import ApiError, as_api_error
 
 if TYPE_CHECKING:
+    from inl.serve.event_stream import StreamFormat
     from inl.serve.job import Answer, Delta, Job, Usage
     from inl.serve.token_texts import TokenTexts
 
@@ -48,6 +49,7 @@ class Exchange(Protocol):
     """One request in a dialect, and the writer of its response."""
 
     job: Job
+    stream_format: StreamFormat
     token_text: TokenTexts
     """Set once the model is loaded."""
 

@@ -1,11 +1,11 @@
-"""Server-sent events, and the connection that they are sent over."""
+"""Streams of events, and the connection that they are sent over."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -15,12 +15,20 @@ Send = Callable[[Any], Awaitable[None]]
 
 encode = msgspec.json.Encoder().encode
 
-COMMENT = b": keep-alive\n\n"
-
 DONE = b"data: [DONE]\n\n"
 
+
+class StreamFormat(NamedTuple):
+    """How a dialect streams. idle: what is sent after a time without a delta."""
+
+    media_type: bytes
+    idle: bytes
+
+
+EVENTS = StreamFormat(b"text/event-stream; charset=utf-8", b": keep-alive\n\n")
+"""Server-sent events, with a comment that clients ignore."""
+
 HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # reverse proxies must not hold events back
 ]
@@ -64,10 +72,10 @@ async def disconnect_cancels(receive: Receive) -> AsyncIterator[None]:
         watcher.cancel()
 
 
-async def start_stream(send: Send, headers: Iterable[tuple[bytes, bytes]]) -> None:
+async def start_stream(send: Send, media_type: bytes) -> None:
     """Send the status and headers of a stream."""
     start = {"type": "http.response.start", "status": 200}
-    await send({**start, "headers": [*HEADERS, *headers]})
+    await send({**start, "headers": [(b"content-type", media_type), *HEADERS]})
 
 
 async def send_part(send: Send, body: bytes) -> None:

@@ -41,10 +41,13 @@ ADMIN_PATHS = {
 }
 """Paths that need an admin key, as vLLM names them."""
 
+STORE_PATHS = {"/api/pull", "/api/delete"}
+"""Paths that need an admin key, as Ollama names them; they change files."""
+
 ANONYMOUS = "anonymous"
 
 CORS = {
-    "access-control-allow-methods": "GET, POST, OPTIONS",
+    "access-control-allow-methods": "GET, HEAD, POST, DELETE, OPTIONS",
     "access-control-allow-headers": "*, authorization",
     "access-control-max-age": "600",
 }
@@ -140,7 +143,7 @@ class Gate:
         path = scope["path"]
         if path in OPEN_PATHS or scope["method"] == "OPTIONS":
             return ANONYMOUS
-        if path in ADMIN_PATHS and self._admin_keys:
+        if path in ADMIN_PATHS | STORE_PATHS and self._admin_keys:
             return self._client(headers, self._admin_keys, "admin key")
         return self._client(headers, self._keys, "api key")
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from inl.serve.api_error import ApiError, as_api_error
 from inl.serve.event_stream import (
-    COMMENT,
     Disconnected,
     Receive,
     Send,
@@ -142,14 +141,14 @@ class GenerateEndpoint:
         def usage() -> Usage:
             return generations.usage
 
-        await start_stream(send, [])
+        await start_stream(send, exchange.stream_format.media_type)
         if opening := exchange.opening(generations.usage):
             await send_part(send, opening)
         last = b""
         try:
             async for item in generations.deltas(self._config.keep_alive_seconds):
                 if item is None:
-                    await send_part(send, COMMENT)
+                    await send_part(send, exchange.stream_format.idle)
                     continue
                 record.began()
                 part = exchange.delta(*item, usage)

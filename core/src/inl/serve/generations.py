@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -56,6 +56,8 @@ class Generation(Answer):
         completed = handle.completed
         token_ids = handle.token_ids[start:]
         self.polled_tokens += len(token_ids)
+        if token_ids and not self.began:
+            self.began = time.perf_counter()
         parser = self._parser
         if parser.sees_special:
             delta = parser.feed(*handle.take_whole())
@@ -74,8 +76,14 @@ class Generation(Answer):
         self.add(delta)
         return delta
 
+    @property
+    def prompt_ids(self) -> Sequence[int]:
+        """The token ids of the prompt."""
+        return self.first_request.tokens[: self.first_request.prompt_tokens]
+
     def _finished(self, delta: Delta) -> Delta:
         handle = self.handle
+        self.ended = time.perf_counter()
         if handle.error is not None:
             raise as_api_error(handle.error)
         if handle.finish_reason == "cancelled":

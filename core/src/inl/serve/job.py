@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from inl.bounded_json import parse_json
+from inl.errors import InvalidJson
+
 if TYPE_CHECKING:
     from inl.engine.options import GenerationOptions
     from inl.engine.request_handle import TokenLogprob
@@ -48,6 +51,8 @@ class Conversation:
     continue_final: bool = False
     parallel_calls: bool = True
     """Whether an answer may have several calls."""
+    context: Sequence[int] = ()
+    """Token ids of earlier turns, before the messages."""
 
 
 Prompt = str | list[int] | Conversation
@@ -127,6 +132,15 @@ class Call:
     name: str
     arguments: str = ""
 
+    @property
+    def values(self) -> dict[str, Any]:
+        """The arguments as an object; empty if they were cut off."""
+        try:
+            found = parse_json(self.arguments or "{}", "arguments")
+        except InvalidJson:
+            return {}
+        return found if isinstance(found, dict) else {}
+
 
 @dataclass(slots=True)
 class Answer:
@@ -140,6 +154,16 @@ class Answer:
     prompt: PromptScores | None = None
     finish_reason: FinishReason = "stop"
     stop_string: str | None = None
+    submitted: float = 0.0
+    """When its request was given to the engine, as ``time.perf_counter()``."""
+    began: float = 0.0
+    """When its first token was read; 0 before."""
+    ended: float = 0.0
+
+    @property
+    def prompt_ids(self) -> Sequence[int]:
+        """The token ids of the prompt."""
+        return ()
 
     def add(self, delta: Delta) -> None:
         """Append a delta."""

@@ -78,6 +78,7 @@ class ModelSlot:
         executor: Executor,
     ) -> None:
         self.name, self.adapters = source.name, source.adapters
+        self.place = source.place
         self.admission = admission
         self.created = int(time.time())
         self._source = source

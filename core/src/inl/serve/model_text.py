@@ -108,11 +108,18 @@ class ModelText:
             messages = with_tools(conversation, tools)
         elif tools:
             variables["tools"] = [tool.as_template_value() for tool in tools]
-        return self._source.chat_ids(
+        ids = self._source.chat_ids(
             messages,
             continue_final_message=conversation.continue_final,
             **variables,
         )
+        if not conversation.context:
+            return ids
+        tokenizer = self.tokenizer
+        # One that begins each turn too is no beginning of the text only.
+        if tokenizer.token(ids[0]) == tokenizer.bos_token and ids.count(ids[0]) == 1:
+            ids = ids[1:]
+        return [*conversation.context, *ids]
 
     def encode_all(self, prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:
         """Return the token ids of several prompts; raises the engine's errors."""

@@ -11,6 +11,9 @@ import inl
 from inl.serve import admin
 from inl.serve.anthropic.messages import CountRequest, MessagesRequest
 from inl.serve.conversions import DetokenizeRequest, TokenizeRequest
+from inl.serve.ollama.embeddings import EmbedRequest, OllamaEmbeddingsRequest
+from inl.serve.ollama.messages import GenerateRequest, OllamaChatRequest
+from inl.serve.ollama.models import ModelRequest
 from inl.serve.openai.chat import ChatRequest
 from inl.serve.openai.completions import CompletionRequest
 from inl.serve.openai.embeddings import EmbeddingsRequest
@@ -23,12 +26,20 @@ BODIES: dict[str, tuple[type, str]] = {
     "/v1/messages": (MessagesRequest, "Answer a conversation."),
     "/v1/messages/count_tokens": (CountRequest, "Count the tokens of a conversation."),
     "/v1/embeddings": (EmbeddingsRequest, "Return the embedding of each text."),
+    "/api/chat": (OllamaChatRequest, "Answer a conversation."),
+    "/api/generate": (GenerateRequest, "Answer a prompt."),
+    "/api/embed": (EmbedRequest, "Return the embedding of each text."),
+    "/api/embeddings": (OllamaEmbeddingsRequest, "Return the embedding of one text."),
+    "/api/show": (ModelRequest, "Describe one model."),
     "/tokenize": (TokenizeRequest, "Convert a text or a conversation to token ids."),
     "/detokenize": (DetokenizeRequest, "Convert token ids to text."),
 }
 
 GETS = {
     "/v1/models": "List the models.",
+    "/api/tags": "List the models.",
+    "/api/ps": "List the models that are loaded.",
+    "/api/version": "Return the version of Ollama's API.",
     "/health": "Return 200 while the process runs.",
     "/ready": "Return 200 if the next request would be answered.",
     "/version": "Return the version.",

@@ -6,7 +6,7 @@ from functools import cache
 from importlib.resources import files
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 FILES = {
@@ -14,6 +14,9 @@ FILES = {
     "/page.css": ("page.css", "text/css; charset=utf-8"),
     "/page.js": ("page.js", "text/javascript; charset=utf-8"),
 }
+
+RUNNING = "Ollama is running"
+"""What programs find at ``/``, which accept anything: a sign that they know."""
 
 HEADERS = {
     # Nothing but this server is asked, so the page works offline.
@@ -32,6 +35,9 @@ def page_routes() -> list[Route]:
 
 async def _file(request: Request) -> Response:
     name, kind = FILES[request.scope["path"]]
+    accepted = request.headers.get("accept", "text/html")
+    if name == "index.html" and "text/html" not in accepted:
+        return PlainTextResponse(RUNNING)
     return Response(_read(name), headers=HEADERS, media_type=kind)
 
 

@@ -80,7 +80,7 @@ def download(name: HubName) -> Path:
     :class:`CheckpointError` if the repository, revision or file does not exist or is
     gated, or there is no network and the model is not cached.
     """
-    hub = _library()
+    hub = library()
     options = {"revision": name.revision}
     with _errors(hub, name):
         try:
@@ -182,6 +182,14 @@ def _shards(name: HubName, index: Path) -> list[str]:
     return sorted({str(file) for file in weight_map.values()})
 
 
+def cached(name: HubName) -> Path | None:
+    """Return the cached folder or GGUF file of a model, if it is cached."""
+    try:
+        return _cached(library(), name, LookupError("no network was asked"))
+    except (CheckpointError, MissingPackage):
+        return None
+
+
 def _cached(hub: Any, name: HubName, error: Exception) -> Path:
     """Return the cached model after ``error`` of the network."""
     try:
@@ -207,7 +215,7 @@ def _checkpoint_path(folder: Path, files: Sequence[str]) -> Path:
     return folder / files[0] if files[0].endswith(".gguf") else folder
 
 
-def _library() -> Any:
+def library() -> Any:
     try:
         import huggingface_hub
         import huggingface_hub.errors

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import os
@@ -44,7 +45,8 @@ def resolve_model(name: str | Path | None) -> Path:
 
     ``None`` and ``"smollm2-135m-instruct"`` are the default model. An existing path is
     returned as it is; else ``org/name``, ``org/name@revision`` and
-    ``org/name:file.gguf`` are names on Hugging Face. Raises
+    ``org/name:file.gguf`` are names on Hugging Face, also behind ``hf.co/``, and short
+    names such as ``llama3.2:1b`` stand for some of them. Raises
     :class:`CheckpointError` for anything else.
     """
     found = find_model(name)
@@ -70,14 +72,38 @@ def find_model(name: str | Path | None) -> Path | HubName | None:
     if name and os.path.exists(path):  # noqa: PTH110
         return path
     from inl.checkpoints.hub.hugging_face import parse_name
+    from inl.checkpoints.hub.short_names import hub_text, short_names
 
-    hub_name = parse_name(name) if isinstance(name, str) else None
+    hub_name = parse_name(hub_text(name)) if isinstance(name, str) else None
     if hub_name:
         return hub_name
+    near = difflib.get_close_matches(str(name)[:100], short_names(), 3, 0.5)
     raise CheckpointError(
         f"model: found {str(name)!r:.200}, which does not exist; accepted: a folder or "
-        f"a .gguf file, org/name on Hugging Face, or {DEFAULT_NAME!r}, the default"
+        f"a .gguf file, org/name on Hugging Face, {DEFAULT_NAME!r}, the default, or a "
+        f"short name such as {', '.join(near or short_names()[:3])}"
     )
+
+
+def cached_model(name: str | Path | None) -> Path | None:
+    """Return where :func:`resolve_model` finds a model without a network, if it does.
+
+    Raises :class:`CheckpointError` for a name that is none.
+    """
+    found = find_model(name)
+    if isinstance(found, Path):
+        return found
+    if found is None:
+        default = default_place()
+        return default if default.is_file() else None
+    from inl.checkpoints.hub.hugging_face import cached
+
+    return cached(found)
+
+
+def default_place() -> Path:
+    """Return the path of the default model, which may not be fetched yet."""
+    return cache_folder() / Path(DEFAULT.member).name
 
 
 def default_model() -> Path:
@@ -117,7 +143,8 @@ def fetch(source: Source, folder: Path) -> Path:
     return path
 
 
-def _stamp(path: Path) -> Path:
+def stamp_of(path: Path) -> Path:
+    """Return the path of the file that says that a digest was checked."""
     return path.with_name(f"{path.name}.stamp")
 
 
@@ -127,8 +154,8 @@ def _is_stamped(path: Path, source: Source) -> bool:
     A stamp or file that another user may have written counts for nothing.
     """
     try:
-        status, stamped = path.stat(), _stamp(path).stat()
-        stamp = read_json(_stamp(path))
+        status, stamped = path.stat(), stamp_of(path).stat()
+        stamp = read_json(stamp_of(path))
     except (OSError, InlError):
         return False
     trusted = is_private(status) and is_private(stamped)
@@ -169,7 +196,7 @@ def _adopt(path: Path, source: Source) -> bool:
 def _write_stamp(path: Path, source: Source) -> None:
     """Remember that the digest was checked, in a file that only this user can write."""
     _make_private(path)
-    stamp = _stamp(path)
+    stamp = stamp_of(path)
     stamp.unlink(missing_ok=True)  # it may be another user's
     stamp.write_text(json.dumps(_facts(path.stat(), source)), "utf-8")
     _make_private(stamp)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from inl.bounded_json import parse_json
-from inl.errors import InvalidJson
 from inl.serve.anthropic.messages import MessagesRequest, job_of
 from inl.serve.api_error import ApiError
 from inl.serve.dialect import ReadUsage, parse
-from inl.serve.event_stream import event
+from inl.serve.event_stream import EVENTS, event
 from inl.serve.job import Answer, Delta, Usage
 from inl.serve.token_texts import NoTokenTexts, TokenTexts
 
@@ -39,6 +37,8 @@ def usage_body(usage: Usage) -> dict[str, Any]:
 
 class MessagesExchange:
     """One answer to a conversation."""
+
+    stream_format = EVENTS
 
     def __init__(self, body: bytes, number: str, model: str) -> None:
         request = parse(body, MessagesRequest)
@@ -106,22 +106,13 @@ def _content(answer: Answer) -> list[dict[str, Any]]:
     if answer.content or not (answer.calls or answer.reasoning):
         blocks.append({**_EMPTY, "text": answer.content})
     for call in answer.calls:
-        blocks.append(_tool_use(call.id, call.name, _input(call.arguments)))
+        blocks.append(_tool_use(call.id, call.name, call.values))
     return blocks
 
 
 def _tool_use(call: str, name: str, arguments: Any) -> dict[str, Any]:
     block = {"type": "tool_use", "id": call, "name": name, "input": arguments}
     return {**block, "caller": {"type": "direct"}}
-
-
-def _input(arguments: str) -> Any:
-    """Return the arguments of a call, which may be cut off."""
-    try:
-        value = parse_json(arguments or "{}", "arguments")
-    except InvalidJson:
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 class _Blocks:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from inl.serve.event_stream import DONE, encode, event
+from inl.serve.event_stream import DONE, EVENTS, encode, event
 from inl.serve.openai.usage import usage_body
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ def chunk_head(fields: dict[str, Any]) -> bytes:
 class ChunkedExchange:
     """Writes chat and text completions in chunks; each sets both attributes."""
 
+    stream_format = EVENTS
     encoded_head: bytes
     """Of :func:`chunk_head`."""
     stream_options: StreamOptions

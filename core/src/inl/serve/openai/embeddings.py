@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -32,8 +33,9 @@ T = TypeVar("T")
 MOST_TEXTS = 2048
 """Texts of a call, as OpenAI's limit."""
 
-Ids = Annotated[list[TokenId], Meta(min_length=1)]
-Items = Annotated[list[str | TokenId | Ids], Meta(min_length=1)]
+Ids = tuple[int, ...]
+IdList = Annotated[list[TokenId], Meta(min_length=1)]
+Items = Annotated[list[str | TokenId | IdList], Meta(min_length=1)]
 
 
 class EmbeddingsRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -43,6 +45,22 @@ class EmbeddingsRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = "float"
     user: str | None = None
+
+
+class EmbeddingsForm(ABC):
+    """One call in a dialect: its texts, and its response."""
+
+    @abstractmethod
+    def read(self, body: bytes) -> str | None:
+        """Parse a body; return the name of the model. Raises :class:`ApiError`."""
+
+    @abstractmethod
+    def encode(self, model: ServedModel) -> list[Ids]:
+        """Return the token ids of the texts; raises the engine's errors."""
+
+    @abstractmethod
+    def body(self, rows: Sequence[Any], prompts: Sequence[Ids], name: str) -> Any:
+        """Return the response for the vector of each text."""
 
 
 class Embeddings:
@@ -58,21 +76,25 @@ class Embeddings:
 
     async def embed(self, request: Request) -> Response:
         """Return the embedding of each text; raises :class:`ApiError`."""
+        return await self.answer(request, _OpenAiForm())
+
+    async def answer(self, request: Request, form: EmbeddingsForm) -> Response:
+        """Return the response of a call in any dialect; raises :class:`ApiError`."""
         async with self._calls.admitted(request) as (ticket, body):
-            fields, texts = await decoded(body, _read)
-            slot = self._models.find(fields.model)
-            if fields.model in slot.adapters:
+            name = await decoded(body, form.read)
+            slot = self._models.find(name)
+            if name in slot.adapters:
                 raise ApiError(
                     400,
-                    f"model: found the adapter {fields.model!r}; embeddings are those "
+                    f"model: found the adapter {name!r}; embeddings are those "
                     f"of {slot.name}",
                     param="model",
                 )
             async with slot.lease() as model:
-                prompts = await self._run(partial(_encode, model, texts))
+                prompts = await self._run(partial(form.encode, model))
                 self._charge(ticket, prompts)
                 answer = await self._run(
-                    partial(_body, model, slot.name, prompts, fields)
+                    partial(_answer, model, slot.name, prompts, form)
                 )
         return Response(answer, media_type="application/json")
 
@@ -82,16 +104,47 @@ class Embeddings:
         except Exception as error:
             raise as_api_error(error) from error
 
-    def _charge(self, ticket: Ticket, prompts: list[tuple[int, ...]]) -> None:
+    def _charge(self, ticket: Ticket, prompts: list[Ids]) -> None:
         admission = self._calls.admission
         admission.charge(ticket, sum(map(len, prompts)))
         admission.begun(ticket)
 
 
-def _read(body: bytes) -> tuple[EmbeddingsRequest, list[Any]]:
-    """Return the fields of a request, and its texts or lists of token ids."""
-    fields = parse(body, EmbeddingsRequest)
-    return fields, _texts(fields.input)
+def _answer(
+    model: ServedModel, name: str, prompts: list[Ids], form: EmbeddingsForm
+) -> bytes:
+    return encode(form.body(model.engine.embed(prompts), prompts, name))
+
+
+class _OpenAiForm(EmbeddingsForm):
+    """One call of ``/v1/embeddings``."""
+
+    _form = "float"
+
+    def read(self, body: bytes) -> str | None:
+        fields = parse(body, EmbeddingsRequest)
+        self._form = fields.encoding_format or "float"
+        self._texts = _texts(fields.input)
+        return fields.model
+
+    def encode(self, model: ServedModel) -> list[Ids]:
+        return encode_texts(model, self._texts)
+
+    def body(self, rows: Sequence[Any], prompts: Sequence[Ids], name: str) -> Any:
+        tokens = sum(map(len, prompts))
+        return {
+            "object": "list",
+            "data": [
+                {
+                    "object": "embedding",
+                    "index": index,
+                    "embedding": _encoded(row, self._form),
+                }
+                for index, row in enumerate(rows)
+            ],
+            "model": name,
+            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        }
 
 
 def _texts(given: Any) -> list[Any]:
@@ -115,7 +168,8 @@ def _texts(given: Any) -> list[Any]:
     return list(given)
 
 
-def _encode(model: ServedModel, texts: list[Any]) -> list[tuple[int, ...]]:
+def encode_texts(model: ServedModel, texts: list[Any]) -> list[Ids]:
+    """Return the token ids of texts or of lists of ids, none of which is empty."""
     prompts = model.encode_all(texts)
     for index, prompt in enumerate(prompts):
         if not prompt:
@@ -124,32 +178,6 @@ def _encode(model: ServedModel, texts: list[Any]) -> list[tuple[int, ...]]:
                 param="input", code="invalid_value",
             )  # fmt: skip
     return prompts
-
-
-def _body(
-    model: ServedModel,
-    name: str,
-    prompts: list[tuple[int, ...]],
-    fields: EmbeddingsRequest,
-) -> bytes:
-    rows = model.engine.embed(prompts)
-    return encode(
-        {
-            "object": "list",
-            "data": [
-                {
-                    "object": "embedding",
-                    "index": index,
-                    "embedding": _encoded(row, fields.encoding_format or "float"),
-                }
-                for index, row in enumerate(rows)
-            ],
-            "model": name,
-            "usage": (
-                dict.fromkeys(("prompt_tokens", "total_tokens"), sum(map(len, prompts)))
-            ),
-        }
-    )
 
 
 def _encoded(row: Any, form: str) -> Any:

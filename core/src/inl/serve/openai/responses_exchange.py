@@ -9,7 +9,7 @@ from typing import Any
 
 from inl.serve.api_error import ApiError
 from inl.serve.dialect import ReadUsage, parse
-from inl.serve.event_stream import event
+from inl.serve.event_stream import EVENTS, event
 from inl.serve.job import Answer, Delta, Usage
 from inl.serve.openai.responses import ResponsesRequest, job_of
 from inl.serve.openai.usage import chat_logprobs
@@ -29,6 +29,8 @@ def usage_body(usage: Usage) -> dict[str, Any]:
 
 class ResponsesExchange:
     """One response: reasoning, a message and calls, each an item of its output."""
+
+    stream_format = EVENTS
 
     def __init__(self, body: bytes, number: str, model: str) -> None:
         request = parse(body, ResponsesRequest)

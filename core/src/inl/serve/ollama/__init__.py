@@ -1,0 +1,1 @@
+"""Ollama's dialect: chat, generate, and the endpoints about models."""
