@@ -15,6 +15,9 @@ from inl.serve.anthropic.messages import CountRequest, MessagesRequest
 from inl.serve.api_error import ApiError
 from inl.serve.conversions import DetokenizeRequest, TokenizeRequest
 from inl.serve.dialect import parse
+from inl.serve.ollama.exchange import OllamaChatExchange, OllamaGenerateExchange
+from inl.serve.ollama.fields import Options
+from inl.serve.ollama.messages import GenerateRequest, OllamaChatRequest
 from inl.serve.openai.chat import CHAT_DEFAULTS, ChatExchange, ChatRequest
 from inl.serve.openai.completions import CompletionExchange, CompletionRequest
 from inl.serve.openai.embeddings import EmbeddingsRequest
@@ -35,6 +38,9 @@ DIALECTS = {
                   {"input": "Hi", "tools": [REPLY_TOOL]}),
     "messages": (MessagesExchange, MessagesRequest,
                  {"messages": [TURN], "max_tokens": 9, "tools": [ANTHROPIC_TOOL]}),
+    "ollama chat": (OllamaChatExchange, OllamaChatRequest,
+                    {"messages": [TURN], "tools": [CHAT_TOOL]}),
+    "ollama generate": (OllamaGenerateExchange, GenerateRequest, {"prompt": "Hi"}),
 }  # fmt: skip
 
 SHARED = {
@@ -46,6 +52,10 @@ SHARED = {
     "skip_special_tokens": False, "cache_salt": "a", "stream": True,
     "return_token_ids": True, "response_format": FORMAT,
     "structured_outputs": {"regex": "a"},
+}  # fmt: skip
+OLLAMA = {
+    "model": "b", "stream": False, "format": "json", "options": {"num_predict": 3},
+    "think": False, "logprobs": True,
 }  # fmt: skip
 EFFECTS = {
     "chat": SHARED | {
@@ -69,6 +79,10 @@ EFFECTS = {
         "max_tokens": 3, "temperature": 0.5, "top_p": 0.5, "top_k": 5,
         "stop_sequences": ["a"], "stream": True,
     },
+    "ollama chat": OLLAMA | {"messages": [TURN, TURN], "tools": []},
+    "ollama generate": OLLAMA | {
+        "prompt": "a", "system": "a", "context": [1], "raw": True,
+    },
 }  # fmt: skip
 WITH_OTHERS = {
     "chat": {"top_logprobs": {"logprobs": True, "top_logprobs": 3},
@@ -80,12 +94,15 @@ WITH_OTHERS = {
     "completions": {"stream_options": {"stream": True,
                                        "stream_options": {"include_usage": True}}},
     "responses": {}, "messages": {},
+    "ollama chat": {"top_logprobs": {"logprobs": True, "top_logprobs": 3}},
+    "ollama generate": {"top_logprobs": {"logprobs": True, "top_logprobs": 3}},
 }  # fmt: skip
 """Fields that take effect together with others, which take effect too."""
 
 REFUSED = {
     "responses": {"previous_response_id": "a", "conversation": "a", "background": True},
-    "chat": {}, "completions": {}, "messages": {},
+    "chat": {}, "completions": {}, "messages": {}, "ollama chat": {},
+    "ollama generate": {"suffix": "a", "template": "a", "images": ["a"]},
 }  # fmt: skip
 ACCOUNTING = {
     "user", "metadata", "store", "service_tier", "safety_identifier",
@@ -95,6 +112,9 @@ ACCOUNTING = {
 """Who asks, what is billed and kept: nothing that changes an answer."""
 
 ELSEWHERE = {
+    "keep_alive": "the server's --idle-unload holds, documented as without effect",
+    "shift": "a prompt that is too long is an error",
+    "truncate": "a prompt that is too long is an error",
     "modalities": "only text is accepted",
     "stream_options": "of responses: pads events, to hide their lengths",
     "truncation": "a prompt that is too long is an error",
@@ -126,7 +146,10 @@ def outcome(dialect, **fields):
 def test_a_field_takes_effect_and_null_is_absent(dialect, name):
     base = outcome(dialect)
     assert outcome(dialect, **{name: EFFECTS[dialect][name]}) != base
-    if name in ("messages", "prompt", "input") or (dialect, name) == (
+    if name in ("messages", "prompt") and dialect.startswith("ollama"):
+        (prompt,) = outcome(dialect, **{name: None})[0].prompts
+        assert prompt == [0], "only loads the model"
+    elif name in ("messages", "prompt", "input") or (dialect, name) == (
         "messages", "max_tokens",
     ):  # fmt: skip
         with pytest.raises(ApiError) as caught:
@@ -294,3 +317,44 @@ def test_every_null_costs_the_same():
     request = parse(json.dumps({"messages": [turn]}).encode(), ChatRequest)
     assert len(request.messages[0].tool_calls) == 20000
     assert msgspec.to_builtins(request.messages[0].tool_calls[0])["id"] == ""
+
+
+OPTIONS = {
+    "num_predict": 3, "temperature": 0.1, "top_k": 3, "top_p": 0.3, "min_p": 0.2,
+    "seed": 0, "stop": ["a"], "repeat_penalty": 1.5, "presence_penalty": 0.5,
+    "frequency_penalty": 0.5,
+}  # fmt: skip
+SAME = {
+    "num_predict": -1, "temperature": 0.8, "top_k": 40, "top_p": 0.9, "seed": -1,
+    "stop": [], "repeat_penalty": 1, "repeat_last_n": 64, "penalize_newline": False,
+    "typical_p": 1, "tfs_z": 1, "mirostat": 0, "mirostat_tau": 3, "mirostat_eta": 0.3,
+    "num_ctx": 8192, "num_keep": 4, "num_batch": 8, "num_gpu": 99, "main_gpu": 0,
+    "num_thread": 8, "numa": True, "low_vram": True, "f16_kv": True, "use_mmap": True,
+    "use_mlock": True,
+}  # fmt: skip
+"""Ollama's defaults, and what is set where the server starts."""
+
+OFF = {"typical_p": 0.5, "tfs_z": 0.5, "mirostat": 2, "num_foo": 1}
+WITH_PENALTY = {"repeat_last_n": 64, "penalize_newline": False}
+
+
+@pytest.mark.parametrize("dialect", ["ollama chat", "ollama generate"])
+def test_each_option_of_ollama_takes_effect_asks_for_nothing_or_is_refused(dialect):
+    assert {*OPTIONS, *SAME, *OFF} - {"num_foo"} >= {*Options.__struct_fields__} - {
+        "min_p"
+    }
+    base = outcome(dialect)
+    for name, value in OPTIONS.items():
+        assert outcome(dialect, options={name: value}) != base, name
+        assert outcome(dialect, options={name: None}) == base, name
+    for name, value in SAME.items():
+        assert outcome(dialect, options={name: value}) == base, name
+    for name, value in OFF.items():
+        with pytest.raises(ApiError, match=rf"^options\.{name}: "):
+            outcome(dialect, options={name: value})
+    for name, value in WITH_PENALTY.items():
+        with pytest.raises(ApiError, match=rf"^options\.{name}: "):
+            outcome(dialect, options={name: value, "repeat_penalty": 1.1})
+    given = {"repeat_penalty": 1.1, "repeat_last_n": -1}
+    assert outcome(dialect, options=given)[0].options["repetition_penalty"] == 1.1
+    assert outcome(dialect, options=given | {"repeat_last_n": 0}) == base

@@ -42,6 +42,11 @@ REQUESTS = {
                   | {"max_output_tokens": 12}),
     "messages": ("/v1/messages", {"model": "hash", "messages": TALK, "max_tokens": 12}
                  | {"temperature": 0}),
+    "ollama": ("/api/chat", {"messages": TALK, "options": {"temperature": 0}
+               | {"num_predict": 12}, "stream": False}),
+    "ollama context": ("/api/generate", {"prompt": "Three?", "context": [1, 50, 60]}
+                       | {"options": {"temperature": 0, "num_predict": 5}}
+                       | {"stream": False}),
     "refused": (CHAT, {"messages": TALK, "guided_json": {}}),
     "too long": (TEXT, {"prompt": [5] * 2000}),
     "unknown": (TEXT, {"prompt": "A", "model": "other"}),
@@ -64,6 +69,7 @@ def without_names(value):
     """Return a body without what differs from one call to another."""
     if isinstance(value, dict):
         changing = {"id", "item_id", "created", "created_at", "completed_at", "call_id"}
+        changing |= {name for name in value if name.endswith("_duration")}
         return {
             name: without_names(item)
             for name, item in value.items()
@@ -84,16 +90,24 @@ def streamed(text):
             for item in value:
                 at = item.get("index") if isinstance(item, dict) else None
                 add(item, (*path, at))
-        elif path[-1] in ("content", "text", "delta", "arguments", "partial_json"):
+        elif path[-1] in (
+            "content", "text", "delta", "arguments", "partial_json", "response",
+        ):  # fmt: skip
             parts[path] = parts.get(path, "") + str(value or "")
-        elif path[-1] in ("finish_reason", "stop_reason", "completion_tokens"):
+        elif path[-1] in (
+            "finish_reason",
+            "stop_reason",
+            "done_reason",
+            "completion_tokens",
+        ):
             ends.append((path, value))
         elif isinstance(value, float):
             parts[path] = [*parts.get(path, []), value]
 
     for line in text.decode().splitlines():
-        if line.startswith("data: {"):
-            event = json.loads(line[6:])
+        data = line.removeprefix("data: ")
+        if data.startswith("{"):
+            event = json.loads(data)
             by = event.get("type"), *(c["index"] for c in event.get("choices", ()))
             add(without_names(event), by)
     return parts, [end for end in ends if end[1] is not None]

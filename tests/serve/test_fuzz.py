@@ -34,6 +34,9 @@ QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_to
 def bounded(path, body):
     """Return a body whose answer is short."""
     fields = COMPONENTS[POSTS[path]["$ref"].rpartition("/")[2]]["properties"]
+    if path in ("/api/chat", "/api/generate"):
+        options = body.get("options")
+        body["options"] = {**(options or {}), "num_predict": 2}
     for name, most in LIMITS.items():
         if name not in fields:
             continue
@@ -47,6 +50,8 @@ def bounded(path, body):
 def is_error(path, body):
     if path.startswith("/v1/messages"):
         return body["type"] == "error" and isinstance(body["error"]["message"], str)
+    if path.startswith("/api/"):
+        return set(body) == {"error"} and isinstance(body["error"], str)
     return set(body["error"]) == {"message", "type", "param", "code"}
 
 
@@ -64,6 +69,9 @@ def test_a_request_is_answered_or_refused_in_its_dialect(any_hash_server, data):
     elif headers.get_content_type() == "text/event-stream":
         assert b"data: " in answer
         assert b'"error"' not in answer.replace(b'"error":null', b"")
+    elif headers.get_content_type() == "application/x-ndjson":
+        last = json.loads(answer.splitlines()[-1])
+        assert last["done"] is True
     any_hash_server.wait_idle()
 
 

@@ -59,7 +59,10 @@ def named_models(
 
 
 def _default_name(model: str | None) -> str:
-    return DEFAULT_NAME if model is None else Path(model).name or model
+    """Return the file or folder name of a place, and a short name as it is."""
+    if model is None:
+        return DEFAULT_NAME
+    return (Path(model).name or model).removesuffix(":latest")
 
 
 def make_server(

@@ -11,6 +11,7 @@ from inl.serve.admission import Admission, Clients
 from inl.serve.api_error import ApiError, model_not_found
 from inl.serve.metrics import Metrics
 from inl.serve.model_slot import ModelSlot, ModelSource
+from inl.serve.ollama.fields import LATEST
 from inl.serve.settings import ServerConfig
 
 
@@ -34,6 +35,13 @@ class Models:
                 f"model: found the names {', '.join(names)}; accepts different ones, "
                 "as --model NAME=PATH"
             )
+        for name in names:
+            if name.endswith(LATEST):
+                plain = name.removesuffix(LATEST)
+                raise RequestError(
+                    f"model: found the name {name!r:.80}, accepts {plain!r:.80}: "
+                    "clients of Ollama may add or leave out this tag"
+                )
         self._executor = ThreadPoolExecutor(1, "inl-models")
         self.clients = Clients()
         self._slots = {

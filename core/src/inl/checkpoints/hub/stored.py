@@ -62,8 +62,11 @@ def _of_hub(name: HubName) -> list[Path]:
             "removes all of its files"
         )
     blob = path.resolve()
-    links = [each for each in folder.glob("snapshots/*/**/*") if each.resolve() == blob]
-    return [*links, *([blob] if blob not in links else [])]
+    found = [each for each in folder.glob("snapshots/*/**/*") if each.is_file()]
+    links = [each for each in found if each.resolve() == blob]
+    if len(links) == len(found):
+        return [folder]
+    return list(dict.fromkeys([*links, blob]))
 
 
 def hub_folder(name: HubName) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from inl.serve.frontends.messages import Forward, Forwarded
@@ -69,5 +70,6 @@ async def answer(app: ASGIApp, message: Forward) -> Forwarded:
         else:
             parts.append(part.get("body", b""))
 
-    await app(scope, receive, send)
+    with suppress(Exception):  # Starlette raises what it has answered with 500
+        await app(scope, receive, send)
     return Forwarded(message.number, status, headers, b"".join(parts))
