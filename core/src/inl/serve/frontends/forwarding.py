@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +61,13 @@ async def answer(app: ASGIApp, message: Forward) -> Forwarded:
     }
     status, headers, parts = 500, [], []
 
+    is_read = False
+
     async def receive() -> dict[str, Any]:
+        nonlocal is_read
+        if is_read:
+            await asyncio.Event().wait()  # its end is not told here
+        is_read = True
         return {"type": "http.request", "body": message.body, "more_body": False}
 
     async def send(part: Any) -> None:
