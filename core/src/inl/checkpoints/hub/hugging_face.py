@@ -218,7 +218,6 @@ def _checkpoint_path(folder: Path, files: Sequence[str]) -> Path:
 def library() -> Any:
     try:
         import huggingface_hub
-        import huggingface_hub.constants
         import huggingface_hub.errors
     except ImportError as error:
         raise MissingPackage(

@@ -73,8 +73,10 @@ def hub_folder(name: HubName) -> Path:
     """Return the folder of a repository in Hugging Face's cache."""
     from inl.checkpoints.hub.hugging_face import library
 
-    cache = Path(library().constants.HF_HUB_CACHE)
-    return cache / f"models--{name.repo.replace('/', '--')}"
+    library()  # which says how to install it
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE) / f"models--{name.repo.replace('/', '--')}"
 
 
 def remove_files(paths: Sequence[Path]) -> None:
