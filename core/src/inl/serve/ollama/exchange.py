@@ -77,7 +77,7 @@ class OllamaExchange(ABC):
         calls: Sequence[Call] = (),
         part: Answer | Delta | None = None,
     ) -> dict[str, Any]:
-        fields = {"model": self._model, "created_at": now()}
+        fields: dict[str, Any] = {"model": self._model, "created_at": now()}
         fields |= self._text(content, thinking, calls) | {"done": False}
         if part is not None and self._has_logprobs:
             if self._places is None:
