@@ -14,7 +14,7 @@ EVERYTHING = -e "core[cli,guidance,otel,serve]" -e "libs/inl-toolkit[edge]" $(TO
 	-e plugins/inl-rocm -e "plugins/inl-intel[openvino]" -e libs/inl-jax -e plugins/inl-tpu \
 	-e "libs/inl-onnx[cpu]" -e plugins/inl-directml
 LIBRARY = plugins/inl-cpu/src/inl_cpu/native/libinl.so
-BUILD_NATIVE = $(PYTHON) plugins/inl-cpu/build_native.py $(1) || \
+BUILD_NATIVE = $(PYTHON) plugins/inl-cpu/src/inl_cpu/build_native.py $(1) || \
 	echo "the native library was not built, see above: torch computes instead"
 # The instruction sets of the native library: of this processor, or all (native-all).
 NATIVE = native-host

@@ -198,7 +198,7 @@ def test_explain_lists_selected_and_refused_kernels(capsys, folder):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--device", "rocm"], ["rocm", "pip install inl-rocm"]),
+        (["--device", "rocm"], ["rocm", "pip install ", "inl-rocm"]),
         (["--device", "cuda:x"], ["'cuda:x'", "device"]),
         (["--device", "reference:7"], ["reference:7"]),
         (["--kv-dtype", "int4"], ["kv_dtype", "'int4'", "auto"]),

@@ -11,6 +11,7 @@ import pytest
 from inl import __version__
 from inl.cli.app import COMMANDS
 from inl.cli.main import main
+from inl.install_command import install_command
 
 RAISES = """
 from inl.plugin import hookimpl
@@ -160,7 +161,8 @@ def test_without_typer_there_is_an_instruction(inl, plugin):
     done = inl("devices")
     assert done.returncode == 2
     assert done.stderr == (
-        "inl: the command line needs typer and rich; try: pip install 'inl-core[cli]'\n"
+        "inl: the command line needs typer and rich; try: "
+        f"{install_command('inl-core[cli]')}\n"
     )
 
 

@@ -24,6 +24,7 @@ COMMANDS = {
     "models": "inl.cli.models:run",
     "ops": "inl.cli.ops:run",
     "doctor": "inl.cli.doctor:run",
+    "build-kernels": "inl.cli.build_kernels:run",
     "bench": "inl.cli.bench:run",
     "bench-mix": "inl.cli.bench_mix:run",
     "bench-serve": "inl.cli.bench_serve:run",

@@ -19,6 +19,7 @@ from inl.guidance.structured import GrammarText, read_structured
 from inl.guidance.trial_process import STACK
 from inl.guidance.trials import GrammarTrials
 from inl.guidance.vocabulary import Vocabulary
+from inl.install_command import install_command
 
 if TYPE_CHECKING:
     from inl.text.tokenizer import Tokenizer
@@ -171,6 +172,6 @@ def library() -> Any:
     except ImportError as error:
         raise MissingPackage(
             "llguidance, which compiles grammars, is not installed. "
-            "Try: pip install 'inl-core[guidance]'"
+            f"Try: {install_command('inl-core[guidance]')}"
         ) from error
     return llguidance

@@ -12,6 +12,7 @@ from typing import Any, final
 from inl.bounded_child import START_SECONDS, BoundedChild
 from inl.errors import MissingPackage, RequestError, TemplateError
 from inl.forks import on_fork
+from inl.install_command import install_command
 
 PROGRAM = "from inl.text.sandbox import main; main()"
 
@@ -131,7 +132,7 @@ class ChatTemplate:
         if find_spec("jinja2") is None:
             raise MissingPackage(
                 "jinja2, which chat templates need, is not installed. "
-                "Try: pip install 'inl-core[text]'"
+                f"Try: {install_command('inl-core[text]')}"
             )
         try:
             process = BoundedChild(PROGRAM)
