@@ -40,7 +40,7 @@ OTHER_TESTS = tests/plugins/tpu tests/integration/test_wheels.py \
 COMPILE = $(1)/bin/python -m compileall -qq -j 2 $(1)/lib || true
 
 .PHONY: demo native-host native-all test test-all test-deep test-others test-long test-hosts test-tpu-compiler test-intel-compiler \
-	test-webgpu test-torch-directml lint docs clean
+	test-webgpu test-torch-directml lint wheels docs clean
 
 demo:
 	$(PARALLEL) .venv/.demo
@@ -130,6 +130,11 @@ lint: .venv-all/.test
 	.venv-all/bin/mypy $(SOURCES) tests/typing
 	PYTHONPATH=. .venv-all/bin/lint-imports
 
+# Wheels of all packages for this system, in dist. Their errors name this folder.
+wheels:
+	test -e .venv-wheels/bin/python || $(PYTHON) -m venv .venv-wheels
+	.venv-wheels/bin/python deploy/wheels.py dist --record
+
 docs: .venv-docs/.docs
 	.venv-docs/bin/mkdocs build --strict
 
@@ -177,4 +182,4 @@ native-all:
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-all .venv-docs site
+	rm -rf .venv .venv-all .venv-docs .venv-wheels dist site
