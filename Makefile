@@ -71,7 +71,8 @@ test-long: .venv-all/.test
 		tests/core/checkpoints/test_structure_fuzz.py \
 		tests/torch/test_inl_transforms.py tests/integration/test_tutorial.py \
 		tests/torch/triton/test_compile.py tests/torch/triton/test_interpreted.py \
-		tests/integration/test_wheels.py tests/documents/test_documents.py \
+		tests/integration/test_wheels.py tests/integration/test_install_page.py \
+		tests/documents/test_documents.py \
 		tests/plugins/tpu/test_packed_matmul.py tests/plugins/tpu/test_paged_attention.py \
 		tests/plugins/tpu/test_tpu_contract.py tests/plugins/tpu/test_tpu_mesh.py \
 		tests/core/testing/test_sound_checks.py tests/plugins/cpu/test_interrupts.py \
