@@ -27,6 +27,15 @@ native = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(native)
 
 
+def require_compiler() -> None:
+    """Exit with a sentence, which pip shows, if there is no compiler."""
+    if reason := native.why_no_compiler():
+        raise SystemExit(
+            f"inl-cpu is not installed: {reason}; or set INL_BUILD_NATIVE=0, install, "
+            "and run this later: inl build-kernels"
+        )
+
+
 class BuildNative(build_ext):
     """Builds a plain shared library that does not link to Python.
 
@@ -38,11 +47,7 @@ class BuildNative(build_ext):
         return f"{fullname.replace('.', '/')}{native.LIBRARY.suffix}"
 
     def build_extension(self, ext: Extension) -> None:
-        if reason := native.why_no_compiler():
-            raise SystemExit(
-                f"inl-cpu is not installed: {reason}; or set INL_BUILD_NATIVE=0, "
-                "install, and run this later: inl build-kernels"
-            )
+        require_compiler()
         output = Path(self.get_ext_fullpath(ext.name))
         output.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -50,14 +55,20 @@ class BuildNative(build_ext):
                 native.build_for_host(output)
             else:
                 native.build(output, objects=native.OBJECTS)
-        except (OSError, subprocess.CalledProcessError) as error:
+        except subprocess.CalledProcessError as error:
             raise SystemExit(
-                f"inl-cpu: the native library was not built: {error}"
+                f"inl-cpu is not installed: the compiler, {error.cmd[0]}, failed with "
+                f"status {error.returncode}; its errors are above"
             ) from error
 
 
 class AnyPython(bdist_wheel):
     """Tags the wheel for every Python 3 of the platform."""
+
+    def run(self) -> None:
+        if not WITHOUT:
+            require_compiler()  # before pages about copied files
+        super().run()
 
     def get_tag(self) -> tuple[str, str, str]:
         return "py3", "none", "any" if WITHOUT else super().get_tag()[2]

@@ -239,6 +239,16 @@ def test_without_a_compiler_nothing_is_installed(kind, tmp_path, monkeypatch):
     assert not list(tmp_path.glob("*.whl"))
 
 
+@pytest.mark.parametrize("kind", ["build_wheel", "build_editable"])
+def test_a_compiler_that_fails_installs_nothing(kind, tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", "false")
+    done = run_backend(kind, tmp_path)
+    assert done.returncode != 0
+    sentence = "inl-cpu is not installed: the compiler, false, failed with status 1"
+    assert sentence in done.stderr
+    assert not list(tmp_path.glob("*.whl"))
+
+
 def test_a_wheel_without_a_library_was_asked_for_and_is_for_every_platform(
     tmp_path, monkeypatch
 ):
