@@ -26,6 +26,26 @@ def test_backends_build_what_they_have(inl, plugin):
     assert "True" in done.stdout
 
 
+def test_a_plugin_may_be_an_object(inl, plugin):
+    source = (
+        PLUGIN.format(line="")
+        + """
+class Plugin:
+    INL_BUILD_KERNELS = "fake_npu:build"
+
+    @hookimpl
+    def inl_register_backends(self, register):
+        register("npu", "fake_npu:make")
+
+it = Plugin()
+"""
+    )
+    env = plugin(source)
+    done = inl("build-kernels", env={**env, "INL_PLUGINS": "fake_npu:it"})
+    assert done.returncode == 0, done.stderr
+    assert "npu.so" in done.stdout
+
+
 def test_a_wrong_name_is_an_error_of_the_plugin(inl, plugin):
     env = plugin(PLUGIN.format(line="INL_BUILD_KERNELS = 'fake_npu:no_such'"))
     done = inl("build-kernels", env=env)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from operator import attrgetter
 from typing import Annotated
 
 import typer
@@ -28,7 +29,9 @@ def run(
     origins = {entry.origin.module: entry.origin for entry in entries if entry}
     built = 0
     for module, origin in origins.items():
-        target = getattr(import_module(module), "INL_BUILD_KERNELS", None)
+        name, _, path = module.partition(":")
+        plugin = attrgetter(path)(import_module(name)) if path else import_module(name)
+        target = getattr(plugin, "INL_BUILD_KERNELS", None)
         if target is None:
             continue
         build = resolve(origin, "the build of its kernels", target)
