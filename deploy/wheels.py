@@ -43,6 +43,7 @@ def build(output: Path, arguments: list[str], *, record: bool) -> list[Path]:
     with tempfile.TemporaryDirectory() as temporary:
         made = Path(temporary) / "wheels"
         for project in projects():
+            print(f"building {project.relative_to(ROOT)}", flush=True)
             source = project
             if project.name == NATIVE:
                 # Its object files belong to this path.
@@ -56,7 +57,6 @@ def build(output: Path, arguments: list[str], *, record: bool) -> list[Path]:
             if record and project.name == "core":
                 text = f"{output.resolve()}\n"
                 (source / "src/inl/wheel_folder.txt").write_text(text, "utf-8")
-            print(f"building {project.relative_to(ROOT)}", flush=True)
             words = ["wheel", "-q", "--no-deps", "-w", str(made), *arguments]
             subprocess.run([*PIP, *words, str(source)], check=True)
         for old in output.glob("inl_*.whl"):
@@ -70,7 +70,8 @@ def compile_kernels(project: Path, output: Path) -> None:
     """
     script = project / "src" / "inl_cpu" / "build_native.py"
     if os.environ.get("INL_BUILD_NATIVE") != "0":
-        subprocess.run([sys.executable, script, "--output", output], check=True)
+        words = [sys.executable, script, "--output", output]
+        subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
 
 
 def main() -> None:

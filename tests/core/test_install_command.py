@@ -173,6 +173,12 @@ def test_an_installation_knows_its_source(checkout, tmp_path, monkeypatch, direc
         assert found() == Source("index")
 
 
+def test_the_text_of_a_source():
+    assert str(Source("checkout", "/src/inl", editable=True)) == "checkout /src/inl"
+    assert str(Source("folder", "/wheels")) == "folder /wheels"
+    assert "--find-links" in str(Source("index"))
+
+
 def test_this_checkout_is_found():
     assert installed_from() == Source("checkout", str(ROOT), editable=True)
 

@@ -53,7 +53,9 @@ class Source(NamedTuple):
     editable: bool = False
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.place}".strip()
+        if self.kind == "index":
+            return "an index, or a folder that pip was told by --find-links: repeat it"
+        return f"{self.kind} {self.place}"
 
 
 def install_command(*requirements: str, options: str = "", python: str = "") -> str:
