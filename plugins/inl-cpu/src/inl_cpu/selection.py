@@ -45,11 +45,15 @@ def select_backend() -> Selection:
         return Selection("native", f"native kernels, {isa}, {threads} thread{plural}")
     if requested == "native":
         raise BackendUnavailable(f"{VARIABLE}=native was requested: {reason}")
-    reason = reason or f"{VARIABLE}=torch was requested"
+    if requested == "torch":
+        reason = f"{VARIABLE}=torch was requested"
     if find_spec("inl_torch") is None or find_spec("torch") is None:
-        raise BackendUnavailable(
-            f"torch is not installed ({install_command(TORCH)}), and {reason}"
-        )
+        install = install_command(TORCH)
+        if requested == "torch":
+            raise BackendUnavailable(
+                f"{reason}, and torch is not installed; try: {install}"
+            )
+        raise BackendUnavailable(f"torch is not installed ({install}), and {reason}")
     try:
         require_framework(REQUIREMENT, install_command(TORCH))
     except BackendUnavailable as error:
