@@ -18,7 +18,7 @@ class MarkupParser:
 
     Text that may be the beginning of a mark is held back. calls, reasoning: ``None`` if
     there are none. is_reasoning: whether the prompt has begun the reasoning. is_forced:
-    whether the whole text is one call, without marks.
+    whether the text, behind the reasoning, is one call without marks.
     """
 
     def __init__(
@@ -32,7 +32,10 @@ class MarkupParser:
         self._calls = calls
         self._reasoning = reasoning
         self._state = "reasoning" if is_reasoning else "content"
+        self.reasoning_end: int | None = None if is_reasoning else 0
+        """Characters up to the end of the reasoning; ``None`` while it lasts."""
         self._held = ""
+        self._fed = 0
         self._count = 0
         self._call: _CallText | None = None
         self._markup_end = ""
@@ -40,7 +43,8 @@ class MarkupParser:
         """Mark that is dropped if it comes next, and white space around it."""
         self._is_start = True
         """Whether nothing but white space was content so far."""
-        if is_forced and calls is not None:
+        self._is_forced = is_forced
+        if is_forced and calls is not None and not is_reasoning:
             self._begin_call(calls)
 
     @property
@@ -52,6 +56,7 @@ class MarkupParser:
         """Return the parts of the next text that are certain."""
         delta = Delta()
         self._held += text
+        self._fed += len(text)
         while self._held and self._advance(delta):
             """Each round ends at a mark."""
         return delta
@@ -96,6 +101,9 @@ class MarkupParser:
         delta.reasoning += text
         if found:
             self._state, self._skipped = "content", ""
+            self.reasoning_end = self._fed - len(self._held)
+            if self._is_forced and self._calls is not None:
+                self._begin_call(self._calls)
         return bool(found)
 
     def _advance_content(self, delta: Delta) -> bool:
@@ -113,6 +121,7 @@ class MarkupParser:
         delta.content += "" if found and not text.strip() else text
         if reasoning is not None and found == reasoning.begin:
             self._state, self._skipped = "reasoning", ""
+            self.reasoning_end = None
         elif found and calls is not None:
             self._begin_call(calls)
         return bool(found)

@@ -14,6 +14,12 @@ class OutputParser(Protocol):
     def has_calls(self) -> bool:
         """Whether a tool call was found."""
 
+    @property
+    def reasoning_end(self) -> int | None:
+        """Characters up to the end of the reasoning and its mark, of all that were fed;
+        0 if there is none, ``None`` while it lasts.
+        """
+
     def feed(self, text: str) -> Delta:
         """Return the parts of the next text that are certain."""
 
@@ -25,6 +31,7 @@ class PlainParser:
     """All text is content."""
 
     has_calls = False
+    reasoning_end: int | None = 0
 
     def feed(self, text: str) -> Delta:
         """Return the text as content."""
