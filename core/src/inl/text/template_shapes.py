@@ -64,9 +64,9 @@ class TemplateShapes:
         fitted = [_as_system(message) for message in messages]
         if any(_has_calls(each) or each.get("role") in ROLES for each in fitted):
             shape = self.calls
-            if shape is None:
+            if shape is None and self.takes_calls_as_text:
                 fitted = list(calls_as_text(fitted))
-            else:
+            elif shape is not None:
                 fitted = [_with_calls(message, shape) for message in fitted]
         fitted = self._fit_system(fitted)
         if _repeats(fitted) and not self.takes_repeated_roles:
@@ -105,6 +105,13 @@ class TemplateShapes:
                 return shape
             shown = shown or shape
         return shown
+
+    @cached_property
+    def takes_calls_as_text(self) -> bool:
+        """Whether calls and results are shown as text of messages."""
+        said = map(self._with_user_form, calls_as_text(self._called(CallShape())))
+        text = self._try(list(said))
+        return text is not None and NAME in text
 
     def takes_text(self, role: str) -> bool:
         """Whether the content of a role may be a string."""
@@ -182,7 +189,8 @@ class TemplateShapes:
 
     def _with_user_form(self, message: Message) -> Message:
         """Return a probe message with a content like that of a user's message."""
-        if self.takes_text("user") or not self.takes_parts("user"):
+        is_text = isinstance(message["content"], str)
+        if not is_text or self.takes_text("user") or not self.takes_parts("user"):
             return message
         return {**message, "content": _in_parts(message["content"])}
 
