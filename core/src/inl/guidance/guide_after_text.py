@@ -100,7 +100,8 @@ class GuideAfterText:
             self._begun = self._text.after(self._begun, token)
 
     def masks(self, drafts: Sequence[int] = ()) -> IntArray:
-        rows, begun = [], self._begun
+        rows: list[IntArray] = []
+        begun = self._begun
         for at, draft in enumerate(drafts):
             if begun is None:
                 return self._with(rows, drafts[at:])
