@@ -244,3 +244,27 @@ def test_calls_of_tools_that_are_not_allowed_are_text():
     parser = MarkupParser(CallMarkup(), None, tools=["f"], only_tools=True)
     answer = parsed(parser, list(text))
     assert (answer.calls, answer.content) == ([], text)
+
+
+@given(st.lists(st.integers(1, 5), max_size=30), st.booleans())
+def test_the_reasoning_ends_at_one_place_however_text_arrives(sizes, is_begun):
+    said = "a b</think>\n c"
+    text = said if is_begun else f"<think>{said}"
+    parser = MarkupParser(None, ReasoningMarkup(), is_reasoning=is_begun)
+    at = 0
+    for size in [*sizes, len(text)]:
+        parser.feed(text[at : at + size])
+        at += size
+    assert parser.reasoning_end == text.index("\n")
+
+
+def test_a_forced_call_follows_the_reasoning():
+    parser = MarkupParser(
+        CallMarkup(), ReasoningMarkup(), is_reasoning=True, is_forced=True
+    )
+    answer = Answer()
+    for letter in 'hm</think>\n{"name": "f", "arguments": {"x": 1}}':
+        answer.add(parser.feed(letter))
+    answer.add(parser.finish())
+    assert (answer.reasoning, answer.content) == ("hm", "")
+    assert [(call.name, call.arguments) for call in answer.calls] == [("f", '{"x": 1}')]

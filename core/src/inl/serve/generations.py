@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 class Generation(Answer):
     """One completion: reads a handle, splits its text, and sums up what it has read.
 
-    stop: ends the request of a handle. first: handle of the first completion of its
-    prompt.
+    stop: ends the request of a handle. text_tokens: returns how many token ids have so
+    many characters of their text, special tokens included. first: handle of the first
+    completion of its prompt.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class Generation(Answer):
         handle: RequestHandle,
         parser: OutputParser,
         stop: Callable[[RequestHandle], None],
+        text_tokens: Callable[[Sequence[int], int], int],
         *,
         first: RequestHandle,
     ) -> None:
@@ -47,7 +49,8 @@ class Generation(Answer):
         self.polled_tokens = 0
         """Tokens of all deltas."""
         self._parser = parser
-        self._stop = stop
+        self._stop, self._text_tokens = stop, text_tokens
+        self._reasoning_end: int | None = 0
 
     def poll(self) -> Delta:
         """Return what was generated since the last call; raises :class:`ApiError`."""
@@ -69,10 +72,18 @@ class Generation(Answer):
         delta.token_ids = token_ids
         if handle.request.logprobs is not None:
             delta.logprobs = handle.request.token_logprobs[start : self.polled_tokens]
-        if delta.reasoning:
-            self.reasoning_tokens += len(token_ids)
+        self._count_reasoning()
         self.add(delta)
         return delta
+
+    def _count_reasoning(self) -> None:
+        """Count the tokens of the reasoning and its marks, however they arrived."""
+        end = self._parser.reasoning_end
+        if end is None:
+            self.reasoning_tokens = self.polled_tokens
+        elif end != self._reasoning_end:
+            self.reasoning_tokens = self._text_tokens(self.handle.token_ids, end)
+        self._reasoning_end = end
 
     def _finished(self, delta: Delta) -> Delta:
         handle = self.handle

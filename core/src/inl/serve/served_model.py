@@ -154,7 +154,7 @@ class ServedModel(ModelText):
     ) -> None:
         job = call.job
         for prompt, ids in zip(job.prompts, prompts, strict=True):
-            options = self._options(job, prompt)
+            options = self._options(job, prompt, ids)
             options["key"], options["n"] = call.client, job.count
             started += self._submit(options, prompt, ids, use, listener)
 
@@ -169,14 +169,18 @@ class ServedModel(ModelText):
         handle = self.engine.start(ids, listener=listener, adapter_use=use, **options)
         cancel = self.engine.cancel
         return [
-            Generation(sample, self.parser(prompt, ids), cancel, first=handle)
+            Generation(
+                sample, self.parser(prompt, ids), cancel, self.text_tokens, first=handle
+            )
             for sample in handle.samples
         ]
 
-    def _options(self, job: Job, prompt: Prompt) -> GenerationOptions:
+    def _options(
+        self, job: Job, prompt: Prompt, ids: Sequence[int]
+    ) -> GenerationOptions:
         """Return the options of a prompt, with the structure of its output."""
         options: dict[str, Any] = {**job.options}
-        structure = self.structure_of(job, prompt)
+        structure = self.structure_of(job, prompt, ids)
         if structure is not None:
             options["structured"] = structure
         return cast("GenerationOptions", options)

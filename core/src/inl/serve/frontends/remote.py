@@ -85,6 +85,7 @@ class RemoteModel:
                 handle,
                 text.parser(job.prompts[at // job.count], prompts[at // job.count]),
                 stopped,
+                text.text_tokens,
                 first=handles[at - at % job.count],
             )
             for at, handle in enumerate(handles)
@@ -123,7 +124,7 @@ def _submit(
     """Return the message of a job. Its stop strings are found here."""
     options = {name: plain(value) for name, value in job.options.items()}
     options.pop("stop", None)
-    structure = plain(text.structure_of(job, job.prompts[0]))
+    structure = plain(text.structure_of(job, job.prompts[0], prompts[0]))
     ids = [list(prompt) for prompt in prompts]
     return Submit(
         first, job.model, client, ids, options, job.count, structure, job.number
