@@ -162,6 +162,17 @@ def test_marks_may_be_special_tokens(data, calls, special, in_list):
     assert [(c.name, json.loads(c.arguments)) for c in answer.calls] == calls
 
 
+def test_a_special_token_behind_a_call_of_a_list_is_dropped():
+    parser = MarkupParser(SPECIAL, None)
+    body = '[{"name": "f", "arguments": {}}'
+    text = f"[TOOL_CALLS]{body}<|x|>]<|end|>"
+    at = text.index("<|x|>")
+    answer = Answer()
+    answer.add(parser.feed(text, [(0, 12), (at, at + 5), (at + 6, len(text))]))
+    answer.add(parser.finish())
+    assert (answer.content, len(answer.calls)) == ("", 1)
+
+
 STRINGS = ["a}b", '"', "{[", "\\", "</tool_call>", "<tool_call>{"]
 EXTRA = st.dictionaries(
     st.sampled_from(["id", "type", "x"]),

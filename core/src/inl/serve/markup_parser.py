@@ -134,6 +134,9 @@ class MarkupParser:
         assert match is not None, "it matches nothing too"
         if match.end() == len(self._held):
             return False
+        if self._is_other_special(match.end()):
+            self._remove(self._special[0][1])
+            return bool(self._held) and self._pass_between()
         if self._held.startswith("{", match.end()):
             self._remove(match.end())
             self._begin_call(self._calls)
@@ -141,6 +144,14 @@ class MarkupParser:
             self._remove(match.end())
         self._is_between = False
         return True
+
+    def _is_other_special(self, at: int) -> bool:
+        """Whether a special token that is no mark of calls begins at a place."""
+        assert self._calls is not None, "there was a call"
+        if not self._special or self._special[0][0] != at:
+            return False
+        marks = [mark for mark in (self._calls.begin, self._calls.end) if mark]
+        return not any(self._held.startswith(mark, at) for mark in marks)
 
     def _skip(self, mark: str) -> bool:
         """Drop white space and a mark; returns whether more text follows."""
