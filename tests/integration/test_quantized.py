@@ -51,9 +51,10 @@ def test_logits_are_those_of_the_dequantized_weights(form, tmp_path):
 
 Q4_1 = (
     "gptq-asymmetric", "gptq-one-group", "gptq-2", "awq", "compressed-int4-zeros",
+    "compressed-int4-rows",
     "torchao-intx4-zeros", "torchao-int4", "torchao-int4-tiles",
 )  # fmt: skip
-Q8_0 = "compressed-int8", "bnb-int8", "torchao-int8"
+Q8_0 = "compressed-int8", "compressed-mixed", "bnb-int8", "torchao-int8"
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -161,6 +162,10 @@ def filled(name, value):
     return lambda parts: parts.update({name: torch.full_like(parts[name], value)})
 
 
+def in_floats(name):
+    return lambda parts: parts.update({name: parts[name].float()})
+
+
 DAMAGE = {
     "gptq scales": (
         "gptq",
@@ -247,6 +252,30 @@ DAMAGE = {
         None,
         {"format": "marlin-24"},
         ["format", "'marlin-24'"],
+    ),
+    "sparse": (
+        "compressed-int4",
+        None,
+        {"sparsity_config": {"format": "sparse-24-bitmask"}},
+        ["sparsity_config.format", "'sparse-24-bitmask'", "dense"],
+    ),
+    "rotated": (
+        "compressed-int4",
+        None,
+        {"transform_config": {"config_groups": {"R1": {"type": "hadamard"}}}},
+        ["quantization_config.transform_config", "rotations"],
+    ),
+    "groups that are no object": (
+        "compressed-int4",
+        None,
+        {"config_groups": [1]},
+        ["quantization_config.config_groups", "[1]", "an object"],
+    ),
+    "zero points of floats": (
+        "compressed-int8-rows-zeros",
+        in_floats("weight_zero_point"),
+        {},
+        ["weight_zero_point", "float32", "int8"],
     ),
     "nf4 state": (
         "nf4",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
+from functools import partial
 
 import pytest
 
@@ -141,6 +143,74 @@ def test_the_text_model_of_llama4(tmp_path):
     assert any("vision_model" in name for name in names)
     assert "language_model.model.layers.1.feed_forward.experts.down_proj" in names
     assert error(tmp_path, ids, logits) < BOUND
+
+
+VISION = {
+    "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "image_size": 4, "patch_size": 2,
+}  # fmt: skip
+QWEN_VISION = {
+    "hidden_size": 8, "embed_dim": 8, "intermediate_size": 8, "depth": 1,
+    "num_heads": 2, "patch_size": 2, "out_hidden_size": 48,
+    "num_position_embeddings": 16, "deepstack_visual_indexes": [0],
+}  # fmt: skip
+SECTIONS = families.rope(mrope_section=[2, 1, 1])
+INTERLEAVED = families.rope(mrope_section=[2, 1, 1], mrope_interleaved=True)
+OF_IMAGES = {
+    "Mistral3": ({"model_type": "mistral", "sliding_window": None}, VISION),
+    "Llava": ({"model_type": "llama"}, VISION),
+    "LlavaNext": ({"model_type": "qwen2"}, VISION),
+    "Qwen2VL": (SECTIONS, QWEN_VISION),
+    "Qwen2_5_VL": (SECTIONS, QWEN_VISION),
+    "Qwen3VL": (INTERLEAVED | {"head_dim": 8}, QWEN_VISION),
+}
+
+
+@pytest.mark.parametrize("kind", OF_IMAGES)
+def test_the_text_model_of_a_model_of_images(kind, tmp_path):
+    fields, vision = OF_IMAGES[kind]
+    config = getattr(transformers, f"{kind}Config")(
+        text_config=families.SIZES | fields, vision_config=vision
+    )
+    config._attn_implementation = "eager"
+    model = getattr(transformers, f"{kind}ForConditionalGeneration")(config)
+    ids, logits = filled(model, tmp_path)
+    names = safetensors.load_file(tmp_path / "model.safetensors")
+    assert any("vis" in name for name in names)
+    assert error(tmp_path, ids, logits) < BOUND
+    if kind.startswith("Qwen"):
+        flat(tmp_path)
+    for prefix in PLACES[kind]:
+        rewritten(tmp_path, partial(placed, prefix=prefix))
+        assert error(tmp_path, ids, logits) < BOUND
+
+
+PLAIN, NESTED, INSIDE = "model.", "model.language_model.", "language_model.model."
+PLACES = {
+    **dict.fromkeys(("Mistral3", "Llava", "LlavaNext"), (NESTED, INSIDE)),
+    **dict.fromkeys(("Qwen2VL", "Qwen2_5_VL"), (PLAIN, NESTED)),
+    "Qwen3VL": (NESTED,),
+}
+"""Prefixes of the language model's tensors in published models."""
+TEXT = re.compile(rf"({NESTED}|{INSIDE}|{PLAIN})(?=layers|embed_tokens|norm)")
+
+
+def placed(name, prefix):
+    """A tensor's name with another prefix of the language model."""
+    if name.endswith("lm_head.weight"):
+        return ("language_model." if prefix == INSIDE else "") + "lm_head.weight"
+    return TEXT.sub(prefix, name)
+
+
+def flat(path):
+    """Write the config as it was before ``text_config``."""
+    saved = json.loads((path / "config.json").read_text())
+    text = saved.pop("text_config")
+    parameters = text.pop("rope_parameters")
+    section = {"mrope_section": parameters["mrope_section"]}
+    saved = text | saved | {"rope_theta": parameters["rope_theta"]}
+    saved["rope_scaling"] = {"type": "mrope", **section}
+    (path / "config.json").write_text(json.dumps(saved))
 
 
 @pytest.mark.parametrize("family", ["llama4", "qwen3", "cohere2", "deepseek3"])

@@ -30,6 +30,9 @@ NF4 = [
 """The table of QLoRA (Dettmers et al., 2023)."""
 
 
+COMPRESSED = {"quant_method": "compressed-tensors"}
+
+
 def words(codes, bits, order=None):
     """Codes of the last axis in words of 32 bits; ``order``: the place of each code."""
     if bits == 3:
@@ -151,14 +154,53 @@ def int8_rows(weight):
     return codes * scale, {"weight": codes, "weight_scale": scale}
 
 
-def packed(symmetric, bits=4):
+def int8_zeros(width):
+    """Signed codes of 8 bits with zero points of groups of ``width``, or of rows."""
+
     def store(weight):
-        codes, scale, zero, values = grouped(weight, bits, 64, symmetric)
+        size = width or weight.shape[1]
+        codes, scale, zero, values = grouped(weight, 8, size, False)
+        return values, {
+            "weight": (codes - 128).to(torch.int8),
+            "weight_scale": scale,
+            "weight_zero_point": (zero - 128).to(torch.int8),
+        }
+
+    return store, COMPRESSED | {"format": "int-quantized"}
+
+
+def int8_blocks(weight, block=48):
+    """Signed codes of 8 bits with a zero point for each square block."""
+    rows, size = (-(-each // block) for each in weight.shape)
+    scale, zero = torch.empty(rows, size), torch.empty(rows, size, dtype=torch.int8)
+    codes, values = torch.empty_like(weight, dtype=torch.int8), weight.clone()
+    for row in range(rows):
+        for column in range(size):
+            at = slice(row * block, (row + 1) * block)
+            to = slice(column * block, (column + 1) * block)
+            part = weight[at, to]
+            low, high = part.min(), part.max()
+            scale[row, column] = step = (high - low) / 255
+            zero[row, column] = shift = (-128 - low / step).round().clamp(-128, 127)
+            codes[at, to] = stored = (part / step + shift).round().clamp(-128, 127)
+            values[at, to] = (stored - shift) * step
+    return values, {"weight": codes, "weight_scale": scale, "weight_zero_point": zero}
+
+
+def packed(symmetric, bits=4, width=64, ordered=False):
+    def store(weight):
+        width_of = width or weight.shape[1]
+        columns = torch.arange(weight.shape[1]) // width_of
+        if ordered:
+            columns = columns[torch.randperm(len(columns))]
+        codes, scale, zero, values = grouped(weight, bits, width_of, symmetric, columns)
         tensors = {
             "weight_packed": words(codes, bits),
             "weight_shape": torch.tensor(weight.shape),
             "weight_scale": scale,
         }
+        if ordered:
+            tensors["weight_g_idx"] = columns.to(torch.int32)
         if not symmetric:
             zeros = words(zero.T.contiguous(), bits)
             tensors["weight_zero_point"] = zeros.T.contiguous()
@@ -217,7 +259,6 @@ def bnb_int8(weight):
     }
 
 
-COMPRESSED = {"quant_method": "compressed-tensors"}
 DYNAMIC = {"group_0": {"input_activations": {"num_bits": 8, "dynamic": True}}}
 BLOCKS = {"name": "weight_scale_inv", "weight_block_size": [48, 48]}
 FORMATS = {
@@ -253,6 +294,23 @@ FORMATS = {
     "compressed-int4": (packed(True), "pack-quantized: 7 matrices repacked as q4_0"),
     "compressed-int4-zeros": (packed(False), "repacked as q8_0"),
     "compressed-int8-zeros": (packed(False, bits=8), "7 matrices decoded"),
+    "compressed-int4-rows": (packed(False, width=0), "repacked as q8_0"),
+    "compressed-int8-rows-packed": (packed(True, bits=8, width=0), "as q8_0"),
+    "compressed-int4-act-order": (packed(False, ordered=True), "7 matrices decoded"),
+    "compressed-int8-rows-zeros": (int8_zeros(0), "7 matrices decoded"),
+    "compressed-int8-groups-zeros": (int8_zeros(32), "7 matrices decoded"),
+    "compressed-int8-blocks-zeros": (
+        (int8_blocks, COMPRESSED | {
+            "format": "int-quantized",
+            "config_groups": {"a": {"weights": {"block_structure": [48, 48]}}},
+        }), "7 matrices decoded",
+    ),
+    "compressed-mixed": (
+        (int8_rows, COMPRESSED | {
+            "format": "mixed-precision",
+            "config_groups": {"a": {"format": "int-quantized"}},
+        }), "7 matrices decoded",
+    ),
     "nf4": (nf4(False), "bitsandbytes NF4: 7 matrices decoded"),
     "nf4-nested": (nf4(True), "bitsandbytes NF4"),
     "bnb-int8": (

@@ -57,7 +57,7 @@ def begin(language, monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     started = []
 
-    def make(ranks, *, restart=False, **options):
+    def make(ranks, *, restart=False, language=language, **options):
         config = EngineConfig(
             backend="cpu", tensor_parallel=ranks, context=128, worker_seconds=60,
             **{"dtype": "float32", "max_batch": 3, "token_budget": 16, **options},
@@ -107,6 +107,28 @@ def test_ranks_give_the_logits_of_a_whole_model(begin, made, ranks):
         for row, found in zip(exact, request.token_logprobs, strict=True):
             told = [(row[token], value) for token, value in found.top]
             assert max(abs(want - got) for want, got in told) < 2e-5
+
+
+def test_ranks_that_divide_neither_vocabulary_nor_key_value_heads(begin, tmp_path):
+    config, tensors = tiny_llama(np.random.default_rng(3), vocab=97, kv_heads=2)
+    folder = tmp_path / "odd"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "model.safetensors")
+    core = begin(4, language=open_model(folder))
+    bias = {96: 30.0}
+    for options in ({}, {"logit_bias": bias, "repetition_penalty": 1.2}):
+        requests, errors = answer(core, PROMPTS[:2], 8, logprobs=20, **options)
+        assert not errors
+        for request in requests:
+            ids = request.tokens
+            exact = log_softmax(plain_logits(config, tensors, ids[:-1])[-8:])
+            if not options:
+                assert request.output_ids == list(exact.argmax(-1))
+            for row, found in zip(exact, request.token_logprobs, strict=True):
+                for token, value in found.top:
+                    assert abs(row[token] - value) < 2e-5
+    assert 96 in requests[0].output_ids
 
 
 def test_ranks_give_the_hidden_states_of_a_whole_model(begin, made):

@@ -59,7 +59,8 @@ class EngineConfig:
     "worker:PATH_TO_PYTHON/cuda:1" runs on a device of another Python interpreter."""
     tensor_parallel: int = 1
     """Number of devices that share the model, one process each: the named one and the
-    following ones. Must divide the number of key-value heads."""
+    following ones. Must divide the query heads, and divide or be a multiple of the
+    key-value heads."""
     mesh: str | None = None
     """Devices that one program drives: the named one and the following ones, such as
     "tensor=4,data=2". "tensor" divides heads and inner lanes, "data" the blocks of the

@@ -69,8 +69,19 @@ def test_the_digest_is_of_the_contents(folder, tmp_path):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"use_dora": True}, "use_dora: found True; accepted: no such field, null"),
-        ({"modules_to_save": ["lm_head"]}, "modules_to_save: found"),
+        ({"use_dora": True}, "use_dora: found True (DoRA"),
+        ({"use_dora": True}, "; accepted: no such field, null or false; or merge"),
+        (
+            {"modules_to_save": ["lm_head"]},
+            "modules_to_save: found ['lm_head'] (they replace whole matrices",
+        ),
+        (
+            {"target_parameters": ["mlp.experts.down_proj"]},
+            "target_parameters: found ['mlp.experts.down_proj'] (adapters of param",
+        ),
+        ({"trainable_token_indices": [3]}, "trainable_token_indices: found [3] (they"),
+        ({"layer_replication": [[0, 2]]}, "layer_replication: found [[0, 2]]; acc"),
+        ({"peft_type": "LOHA"}, "accepted: LORA; or merge the adapter into its base"),
         ({"bias": "all"}, "bias: found 'all'; accepted: none"),
         ({"lora_bias": True}, "lora_bias: found True"),
         ({"fan_in_fan_out": True}, "fan_in_fan_out: found True"),
@@ -128,8 +139,21 @@ def test_a_field_that_changes_results_is_refused_by_name(folder, fields, message
                     "base_model.model.lm_head.lora_B.weight": np.zeros((9, 4), "f4"),
                 }
             ),
-            "module 'lm_head': found an adapter for it, but this base model has no "
-            "such linear layer; accepted: down_proj, q_proj",
+            "module 'lm_head': found an adapter for it, but only linear layers of "
+            "decoder layers have adapters; accepted: down_proj, q_proj",
+        ),
+        (
+            lambda t: t.update(
+                {
+                    f"{Q}.experts.3.lora_A.weight": np.zeros((4, 8), "f4"),
+                    f"{Q}.experts.3.lora_B.weight": np.zeros((9, 4), "f4"),
+                }
+            ),
+            "but adapters of experts are not computed; accepted: down_proj, q_proj",
+        ),
+        (
+            lambda t: t.update({f"{Q}.lora_magnitude_vector": np.zeros(6, "f4")}),
+            "lora_magnitude_vector': found float32 [6]; accepted: matrices",
         ),
         (lambda t: t.clear(), "found no tensors"),
     ],

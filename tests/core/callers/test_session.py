@@ -213,8 +213,9 @@ BROKEN = {
     "found 1 of the 4 bytes of a HELLO": encode(HELLO, b"\1\0\0\0")[:9],
     "found OPEN, accepted: HELLO": encode(OPEN, b"{}"),
     "HELLO: found 0 bytes, needs 4": encode(HELLO),
-    "OPEN: is not JSON": encode(*START[0]) + encode(OPEN, b"{"),
-    "OPEN: found 3, accepted: a JSON object": encode(*START[0]) + encode(OPEN, b"3"),
+    "OPEN: not JSON": encode(*START[0]) + encode(OPEN, b"{"),
+    "OPEN: found a JSON int; accepted: one JSON object": encode(*START[0])
+    + encode(OPEN, b"3"),
     "found ['bits'], accepted: model, and": encode(*START[0])
     + encode(OPEN, b'{"bits": 4}'),
     "found ['bits'], accepted: model, and config": encode(*START[0])

@@ -92,13 +92,37 @@ def test_shards_are_joined(folder, tensors):
         assert np.array_equal(checkpoint.tensor(name).data, tensors[name])
 
 
+def test_the_index_chooses_the_shard_of_a_tensor_that_two_have(folder):
+    for file, value in (("a.safetensors", 1), ("b.safetensors", 2)):
+        shared = np.full(2, value, np.float32)
+        save_file({"shared": shared, file[0]: shared}, folder / file)
+    placed = {"a": "a.safetensors", "b": "b.safetensors"}
+    index(folder, placed | {"shared": "b.safetensors"})
+    checkpoint = open_checkpoint(folder)
+    assert sorted(checkpoint.names()) == ["a", "b", "shared"]
+    assert list(checkpoint.tensor("shared").data) == [2, 2]
+    index(folder, placed)
+    with pytest.raises(CheckpointError, match=r"'shared': also in .*each tensor once"):
+        open_checkpoint(folder)
+
+
+def test_tensors_of_a_shard_that_the_index_lacks_are_read(folder):
+    ones = np.ones(2, np.float32)
+    save_file({"x": ones, "y": ones}, folder / "a.safetensors")
+    index(folder, {"x": "a.safetensors"})
+    assert sorted(open_checkpoint(folder).names()) == ["x", "y"]
+
+
 @pytest.mark.parametrize(
     ("weight_map", "parts"),
     [
         ({"x": "../a.safetensors"}, ["'x'", "../a.safetensors", "same folder"]),
         ({"x": "/etc/passwd"}, ["/etc/passwd"]),
         ({"x": 3}, ["found 3"]),
-        ({"x": "gone.safetensors"}, ["gone.safetensors", "in the same folder"]),
+        (
+            {"x": "gone.safetensors", "y": "a.safetensors"},
+            ["'gone.safetensors': not in the folder", "one of 1 of 2", "download"],
+        ),
         ({"x": "a.safetensors"}, ["'x'", "a.safetensors", "index"]),
         ([], ["weight_map", "[]"]),
         (None, ["weight_map", "None"]),
@@ -135,9 +159,9 @@ def test_end_tokens_of_a_wrong_type_are_refused(folder, found):
         ("[1, 2]", "JSON list"),
         ('"x"', "JSON str"),
         ("null", "NoneType"),
-        ('{"a": 1, "a": 2}', "'a': found twice"),
-        ("[" * 100_000, "not JSON"),
-        ('{"a": ' + "9" * 5000 + "}", "not JSON"),
+        ("[" * 100_000, "nested 100000 levels"),
+        ('{"a": ' + "9" * 5000 + "}", "an integer of 5000"),
+        (r'{"a": "\ud800"}', "half of a surrogate pair"),
         (b"\xff\xfe{", "not JSON"),
     ],
 )

@@ -214,7 +214,7 @@ def test_an_existing_path_takes_precedence(hub, tmp_path):
         ("org/quants:m-f16-00001-of-00002.gguf", ["a part of a split model", "merge"]),
         ("org/quants:../m.gguf", ["'../m.gguf'", "matches no file"]),
         ("org/bin", ["neither safetensors nor GGUF", "model.safetensors"]),
-        ("org/raw", ["tokenizer.json or tokenizer.model: missing"]),
+        ("org/raw", ["tokenizer.model or tiktoken.model: missing"]),
     ],
 )
 def test_errors_are_one_line(name, parts, hub):

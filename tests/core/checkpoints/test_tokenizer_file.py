@@ -58,7 +58,7 @@ def written(tmp_path, monkeypatch):
 
 
 def read(path):
-    return tokenizer_file.read_tokenizer_file(path, path.parent)
+    return tokenizer_file.load_tokenizer(path.read_bytes(), str(path))
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,11 @@ import json
 import gguf
 import numpy as np
 import pytest
+import tokenizers
 from safetensors.numpy import save_file
 
 from inl.checkpoints.checkpoint import open_checkpoint
+from inl.checkpoints.files import tensor_file
 from inl.checkpoints.hub.hugging_face import parse_name, select_files
 from inl.errors import CheckpointError
 
@@ -181,3 +183,27 @@ def test_the_gguf_of_a_repository(name, files, selected):
 def test_a_part_of_a_split_gguf_is_refused(part):
     with pytest.raises(CheckpointError, match="a part of a split model"):
         select_files(parse_name("o/m"), [f"m-{part}.gguf"])
+
+
+def test_each_file_is_read_once(folder, monkeypatch):
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "<end>": 1}, []))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    names = {"eos_token": "<end>", "chat_template": "{{ eos_token }}"}
+    write(
+        folder, tokenizer_config=names, special_tokens_map={"bos_token": "a"},
+        generation_config={"eos_token_id": 3}, added_tokens={},
+    )  # fmt: skip
+    opened = []
+    real = tensor_file.open_regular
+
+    def counted(path, folder=None):
+        opened.append(path.name)
+        return real(path, folder)
+
+    monkeypatch.setattr(tensor_file, "open_regular", counted)
+    checkpoint = open_checkpoint(folder)
+    assert checkpoint.eos_token_ids == (1, 2, 3)
+    assert checkpoint.tokenizer() is checkpoint.tokenizer()
+    assert checkpoint.chat_template is not None
+    assert {"tokenizer.json", "special_tokens_map.json"} < set(opened)
+    assert {name: opened.count(name) for name in opened if opened.count(name) > 1} == {}

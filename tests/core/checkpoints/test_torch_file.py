@@ -51,6 +51,23 @@ def folder(tmp_path):
     return write
 
 
+def test_shards_with_an_index(folder, tmp_path):
+    files = "pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"
+    placed = dict(zip("vw", files, strict=True))
+    saved = tmp_path / "pytorch_model.bin.index.json"
+    saved.write_text(json.dumps({"weight_map": placed}))
+    with pytest.raises(CheckpointError, match=r"00002-of-00002.*one of 1 of 2 files"):
+        folder(program({"v": PLAIN["w"]}), file=files[0])
+    found = folder(program(PLAIN), file=files[1])
+    assert found.names() == ["v", "w"]
+    assert np.array_equal(widen(found.tensor("w")), DATA.reshape(3, 4))
+    saved.unlink()
+    with pytest.raises(
+        CheckpointError, match=r"found .*pytorch_model\.bin\.index\.json"
+    ):
+        folder(program(PLAIN), file=files[1])
+
+
 def test_a_tensor(folder):
     found = folder(program(PLAIN))
     assert found.names() == ["w"]

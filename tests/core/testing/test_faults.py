@@ -112,7 +112,7 @@ def test_one_op_is_checked_and_the_kernel_at_fault_is_listed_once(check):
     assert done.stdout.count("\nfailed  ") == 1
     assert "linear/numpy on faulty:0: error " in done.stdout
     assert "more checks (linear/" in done.stdout
-    assert "also fails 9 checks (qkv_linear/" in done.stdout
+    assert "also fails 13 checks (qkv_linear/" in done.stdout
     assert done.stdout.rstrip().endswith("--op linear --op qkv_linear")
     assert "runner" not in done.stdout
 
@@ -121,3 +121,34 @@ def test_an_unknown_op_is_a_usage_error(check):
     done = check("faulty:0", "--op", "liner")
     assert done.returncode == 2
     assert "there is no op 'liner'; did you mean 'linear'? known: " in done.stderr
+
+
+def test_only_the_named_checks_run(check):
+    done = check("faulty:0", "--only", "backend", "--only", "linear/2x5x3")
+    assert done.returncode == 0
+    assert "passes all 13 checks" in done.stdout
+    done = check("faulty:0", "--only", "linaer")
+    assert done.returncode == 2
+    assert "no check is named 'linaer'; accepted: a check's name" in done.stderr
+
+
+def test_known_failures_are_read_from_a_file(check, tmp_path):
+    gaps = tmp_path / "gaps.toml"
+    name = "linear/1x8x16"
+    words = "faulty:0", "--op", "linear", "--only", name, "--gaps", str(gaps)
+    gaps.write_text(f'[gaps]\n"{name}" = "sums are rounded"\n')
+    done = check(*words, fault="bias")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "known gaps" in done.stdout
+    done = check(*words)
+    assert done.returncode == 1
+    assert f"the gap {name!r} has expired" in done.stdout
+    for text, part in (
+        ('[gaps]\nliner = "x"\n', "gap 'liner': covers no check"),
+        ("gaps = 3\n", "found no table [gaps]"),
+        ("[gaps", "gaps.toml: Expected"),
+    ):
+        gaps.write_text(text)
+        done = check(*words)
+        assert done.returncode == 2
+        assert part in done.stderr

@@ -38,7 +38,7 @@ def fallback_tokenizer(tmp_path_factory):
     import tokenizers
     from tokenizers import decoders, models, normalizers
 
-    from inl.checkpoints.files.tokenizer_file import read_tokenizer_file
+    from inl.checkpoints.files.tokenizer_file import load_tokenizer
 
     tokens = ["<unk>", "<s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     tokens += ["▁", "▁▁", "▁a", "▁the", "a", "b", "é", "the", "日", "�", ".", "▁."]
@@ -60,4 +60,4 @@ def fallback_tokenizer(tmp_path_factory):
     )
     path = tmp_path_factory.mktemp("fallback") / "tokenizer.json"
     rules.save(str(path))
-    return read_tokenizer_file(path)
+    return load_tokenizer(path.read_bytes(), str(path))

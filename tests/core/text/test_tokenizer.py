@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
 from depth import examples
-from inl.checkpoints.files.tokenizer_file import read_tokenizer_file
+from inl.checkpoints.files.tokenizer_file import load_tokenizer
 from inl.checkpoints.gguf.file import GgufFile
 from inl.errors import CheckpointError, MissingPackage, RequestError
 from inl.text import tokenizer
@@ -291,10 +291,9 @@ def test_a_panic_becomes_a_checkpoint_error():
         Tokenizer(Rules(), where="m.json").encode("ab")
 
 
-def test_a_missing_merge_token_is_reported_at_the_first_encode(tmp_path):
+def test_a_missing_merge_token_is_reported_at_the_first_encode():
     rules = tokenizers.Tokenizer(models.BPE({"a": 0}, [], unk_token="<unk>"))
-    rules.save(str(tmp_path / "tokenizer.json"))
-    tokenizer = read_tokenizer_file(tmp_path / "tokenizer.json")
+    tokenizer = load_tokenizer(rules.to_str().encode(), "tokenizer.json")
     assert tokenizer.encode("a") == [0]
     with pytest.raises(CheckpointError, match=r"tokenizer\.json: .*<unk>.*accepted"):
         tokenizer.encode("b")

@@ -85,6 +85,27 @@ def test_can_pack_gets_the_logical_shape():
     assert seen == {"weight": Spec((4, 64), "q8_0")}
 
 
+@pytest.mark.parametrize("ranks", [2, 3, 4, 6, 12])
+def test_ranks_select_their_rows_only(ranks):
+    spans = ((6, 8), (0, 5), (7, 8), (1, 5))
+    param = Param("fused", (12, 64), axis=0, row_slices=RowSlices(spans, 8))
+    plan = WeightPlan(Group("linear", weight=param), None, ranks)
+    files = MemoryCheckpoint({}, {"fused": STORED})
+    rows = [row for span in spans for row in range(*span)]
+    parts = [read_shard(files, plan, param, rank, "float32") for rank in range(ranks)]
+    assert np.array_equal(np.concatenate([each.data for each in parts]), STORED[rows])
+
+
+def test_ranks_without_padding_copy_no_rows():
+    spans = (0, 8), (7, 8), (7, 8)
+    param = Param("fused", (10, 64), axis=0, row_slices=RowSlices(spans, 8))
+    plan = WeightPlan(Group("linear", weight=param), None, 5)
+    files = MemoryCheckpoint({}, {"fused": STORED})
+    for rank in range(4):
+        found = read_shard(files, plan, param, rank, "float32")
+        assert np.shares_memory(found.data, files.tensor("fused").data)
+
+
 def test_check_tensors_compares_stored_shapes():
     tree = WeightPlan(Group("linear", weight=TURNED), None)
     check_tensors(tree, {"fused": Spec((8, 64), "float32")}, "here")
@@ -96,9 +117,19 @@ def test_check_tensors_compares_stored_shapes():
         check_tensors(tree, {}, "here")
 
 
-def test_layers_that_draft_are_left_out():
+PUBLISHED = (
+    "mtp.norm.weight", "model.mtp.norm.weight",
+    "model.layers.0.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq",
+    "model.layers.0.self_attn.rotary_emb.cos_cached",
+    "model.layers.0.self_attn.masked_bias",
+)  # fmt: skip
+"""Tensors of published files that no model reads."""
+
+
+def test_tensors_that_draft_or_are_computed_are_left_out():
     tree = {"out": WeightPlan(Group("linear", weight=Param("out", (4, 8))), None)}
     stored = {"out": Spec((4, 8), "float32")}
-    check_tensors(tree, stored | {"mtp.norm.weight": Spec((8,), "float32")}, "m")
+    for name in PUBLISHED:
+        check_tensors(tree, stored | {name: Spec((8,), "float32")}, "m")
     with pytest.raises(WeightMismatch, match=r"unused x\.mtp\.norm\.weight"):
         check_tensors(tree, stored | {"x.mtp.norm.weight": Spec((8,), "float32")}, "m")

@@ -110,6 +110,7 @@ def stored_as(kind, **sizes):
 MODELS = {
     "llama": dense,
     "2-kv-heads": lambda: dense(kv_heads=2),
+    "odd-vocabulary": lambda: dense(vocab=95),
     "biases": lambda: dense(bias=True, layers=1),
     "moe": mixture,
 }
@@ -135,7 +136,8 @@ def texts(one, limits):
 def traffic(model, mesh, steps):
     """Random steps of a mesh and of the float64 reference, and logits of a prompt."""
     language = MODELS[model]()
-    many = runner(language, mesh, decode_steps=int(steps))
+    vocab = language.config.vocab_size
+    many = runner(language, mesh, decode_steps=int(steps), vocab=vocab)
     exact = ReferenceBackend(Device("reference:0"), dtype="float64")
     alone = local_runner(
         exact, language.model, language.checkpoint, many.limits, dtype="float64"

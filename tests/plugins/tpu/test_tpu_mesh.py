@@ -72,9 +72,10 @@ def test_a_wrong_sharding_is_named():
 
 @pytest.mark.full
 def test_models_equal_one_device():
-    """Eight heads over eight devices; experts over 2x4 and 2x2x2; repeated steps."""
+    """Eight heads, 95 tokens; experts over 2x4 and 2x2x2; repeated steps."""
     cases = {
         "traffic llama tensor=8 8": 15,
+        "traffic odd-vocabulary tensor=8 8": 15,
         "traffic moe data=2,tensor=2,expert=2 1": 15,
         "traffic moe tensor=2,expert=4 8": 15,
     }

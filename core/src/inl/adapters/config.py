@@ -30,6 +30,21 @@ WITHOUT_EFFECT: Final = frozenset(
 )  # fmt: skip
 """Fields used in training only, and those that follow from the tensors' names."""
 
+REASONS: Final[Mapping[str, str]] = {
+    "use_dora": "DoRA also changes the lengths of the base model's rows",
+    "modules_to_save": "they replace whole matrices of the base model",
+    "target_parameters": "adapters of parameters, such as stacked experts, are not "
+    "computed",
+    "trainable_token_indices": "they replace rows of the embedding",
+}
+"""Why some fields are refused, by name."""
+
+MERGE: Final = (
+    "or merge the adapter into its base model, with merge_and_unload() of peft, and "
+    "serve the merged model"
+)
+"""What to do with an adapter that is refused."""
+
 PLAIN_KEY: Final = re.compile(r"[\w.]+")
 """Keys of patterns that are read; PEFT takes any regular expression."""
 
@@ -46,10 +61,12 @@ class AdapterConfig:
         for name, accepted in ACCEPTED.items():
             value = fields.get(name, accepted[0])
             if not any(value is each or value == each for each in accepted):
-                raise self._error(name, value, " or ".join(map(str, accepted)))
+                listed = " or ".join(map(str, accepted))
+                raise self._error(name, value, f"{listed}; {MERGE}")
         for name, value in fields.items():
             if name not in (*ACCEPTED, *READ, *WITHOUT_EFFECT) and value:
-                raise self._error(name, value, "no such field, null or false")
+                absent = f"no such field, null or false; {MERGE}"
+                raise self._error(name, value, absent)
         self._rank = self._number("r", int)
         self._alpha = self._number("lora_alpha", int | float)
         self._ranks = self._pattern("rank_pattern", int)
@@ -90,8 +107,9 @@ class AdapterConfig:
         return pattern
 
     def _error(self, name: str, value: object, accepted: str) -> CheckpointError:
+        reason = f" ({REASONS[name]})" if name in REASONS else ""
         return CheckpointError(
-            f"{self._path}: {name}: found {show(value)}; accepted: {accepted}"
+            f"{self._path}: {name}: found {show(value)}{reason}; accepted: {accepted}"
         )
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from inl.adapters.config import AdapterConfig
+from inl.adapters.config import MERGE, AdapterConfig
 from inl.checkpoints.blocks.dtypes import dequantize
 from inl.checkpoints.files.json_text import read_json
 from inl.checkpoints.files.safetensors import read_header
@@ -111,7 +111,7 @@ def _pairs(entries: Mapping[str, Entry], path: Path) -> dict[str, tuple[Entry, E
             raise CheckpointError(
                 f"{path}: tensor {name!r}: found {entry.dtype} {list(entry.shape)}; "
                 f"accepted: matrices {PREFIX}MODULE.lora_A.weight and "
-                "lora_B.weight of floating-point numbers"
+                f"lora_B.weight of floating-point numbers; {MERGE}"
             )
         found.setdefault(module, [None, None])[place] = entry
     if not found:
@@ -146,9 +146,9 @@ def _check_shapes(
     if module not in modules:
         known = sorted({name.rpartition(".")[2] for name in modules})
         raise WeightMismatch(
-            f"{path}: module {module!r}: found an adapter for it, but this base model "
-            f"has no such linear layer; accepted: {', '.join(known) or 'none'} of its "
-            f"layers, such as {min(modules, default='none')!r}"
+            f"{path}: module {module!r}: found an adapter for it, but "
+            f"{_reason(module)}; accepted: {', '.join(known) or 'none'} of its layers, "
+            f"such as {min(modules, default='none')!r}; {MERGE}"
         )
     rows, columns = modules[module]
     for name, entry, shape in (
@@ -161,6 +161,15 @@ def _check_shapes(
                 f"{list(entry.shape)}; accepted: {list(shape)}, for rank {rank} of "
                 f"{CONFIG} and this base model"
             )
+
+
+def _reason(module: str) -> str:
+    """Return why a module has no adapters."""
+    if ".experts" in module:
+        return "adapters of experts are not computed"
+    if ".layers." not in module:
+        return "only linear layers of decoder layers have adapters"
+    return "this base model has no such linear layer"
 
 
 def _check_rank(module: str, rank: int, max_rank: int, path: Path) -> None:

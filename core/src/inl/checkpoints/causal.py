@@ -7,6 +7,7 @@ its head has no prefix ``model.``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -23,6 +24,8 @@ PREFIXES: Final = {
     "lm_head.": "lm_head.",
 }
 """Prefixes of the language model's tensors in a model of images and text."""
+OWN: Final = {"model.": "model.", "lm_head.": "lm_head."}
+"""Prefixes where no tensor has a prefix of ``PREFIXES`` with "language_model"."""
 DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     "gemma3": {
         "model_type": "gemma3_text", "vocab_size": 262208, "hidden_size": 2304,
@@ -40,11 +43,28 @@ DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
         "tie_word_embeddings": False,
     },
     "llama4": {"model_type": "llama4_text", "tie_word_embeddings": False},
+    "mistral3": {"model_type": "mistral"}, "llava": {"model_type": "llama"},
+    "llava_next": {"model_type": "llama"}, "qwen2_vl": {}, "qwen2_5_vl": {},
+    "qwen3_vl": {},
 }  # fmt: skip
-"""Models of images and text by ``model_type``, and defaults of their language model."""
+"""Models of images and text by ``model_type``, and defaults of their language model.
+
+Without a default, a model is tied if its files have no head.
+"""
+OF_TEXT: Final = {
+    "qwen2_vl": "qwen2", "qwen2_vl_text": "qwen2", "qwen2_5_vl": "qwen2",
+    "qwen2_5_vl_text": "qwen2", "qwen3_vl": "qwen3", "qwen3_vl_text": "qwen3",
+}  # fmt: skip
+"""Language models that a text turns into others: its three positions are the same."""
+ROTATIONS: Final = ("rope_scaling", "rope_parameters")
+OF_IMAGES: Final = ("mrope_section", "mrope_interleaved")
+"""Fields of ``ROTATIONS`` that a text does not depend on."""
+FLAT: Final = re.compile("(vision|image|video)_")
+"""Beginning of a field of images where the language model's are beside it."""
 SHARED: Final = ("quantization_config", "architectures", "eos_token_id")
 """Fields of the whole model that its language model takes."""
 TABLE: Final = "embed_tokens.weight"
+TIED: Final = "tie_word_embeddings"
 
 
 def causal(checkpoint: Checkpoint) -> Checkpoint:
@@ -55,8 +75,11 @@ def causal(checkpoint: Checkpoint) -> Checkpoint:
     config, names = checkpoint.config, checkpoint.names()
     kind = config.get("model_type")
     if isinstance(kind, str) and kind in DEFAULTS:
-        renamed = {name: _text_name(name) for name in names}
-        return _renamed(checkpoint, renamed, _text_config(config, kind))
+        nested = any("language_model." in name for name in names)
+        prefixes = PREFIXES if nested else OWN
+        renamed = {name: _text_name(name, prefixes) for name in names}
+        tied = not any(new and new.startswith("lm_head.") for new in renamed.values())
+        return _renamed(checkpoint, renamed, _text_config(config, kind, tied=tied))
     if TABLE in names and f"model.{TABLE}" not in names:
         heads = {name: name.startswith("lm_head.") for name in names}
         renamed = {
@@ -77,20 +100,41 @@ def _renamed(
     return AdaptedCheckpoint(checkpoint, pieces, config=config)
 
 
-def _text_name(name: str) -> str | None:
+def _text_name(name: str, prefixes: Mapping[str, str]) -> str | None:
     """Return the usual name of a tensor, ``None`` if it is not the language model's."""
-    for prefix, usual in PREFIXES.items():
+    for prefix, usual in prefixes.items():
         if name.startswith(prefix):
             return usual + name.removeprefix(prefix)
     return None
 
 
-def _text_config(config: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+def _text_config(
+    config: Mapping[str, Any], kind: str, *, tied: bool
+) -> Mapping[str, Any]:
     text = config.get(TEXT) or {}
     if not isinstance(text, Mapping):
         raise CheckpointError(
             f"config field {TEXT!r}: found {show(text)}, expected an object"
         )
+    if kind in OF_TEXT and not text:
+        text = {name: config[name] for name in config if not FLAT.match(name)}
     shared = {name: config[name] for name in SHARED if name in config}
-    defaults, tied = DEFAULTS[kind], "tie_word_embeddings"
-    return {**defaults, **text, **shared, tied: config.get(tied, defaults[tied])}
+    fields = {**DEFAULTS[kind], **text, **shared}
+    own = fields.get("model_type", kind)
+    if isinstance(own, str) and own in OF_TEXT:
+        fields |= {name: _of_text(fields[name]) for name in ROTATIONS if name in fields}
+        fields["model_type"] = OF_TEXT[own]
+    if TIED in DEFAULTS[kind]:
+        tied = config.get(TIED, DEFAULTS[kind][TIED])
+    return {**fields, TIED: tied}
+
+
+def _of_text(rotation: Any) -> Any:
+    """Return the rotation of positions that are the same along all three axes."""
+    if not isinstance(rotation, Mapping):
+        return rotation
+    kept = {name: value for name, value in rotation.items() if name not in OF_IMAGES}
+    for name in ("type", "rope_type"):
+        if kept.get(name) == "mrope":
+            kept[name] = "default"
+    return kept

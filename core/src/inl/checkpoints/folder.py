@@ -17,8 +17,6 @@ from inl.checkpoints.files.safetensors import Header, read_header
 from inl.checkpoints.files.tensor_file import Entry, TensorFile, listing, show
 from inl.checkpoints.files.tokenizer_settings import (
     CONFIG,
-    PIECES,
-    RULES,
     TokenizerSettings,
     optional_json,
 )
@@ -34,6 +32,8 @@ if TYPE_CHECKING:
 
 GENERATION: Final = "generation_config.json"
 INDEX: Final = "model.safetensors.index.json"
+PICKLED_INDEX: Final = "pytorch_model.bin.index.json"
+"""Of shards that torch has saved; read where there are no safetensors."""
 WHOLE: Final = "model.safetensors"
 
 
@@ -55,21 +55,25 @@ class FolderCheckpoint(Checkpoint):
         )
         self._tensors: dict[str, tuple[TensorFile, Entry]] = {}
         self.metadata: dict[str, str] = {}
-        for name, indexed in _shards(path).items():
-            self._add(TensorFile(path / name, path), indexed)
+        files, placed = _shards(path)
+        for name in files:
+            self._add(TensorFile(path / name, path), placed)
 
-    def _add(self, file: TensorFile, indexed: set[str] | None) -> None:
-        """Add a shard; ``indexed`` are the tensors that the index places in it."""
+    def _add(self, file: TensorFile, placed: Mapping[str, str]) -> None:
+        """Add a shard; ``placed`` is the shard of each tensor by the index."""
         pickled = file.path.suffix in SUFFIXES
         header = Header(read_archive(file), {}) if pickled else read_header(file)
         entries = header.entries
-        absent = (indexed or set()) - set(entries)
+        shard = file.path.name
+        absent = {name for name, each in placed.items() if each == shard} - set(entries)
         if absent:
             raise CheckpointError(
                 f"{file.path}: tensor {min(absent)!r}: missing, but the index places "
                 "it in this file; accepted: every tensor of the index"
             )
         for name, entry in entries.items():
+            if placed.get(name, shard) != shard:
+                continue
             if name in self._tensors:
                 other = self._tensors[name][0].path
                 raise CheckpointError(
@@ -102,17 +106,7 @@ class FolderCheckpoint(Checkpoint):
         return {file.path: file.identity for file, _ in self._tensors.values()}
 
     def tokenizer(self) -> Tokenizer:
-        rules, pieces = self.path / RULES, self.path / PIECES
-        if not os.path.lexists(rules) and os.path.lexists(pieces):
-            from inl.checkpoints.files.sentencepiece import read_sentencepiece
-
-            settings = self._settings
-            return read_sentencepiece(
-                pieces, self.path, settings.added_tokens(), settings.frame
-            )
-        from inl.checkpoints.files.tokenizer_file import read_tokenizer_file
-
-        return read_tokenizer_file(rules, self.path)
+        return self._settings.tokenizer(self.config.get("model_type"))
 
     @property
     def chat_template(self) -> ChatTemplate | None:
@@ -133,14 +127,16 @@ def _config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _shards(path: Path) -> dict[str, set[str] | None]:
-    """Return the weight files and, if there is an index, the tensors in each."""
+def _shards(path: Path) -> tuple[Sequence[str], Mapping[str, str]]:
+    """Return the weight files and, if there is an index, the file of each tensor."""
     # An index beside a whole file is of shards that were merged.
     if os.path.lexists(path / WHOLE):
-        return {WHOLE: None}
-    if os.path.lexists(path / INDEX):
-        return dict(_indexed(path / INDEX))
+        return [WHOLE], {}
     files = sorted(file.name for file in path.glob("*.safetensors"))
+    for index in (INDEX,) if files else (INDEX, PICKLED_INDEX):
+        if os.path.lexists(path / index):
+            placed = _indexed(path / index)
+            return list(dict.fromkeys(placed.values())), placed
     files = files or sorted(
         file.name
         for pattern in ("*.pt", "*.pth", "pytorch_model.bin")
@@ -149,35 +145,42 @@ def _shards(path: Path) -> dict[str, set[str] | None]:
     if len(files) != 1:
         raise CheckpointError(
             f"{path}: found {', '.join(files) or listing(path)}; accepted: "
-            "model.safetensors, model.safetensors.index.json with its shards, or "
-            "exactly one *.safetensors, else exactly one *.pt, *.pth or "
-            "pytorch_model.bin"
+            f"model.safetensors, {INDEX} with its shards, or exactly one "
+            "*.safetensors; else pytorch_model.bin, its shards with "
+            f"{PICKLED_INDEX}, or exactly one *.pt or *.pth"
         )
-    return {files[0]: None}
+    return files, {}
 
 
-def _indexed(index: Path) -> dict[str, set[str]]:
-    weight_map = read_json(index, index.parent).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
+def _indexed(index: Path) -> Mapping[str, str]:
+    """Read the file of each tensor from an index; raises for a file that is missing."""
+    placed = read_json(index, index.parent).get("weight_map")
+    if not isinstance(placed, dict) or not placed:
         raise CheckpointError(
-            f"{index}: weight_map: found {show(weight_map)}; "
+            f"{index}: weight_map: found {show(placed)}; "
             "accepted: an object from tensor names to file names"
         )
-    shards: dict[str, set[str]] = {}
-    for tensor, name in weight_map.items():
+    for tensor, name in placed.items():
         # Shards must be in the folder itself: an index cannot name other files.
-        if not isinstance(name, str) or not _is_shard(index.parent, name):
+        if not isinstance(name, str) or not _is_plain(name):
             raise CheckpointError(
                 f"{index}: weight_map: {show(tensor)}: found {show(name)}; "
                 "accepted: the name of a file that is in the same folder"
             )
-        shards.setdefault(name, set()).add(tensor)
-    return shards
+    names = sorted(set(placed.values()))
+    missing = [name for name in names if not os.path.lexists(index.parent / name)]
+    if missing:
+        raise CheckpointError(
+            f"{index}: weight_map: {show(missing[0])}: not in the folder, one of "
+            f"{len(missing)} of {len(names)} files that are missing; accepted: every "
+            "file of the index, so download or copy the others too"
+        )
+    return placed
 
 
-def _is_shard(folder: Path, name: str) -> bool:
-    plain = not {"/", "\\"} & set(name) and name not in ("", ".", "..")
-    return plain and os.path.lexists(folder / name)  # false for any text
+def _is_plain(name: str) -> bool:
+    """Whether a name is that of a file in the folder itself."""
+    return not {"/", "\\"} & set(name) and name not in ("", ".", "..")
 
 
 def _eos_ids(configs: Mapping[str, Mapping[str, Any]], path: Path) -> tuple[int, ...]:

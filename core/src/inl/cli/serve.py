@@ -104,9 +104,10 @@ def _serve(
     engine: EngineConfig,
     tracing: Tracing | None,
 ) -> None:
-    from inl.serve.http_server import check_settings, loop_factory
+    from inl.serve.http_server import check_settings, loop_factory, raise_open_files
 
     began = time.perf_counter()
+    raise_open_files()
     check_settings(config)
     for _, place in models:
         find_model(place)  # of several, each is opened when a request asks for it

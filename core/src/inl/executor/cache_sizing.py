@@ -108,9 +108,9 @@ def _step_bytes(model: Model, shaped: Any, tokens: int, rows: int) -> int:
     """Estimate the memory of the intermediate results of a step."""
     outputs = [
         param.shape[-2]
-        for group in leaves(model.weights(shaped))
+        for group in leaves(model.weights(shaped).layers)
         for param in group.params.values()
-        if len(param.shape) > 1 and shaped.vocab_size not in param.shape
+        if len(param.shape) > 1
     ]
     hidden = array_bytes((tokens, max(outputs, default=0)), shaped.dtype)
     logits = array_bytes((rows, shaped.vocab_size), "float32")

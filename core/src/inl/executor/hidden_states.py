@@ -48,7 +48,8 @@ def pooled(loaded: Loaded) -> Loaded:
 
     Without weights, so that what is compiled from it refers to none.
     """
-    model = replace(loaded.model, head=partial(hidden_head, loaded.model.head))
+    head = partial(hidden_head, loaded.model.head)
+    model = replace(loaded.model, head=head, vocab_size=None)
     return replace(
         loaded, model=model, weights=None, adapters=None, taps=(),
         ends_before_head=True,

@@ -29,7 +29,7 @@ from inl.placement.ranks import (
     planned_ranks,
     selected_collectives,
 )
-from inl.placement.sharding import check_mesh, check_shares, with_repeated_heads
+from inl.placement.sharding import check_mesh, check_shares, divisible
 from inl.plugin import registry_for
 from inl.progress import ProgressReporter
 from inl.protocol.runner import Limits
@@ -96,7 +96,7 @@ class LoadPlan:
         ranks, mesh = planned_ranks(backend, config.tensor_parallel), mesh_of(backend)
         if mesh is not None:
             check_mesh(model, shaped, mesh, config)
-            model = with_repeated_heads(model, shaped, ranks)
+        model = divisible(model, shaped, ranks)
         sizes = mesh.sizes if mesh else MeshSizes()
         unloaded = Loaded(
             model, shaped, None, None, kernel_selection(backend, config), ranks,

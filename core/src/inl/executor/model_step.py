@@ -55,7 +55,10 @@ def forward(
         carry, state = model.layer(
             ops, config, w, carry, step, state, index=index, **options
         )
-    return model.head(ops, config, weights, carry, sampled_step or step), step, state
+    logits = model.head(ops, config, weights, carry, sampled_step or step)
+    if model.vocab_size is not None:
+        logits = logits[:, : model.vocab_size]
+    return logits, step, state
 
 
 def prune_last_layer(ops: Ops, model: Model, step: Step) -> Step | None:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from inl.ops.linear import Linear, QkvLinear, product_flops
-from inl.ops.lora import GatedLora, Lora, QkvLora, arguments
+from inl.ops.lora import SIZES, GatedLora, Lora, QkvLora, arguments
 from inl.ops.mlp import ACTIVATIONS, activation_flops
-from inl.spec.op import Case, Spec, op
+from inl.spec.op import Case, Sizes, Spec, op
 from inl.spec.step import Array
 
 if TYPE_CHECKING:
@@ -21,22 +21,22 @@ def _bases(rng: np.random.Generator, ys: Any, x: Any) -> list[Any]:
     return [rng.standard_normal((y.shape[1], x.shape[1])) for y in ys]
 
 
-def _cases(rng: np.random.Generator) -> Iterable[Case]:
-    for name, (*ys, x, selected), pairs, rank in arguments(rng, 1):
+def _cases(rng: np.random.Generator, sizes: Sizes = SIZES) -> Iterable[Case]:
+    for name, (*ys, x, selected), pairs, rank in arguments(rng, 1, sizes):
         (weight,) = _bases(rng, ys, x)
         args = (x, Linear(weight), Lora(*pairs), selected)
         yield Case(name, args, {"rank": rank})
 
 
-def _qkv_cases(rng: np.random.Generator) -> Iterable[Case]:
-    for name, (*ys, x, selected), pairs, rank in arguments(rng, 3):
+def _qkv_cases(rng: np.random.Generator, sizes: Sizes = SIZES) -> Iterable[Case]:
+    for name, (*ys, x, selected), pairs, rank in arguments(rng, 3, sizes):
         args = (x, QkvLinear(*_bases(rng, ys, x)), QkvLora(*pairs), selected)
         yield Case(name, args, {"rank": rank})
 
 
-def _gated_cases(rng: np.random.Generator) -> Iterable[Case]:
+def _gated_cases(rng: np.random.Generator, sizes: Sizes = SIZES) -> Iterable[Case]:
     for activation in ACTIVATIONS:
-        for name, (*ys, x, selected), pairs, rank in arguments(rng, 2):
+        for name, (*ys, x, selected), pairs, rank in arguments(rng, 2, sizes):
             scale = x.shape[1] ** -0.5
             bases = [Linear(scale * weight) for weight in _bases(rng, ys, x)]
             attrs = {"rank": rank, "activation": activation}

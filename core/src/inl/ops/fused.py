@@ -23,7 +23,7 @@ from inl.ops.mlp import GatedMlp, mlp_flops
 from inl.ops.norm import Norm, add_norm_flops
 from inl.ops.rope import rope_flops
 from inl.spec.cache import Cache
-from inl.spec.op import Case, Spec, nbytes, op, stored_nbytes
+from inl.spec.op import Case, Sizes, Spec, nbytes, op, stored_nbytes
 from inl.spec.step import Array, Step
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ def _sums(rng: np.random.Generator, tokens: int, width: int) -> tuple[Any, Any, 
     return 3 * residual, delta, Norm(rng.standard_normal(width))
 
 
-def _qkv_cases(rng: np.random.Generator) -> Iterable[Case]:
-    for tokens, n, k in SIZES:
+def _qkv_cases(rng: np.random.Generator, sizes: Sizes = SIZES) -> Iterable[Case]:
+    for tokens, n, k in sizes:
         parts = [rng.standard_normal((size, k)) for size in (3 * n, n, n)]
         biases = [rng.standard_normal(size) for size in (3 * n, n, n)]
         for name, w in (("", QkvLinear(*parts)), ("/bias", QkvLinear(*parts, *biases))):
@@ -70,8 +70,8 @@ def norm_qkv(
     return residual, q, k, v
 
 
-def _mlp_cases(rng: np.random.Generator) -> Iterable[Case]:
-    for tokens, n, k in SIZES:
+def _mlp_cases(rng: np.random.Generator, sizes: Sizes = SIZES) -> Iterable[Case]:
+    for tokens, n, k in sizes:
         gate, up = rng.standard_normal((2, n, k)) / k**0.5
         for activation in ("silu", "gelu_tanh"):
             w = GatedMlp(gate, up, rng.standard_normal((k, n)))
@@ -106,8 +106,8 @@ def norm_mlp(
     return residual, ops.gated_mlp(x, w, activation=activation)
 
 
-def _logit_cases(rng: np.random.Generator) -> Iterable[Case]:
-    for tokens, n, k in SIZES:
+def _logit_cases(rng: np.random.Generator, sizes: Sizes = SIZES) -> Iterable[Case]:
+    for tokens, n, k in sizes:
         rows = rng.integers(0, tokens, min(tokens, 4)).astype(np.int32)
         residual, delta, norm = _sums(rng, tokens, k)
         w = Linear(rng.standard_normal((n, k)))

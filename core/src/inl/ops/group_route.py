@@ -9,7 +9,7 @@ import numpy as np
 
 from inl.errors import RequestError
 from inl.ops.moe import LEAST, best, softmax
-from inl.spec.op import Case, Spec, op
+from inl.spec.op import Case, Sizes, Spec, op
 from inl.spec.step import Array
 
 KINDS = ("sigmoid", "softmax")
@@ -22,6 +22,9 @@ class ExpertBias(NamedTuple):
     bias: Array | None = None
     """[E] float32, added to the scores that rank experts."""
 
+
+SIZES = ((1, 1, 6, 2, 1), (9, 4, 4, 3, 2))
+"""(tokens, groups, experts of each, k, chosen groups) of the cases."""
 
 CLOSE = 1e-5
 """Ranks of a case differ by more."""
@@ -72,8 +75,8 @@ def _distinct(
             return logits, bias.astype(np.float32)
 
 
-def _cases(rng: np.random.Generator) -> Iterable[Case]:
-    for tokens, groups, size, k, chosen in ((1, 1, 6, 2, 1), (9, 4, 4, 3, 2)):
+def _cases(rng: np.random.Generator, sizes: Sizes = SIZES) -> Iterable[Case]:
+    for tokens, groups, size, k, chosen in sizes:
         logits, bias = _distinct(rng, tokens, groups, size)
         for kind, best_of in (("sigmoid", 2), ("softmax", 1)):
             for renormalize in (False, True):

@@ -7,8 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from inl.spec.op import Case, Spec, elements, op
+from inl.spec.op import Case, Sizes, Spec, elements, op
 from inl.spec.step import Array
+
+SIZES = ((1, 2, 4, 6), (7, 3, 16, 40))
+"""(tokens, heads, N, K) of the cases of :data:`head_linear`."""
 
 
 class HeadLinear(NamedTuple):
@@ -18,8 +21,8 @@ class HeadLinear(NamedTuple):
     """[heads * N, K]: the matrices [N, K] of all heads."""
 
 
-def _cases(rng: np.random.Generator) -> Iterable[Case]:
-    for tokens, heads, n, k in ((1, 2, 4, 6), (7, 3, 16, 40)):
+def _cases(rng: np.random.Generator, sizes: Sizes = SIZES) -> Iterable[Case]:
+    for tokens, heads, n, k in sizes:
         w = HeadLinear(rng.standard_normal((heads * n, k)))
         for transposed in (False, True):
             x = rng.standard_normal((tokens, heads, n if transposed else k))

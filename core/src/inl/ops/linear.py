@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from inl.spec.op import Case, Spec, elements, op
+from inl.spec.op import Case, Sizes, Spec, elements, op
 from inl.spec.step import Array
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ def product_flops(x: Any, w: Any, **_: Any) -> int:
     return 2 * rows * sum(elements(m) for m in matrices)
 
 
-def _cases(rng: np.random.Generator) -> Iterable[Case]:
-    for tokens, n, k in SIZES:
+def _cases(rng: np.random.Generator, sizes: Sizes = SIZES) -> Iterable[Case]:
+    for tokens, n, k in sizes:
         x, weight = rng.standard_normal((tokens, k)), rng.standard_normal((n, k))
         yield Case(f"{tokens}x{n}x{k}", (x, Linear(weight)))
         biased = Linear(weight, rng.standard_normal(n))
@@ -72,8 +72,8 @@ def linear(x: Array, w: Linear) -> Array:
     return y if w.bias is None else y + w.bias
 
 
-def _qkv_cases(rng: np.random.Generator) -> Iterable[Case]:
-    for tokens, n, k in SIZES:
+def _qkv_cases(rng: np.random.Generator, sizes: Sizes = SIZES) -> Iterable[Case]:
+    for tokens, n, k in sizes:
         x = rng.standard_normal((tokens, k))
         parts = [rng.standard_normal((size, k)) for size in (3 * n, n, n)]
         yield Case(f"{tokens}x{n}x{k}", (x, QkvLinear(*parts)))

@@ -9,7 +9,7 @@ import numpy as np
 
 from inl.ops.linear import Linear, product_flops
 from inl.ops.mlp import ACTIVATIONS, activation_flops
-from inl.spec.op import Case, elements, op
+from inl.spec.op import Case, Sizes, elements, op
 from inl.spec.step import Array
 
 if TYPE_CHECKING:
@@ -60,17 +60,17 @@ class GatedLora(NamedTuple):
 
 
 def arguments(
-    rng: np.random.Generator, widths: int
+    rng: np.random.Generator, widths: int, sizes: Sizes = SIZES
 ) -> Iterable[tuple[str, tuple[Any, ...], list[Any], int]]:
     """Yield name, outputs and input, matrices A and B of each layer, and the rank."""
-    for tokens, n, k, adapters, rank in SIZES:
+    for tokens, n, k, adapters, rank in sizes:
         x, columns = rng.standard_normal((tokens, k)), adapters * rank
-        sizes = [n] * widths if widths < 3 else [3 * n, n, n]
-        ys = [rng.standard_normal((tokens, size)) for size in sizes]
+        outputs = [n] * widths if widths < 3 else [3 * n, n, n]
+        ys = [rng.standard_normal((tokens, size)) for size in outputs]
         scale = (rank * k) ** -0.5 if widths == 2 else 1.0
         pairs = [
             matrix
-            for size in sizes
+            for size in outputs
             for matrix in (
                 rng.standard_normal((columns, k)),
                 scale * rng.standard_normal((size, columns)),
@@ -82,19 +82,19 @@ def arguments(
         yield f"{tokens}x{n}x{k}/{adapters}x{rank}", tensors, pairs, rank
 
 
-def _cases(rng: np.random.Generator) -> Iterable[Case]:
-    for name, (*ys, x, selected), pairs, rank in arguments(rng, 1):
+def _cases(rng: np.random.Generator, sizes: Sizes = SIZES) -> Iterable[Case]:
+    for name, (*ys, x, selected), pairs, rank in arguments(rng, 1, sizes):
         yield Case(name, (*ys, x, Lora(*pairs), selected), {"rank": rank})
 
 
-def _qkv_cases(rng: np.random.Generator) -> Iterable[Case]:
-    for name, (*ys, x, selected), pairs, rank in arguments(rng, 3):
+def _qkv_cases(rng: np.random.Generator, sizes: Sizes = SIZES) -> Iterable[Case]:
+    for name, (*ys, x, selected), pairs, rank in arguments(rng, 3, sizes):
         yield Case(name, (*ys, x, QkvLora(*pairs), selected), {"rank": rank})
 
 
-def _gated_cases(rng: np.random.Generator) -> Iterable[Case]:
+def _gated_cases(rng: np.random.Generator, sizes: Sizes = SIZES) -> Iterable[Case]:
     for activation in ACTIVATIONS:
-        for name, (*ys, x, selected), pairs, rank in arguments(rng, 2):
+        for name, (*ys, x, selected), pairs, rank in arguments(rng, 2, sizes):
             attrs = {"rank": rank, "activation": activation}
             args = (*ys, x, GatedLora(*pairs), selected)
             yield Case(f"{name}/{activation}", args, attrs)
@@ -116,7 +116,7 @@ def _gated_flops(
     return product_flops(x, w) + added + activation_flops(gate, activation=activation)
 
 
-@op(cases=_cases, weights=Lora, flops=_flops)
+@op(cases=_cases, weights=Lora, flops=_flops, overwrites=("y",))
 def lora(ops: Ops, y: Array, x: Array, w: Lora, selected: Array, *, rank: int) -> Array:
     """Add the adapters' terms to a linear layer: ``y + B(selected * A(x))``.
 
@@ -133,7 +133,7 @@ def lora(ops: Ops, y: Array, x: Array, w: Lora, selected: Array, *, rank: int) -
     return y + ops.linear(inner, Linear(w.b))
 
 
-@op(cases=_qkv_cases, weights=QkvLora, flops=_qkv_flops)
+@op(cases=_qkv_cases, weights=QkvLora, flops=_qkv_flops, overwrites=("q", "k", "v"))
 def qkv_lora(
     ops: Ops,
     q: Array,
@@ -157,7 +157,10 @@ def qkv_lora(
     )
 
 
-@op(cases=_gated_cases, weights=GatedLora, flops=_gated_flops)
+@op(
+    cases=_gated_cases, weights=GatedLora, flops=_gated_flops,
+    overwrites=("gate", "up"),
+)  # fmt: skip
 def gated_lora(
     ops: Ops,
     gate: Array,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from inl.ops.linear import Linear, product_flops
-from inl.spec.op import Case, Spec, elements, op
+from inl.spec.op import Case, Sizes, Spec, elements, op
 from inl.spec.step import Array
 
 if TYPE_CHECKING:
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 ACTIVATIONS = ("silu", "gelu_tanh")
 """Accepted values of the ``activation`` attribute."""
+
+MLP_SIZES = ((1, 8, 16), (5, 48, 96))
+"""(tokens, hidden, inner) of the cases of :data:`gated_mlp`."""
 
 
 class GatedMlp(NamedTuple):
@@ -62,8 +65,8 @@ def gated_activation(gate: Array, up: Array, *, activation: str) -> Array:
     return gate / (1 + np.exp(np.minimum(-2 * inner, 80))) * up
 
 
-def _mlp_cases(rng: np.random.Generator) -> Iterable[Case]:
-    for tokens, hidden, inner in ((1, 8, 16), (5, 48, 96)):
+def _mlp_cases(rng: np.random.Generator, sizes: Sizes = MLP_SIZES) -> Iterable[Case]:
+    for tokens, hidden, inner in sizes:
         x = rng.standard_normal((tokens, hidden))
         gate, up = rng.standard_normal((2, inner, hidden))
         w = GatedMlp(gate, up, rng.standard_normal((hidden, inner)))

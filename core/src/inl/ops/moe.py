@@ -126,7 +126,7 @@ def _linear_traffic(out: Any, x: Any, ids: Any, w: Any) -> int:
 
 @op(
     shapes=lambda x, ids, w: Spec((*ids.shape, w.weight.shape[1]), x.dtype),
-    cases=lambda rng: typed(ExpertLinear, linear_cases(rng)),
+    cases=lambda rng, *sizes: typed(ExpertLinear, linear_cases(rng, *sizes)),
     weights=ExpertLinear,
     flops=_linear_flops,
     traffic=_linear_traffic,
@@ -168,7 +168,7 @@ def _experts_traffic(out: Any, x: Any, ids: Any, weights: Any, w: Any, **_: Any)
 
 
 @op(
-    cases=lambda rng: typed(Experts, experts_cases(rng)),
+    cases=lambda rng, *sizes: typed(Experts, experts_cases(rng, *sizes)),
     weights=Experts,
     flops=_experts_flops,
     traffic=_experts_traffic,

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from inl.spec.op import Case
+from inl.spec.op import Case, Sizes
 
 SIZES = ((1, 4, 2), (7, 8, 2), (40, 5, 3), (3, 2, 2), (9, 1, 1))
 """(tokens, experts, experts per token) of the cases."""
 
 
-def route_cases(rng: np.random.Generator) -> Iterable[Case]:
-    for tokens, experts, k in SIZES:
+def route_cases(rng: np.random.Generator, sizes: Sizes = SIZES) -> Iterable[Case]:
+    for tokens, experts, k in sizes:
         logits = 3 * rng.standard_normal((tokens, experts))
         for kind in ("softmax_topk", "topk_softmax", "sigmoid"):
             for renormalize in (False, True):
@@ -41,8 +41,8 @@ def shares(rng: np.random.Generator, tokens: int, k: int) -> Any:
     return (weights / weights.sum(-1, keepdims=True)).astype(np.float32)
 
 
-def linear_cases(rng: np.random.Generator) -> Iterable[Case]:
-    for tokens, experts, k in SIZES:
+def linear_cases(rng: np.random.Generator, sizes: Sizes = SIZES) -> Iterable[Case]:
+    for tokens, experts, k in sizes:
         ids = choice(rng, tokens, experts, k)
         weight = rng.standard_normal((experts, 6, 16)) / 4
         for slots in {1, k}:
@@ -63,8 +63,8 @@ def matrices(rng: np.random.Generator, experts: int, inner: int, hidden: int) ->
     return gate, up, down
 
 
-def experts_cases(rng: np.random.Generator) -> Iterable[Case]:
-    for tokens, experts, k in SIZES:
+def experts_cases(rng: np.random.Generator, sizes: Sizes = SIZES) -> Iterable[Case]:
+    for tokens, experts, k in sizes:
         x = rng.standard_normal((tokens, 16))
         args = x, choice(rng, tokens, experts, k), shares(rng, tokens, k)
         w = matrices(rng, experts, 12, 16)

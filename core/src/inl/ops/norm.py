@@ -7,11 +7,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from inl.spec.op import Case, Spec, elements, op
+from inl.spec.op import Case, Sizes, Spec, elements, op
 from inl.spec.step import Array
 
 if TYPE_CHECKING:
     from inl.ops.protocol import Ops
+
+SIZES = ((1, 1), (3, 16), (5, 577))
+"""(rows, width) of the cases of :data:`rms_norm`."""
+FUSED_SIZES = ((1, 8), (6, 96))
+"""(rows, width) of the cases of the fused norms."""
 
 
 class Norm(NamedTuple):
@@ -31,8 +36,8 @@ def add_norm_flops(residual: Any, *_: Any, **__: Any) -> int:
     return 5 * elements(residual)
 
 
-def _cases(rng: np.random.Generator) -> Iterable[Case]:
-    for rows, width in ((1, 1), (3, 16), (5, 577)):
+def _cases(rng: np.random.Generator, sizes: Sizes = SIZES) -> Iterable[Case]:
+    for rows, width in sizes:
         for scale in (1e-4, 1.0, 100.0):
             x = scale * rng.standard_normal((rows, width))
             w = Norm(rng.standard_normal(width))
@@ -57,8 +62,10 @@ def rms_norm(x: Array, w: Norm, *, eps: float) -> Array:
     return x / np.sqrt(mean + eps) * w.weight
 
 
-def _fused_cases(rng: np.random.Generator) -> Iterable[Case]:
-    for rows, width in ((1, 8), (6, 96)):
+def _fused_cases(
+    rng: np.random.Generator, sizes: Sizes = FUSED_SIZES
+) -> Iterable[Case]:
+    for rows, width in sizes:
         residual, delta = rng.standard_normal((2, rows, width))
         w = Norm(rng.standard_normal(width))
         yield Case(f"{rows}x{width}", (residual, delta, w), {"eps": 1e-5})

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from inl.ops.attention import random_step
-from inl.spec.op import Case, Spec, elements, nbytes, op
+from inl.spec.op import Case, Sizes, Spec, elements, nbytes, op
 from inl.spec.step import Array, Step
 
 LENGTH_EPS = 1e-6
@@ -21,6 +21,9 @@ LENGTH_EPS = 1e-6
 
 LEAST_COSINE = 0.25
 """Of the angle between a query and its key in the cases of :data:`delta_rule`."""
+
+DELTA_SIZES = ((1, 1, 4, 6), (2, 4, 8, 5))
+"""(key heads, heads, d, n) of the cases of :data:`delta_rule`."""
 
 
 class Taps(NamedTuple):
@@ -112,8 +115,10 @@ def _decided_queries(q: Any, k: Any) -> Any:
     return np.where(np.abs(cosine) < LEAST_COSINE, q + toward, q)
 
 
-def _delta_cases(rng: np.random.Generator) -> Iterable[Case]:
-    for keys, heads, dim, width in ((1, 1, 4, 6), (2, 4, 8, 5)):
+def _delta_cases(
+    rng: np.random.Generator, sizes: Sizes = DELTA_SIZES
+) -> Iterable[Case]:
+    for keys, heads, dim, width in sizes:
         for name, step in _steps(rng):
             tokens = step.tokens.shape[0]
             q, k = rng.standard_normal((2, tokens, keys, dim))

@@ -12,8 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from inl.spec.op import Case, Spec, elements, op
+from inl.spec.op import Case, Sizes, Spec, elements, op
 from inl.spec.step import Array
+
+SIZES = ((1, 1, 1, 2), (5, 9, 3, 64), (3, 4, 4, 128))
+"""(tokens, heads, kv_heads, head_dim) of the cases of :data:`rope`."""
 
 
 class RopeScaling(NamedTuple):
@@ -126,8 +129,8 @@ def rope_table(
     return np.cos(angles) * length, np.sin(angles) * length
 
 
-def _cases(rng: np.random.Generator) -> Iterable[Case]:
-    for tokens, heads, kv_heads, dim in ((1, 1, 1, 2), (5, 9, 3, 64), (3, 4, 4, 128)):
+def _cases(rng: np.random.Generator, sizes: Sizes = SIZES) -> Iterable[Case]:
+    for tokens, heads, kv_heads, dim in sizes:
         q = rng.standard_normal((tokens, heads, dim))
         k = rng.standard_normal((tokens, kv_heads, dim))
         angle = rng.uniform(0, 100, (tokens, dim // 2))

@@ -103,6 +103,11 @@ def _decided(make: Callable[..., Case], *args: Any) -> Case:
             return case
 
 
+def decided_case(rng: np.random.Generator, sampler: str, vocab: int) -> Case:
+    """Return a case of ``vocab`` columns whose tokens do not change by rounding."""
+    return _decided(_plain, rng, sampler, vocab)
+
+
 def _non_finite(rng: np.random.Generator, sampler: str) -> Case:
     """Return a case of rows with NaN, with infinity, without a finite logit, and of a
     row that has one finite logit.
@@ -121,7 +126,7 @@ def sample_cases(rng: np.random.Generator) -> Iterable[Case]:
     """Cases of every sampler, of parameters at their limits, of ties and of bans."""
     for vocab in (5, 257):
         for sampler in ("greedy", "sample", "sample_filtered"):
-            yield _decided(_plain, rng, sampler, vocab)
+            yield decided_case(rng, sampler, vocab)
     step, tables = _step(rng, 5)
     ties = np.array([[1, 2, 2, 0, 2.0]] * 4)
     for sampler in ("greedy", "sample", "sample_filtered"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,15 +13,22 @@ from inl.spec.op import Case, Spec, nbytes, op
 from inl.spec.step import NO_TOKEN, Array, Bucket, Step, Tables
 
 ROWS = ((1, 3), (3, 1), (4, 4), (2, 2))
-"""Slot and number of tokens of the rows of a case."""
+"""Slot and number of tokens of the rows of a case; the largest number is the width."""
 
 
 def verify_step(
-    rng: np.random.Generator, *, pads: tuple[int, int] = (0, 0), vocab: int = 11
+    rng: np.random.Generator,
+    *,
+    pads: tuple[int, int] = (0, 0),
+    vocab: int = 11,
+    rows: Sequence[tuple[int, int]] = ROWS,
 ) -> tuple[Step, Tables]:
     """Return a step that verifies drafts, and the tables after it."""
-    tables = empty_tables(groups=1, slots=6, max_blocks_per_seq=6, vocab=vocab)
-    tables.blocks[0, 1:] = rng.permutation(np.arange(1, 31)).reshape(5, 6)
+    width = max(count for _, count in rows)
+    blocks = -(-(17 + width) // 4)
+    tables = empty_tables(groups=1, slots=6, max_blocks_per_seq=blocks, vocab=vocab)
+    scattered = rng.permutation(np.arange(1, 1 + 5 * blocks))
+    tables.blocks[0, 1:] = scattered.reshape(5, blocks)
     tables.lengths[1:] = rng.integers(1, 18, 5)
     tables.last[1:] = rng.integers(0, 11, 5)
     tables.params[1:, 0] = [0.0, 0.7, 0.0, 1.3, 0.0]
@@ -29,18 +36,19 @@ def verify_step(
     tables.params[1:, 5] = [0.0, 0.5, 0.0, -0.5, 0.0]
     if vocab:
         tables.token_counts[1:] = rng.integers(0, 4, (5, vocab))
-    rows = [
+    parts = [
         Row(
             slot,
             [*FEEDBACK, *(DRAFT,) * (count - 1)],
-            [float(x) for x in rng.random(7)],
-            [int(x) for x in rng.integers(0, 11, 6)],
+            [float(x) for x in rng.random(2 * width - 1)],
+            [int(x) for x in rng.integers(0, 11, 2 * width - 2)],
         )
-        for slot, count in ROWS
+        for slot, count in rows
     ]
-    bucket = Bucket(10 + pads[0], 4 + pads[1], 4)
+    used = sum(count for _, count in rows)
+    bucket = Bucket(used + pads[0], len(rows) + pads[1], width)
     message = step_frame(
-        bucket, rows, step=1, groups=1, block_size=4, decode_rows=len(rows)
+        bucket, parts, step=1, groups=1, block_size=4, decode_rows=len(rows)
     )
     step, tables = make_step.body(message, tables, bucket=bucket, block_size=4)
     return step, tables

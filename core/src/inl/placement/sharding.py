@@ -1,4 +1,4 @@
-"""Division of a model among ranks: checks, and key-value heads for more ranks."""
+"""Division of a model among ranks: checks, and models that more ranks divide."""
 
 from __future__ import annotations
 
@@ -73,6 +73,47 @@ def check_mesh(model: Model, config: Any, mesh: Mesh, wanted: EngineConfig) -> N
             f"mesh {sizes}: the model has no weights of the op {EXPERT_OP} to divide; "
             "accepted: expert=1"
         )
+
+
+def divisible(model: Model, config: Any, ranks: int) -> Model:
+    """Return the model with key-value heads and a vocabulary that the ranks divide.
+
+    Raises as :func:`with_repeated_heads`.
+    """
+    repeated = with_repeated_heads(model, config, ranks)
+    return with_padded_vocabulary(repeated, config, ranks)
+
+
+def with_padded_vocabulary(model: Model, config: Any, ranks: int) -> Model:
+    """Return the model with rows of the head up to a multiple of the ranks.
+
+    Rows behind the vocabulary are copies of its last one, whose logits a step leaves
+    out. A model whose vocabulary the ranks divide is returned as it is.
+    """
+    vocab = config.vocab_size
+    padding = -vocab % ranks
+    if not padding:
+        return model
+
+    def weights(config: Any) -> Any:
+        tree = model.weights(config)
+        params = {
+            name: _padded(param, padding) for name, param in tree.head.params.items()
+        }
+        return tree._replace(head=Group(tree.head.op, **params))
+
+    return replace(model, weights=weights, vocab_size=vocab)
+
+
+def _padded(param: Param, padding: int) -> Param:
+    """Return a parameter of the head with its last row ``padding`` more times."""
+    rows = param.shape[0]
+    spans = (0, rows), *((rows - 1, rows),) * padding
+    return param._replace(
+        shape=(rows + padding, *param.shape[1:]),
+        row_slices=RowSlices(spans, rows),
+        aliases=tuple(_padded(each, padding) for each in param.aliases),
+    )
 
 
 def with_repeated_heads(model: Model, config: Any, ranks: int) -> Model:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from inl.backend.base import Rank, Ranks
 from inl.device import Device, DeviceType
 from inl.errors import BackendUnavailable, DeviceError, ProtocolError
-from inl.placement.sharding import check_shares
+from inl.placement.sharding import check_shares, divisible
 from inl.runners.group_runner import RankRunner
 from inl.runners.local_runner import start_runner
 from inl.runners.startup import StartedRunner, read_options, worker_options
@@ -49,13 +49,10 @@ def start_ranks(
     the error of a rank that cannot start; then all workers are stopped.
     """
     ranks = config.tensor_parallel
-    groups = plan_weights(
-        language.model.weights(language.config),
-        (),
-        stored_specs(language.checkpoint),
-        ranks=ranks,
-    )
-    check_shares(groups, language.model.state(language.config), ranks)
+    model = divisible(language.model, language.config, ranks)
+    tree, stored = model.weights(language.config), stored_specs(language.checkpoint)
+    groups = plan_weights(tree, (), stored, ranks=ranks)
+    check_shares(groups, model.state(language.config), ranks)
     python, devices = rank_devices(config)
     folder = tempfile.mkdtemp(prefix="inl-ranks-")
     abandoned = threading.Event()

@@ -52,7 +52,8 @@ class WorkerRunner(PipelinedRunner):
 
     ``submit`` does not wait, so errors of the worker's runner are raised by the next
     ``collect``, as their own class of :mod:`inl.errors`. After
-    :class:`~inl.errors.OutOfMemory` for a step the runner goes on. Raises
+    :class:`~inl.errors.OutOfMemory` for a step the runner goes on, after others once it
+    is reset. Raises
     :class:`~inl.errors.WorkerLost` if the process is gone and
     :class:`~inl.errors.ProtocolError` if the two sides are incompatible; after either,
     every call raises RunnerError.
@@ -74,6 +75,8 @@ class WorkerRunner(PipelinedRunner):
         self.silent_seconds = silent_seconds
         self._refusal = ""
         """Message of the error that every call raises, once the worker has failed."""
+        self._needs_reset = False
+        """Whether it serves again once it is reset: it has sent an error of a step."""
         self._lost: WorkerLost | None = None
         self._resets = 0
         self._advice = advice
@@ -142,12 +145,15 @@ class WorkerRunner(PipelinedRunner):
             return wire_arrays.read_reply(self._payload(frame, Kind.REPLY))
         except InlError as error:
             self._fail(error)
+            self._needs_reset = frame.kind is Kind.ERROR
             raise
 
     def reset(self) -> None:
         if self._lost is not None:
             # The call that noticed the loss may have been interrupted.
             raise self._lost
+        if self._needs_reset:
+            self._refusal, self._needs_reset = "", False
         super().reset()
 
     def _reset(self) -> None:
@@ -156,10 +162,9 @@ class WorkerRunner(PipelinedRunner):
         number = np.array([self._resets], "<i4")
         self._send(Kind.RESET, number.tobytes())
         frame = self._wait("resetting")
-        # Replies to steps, and to a reset that was interrupted, are dropped.
+        # Replies to steps, their error, and the reply to a reset that was interrupted
+        # are dropped.
         while frame.kind is not Kind.RESET or frame.payload != number.tobytes():
-            if frame.kind is Kind.ERROR:
-                raise wire_json.read_failure(frame.payload, self.where)
             frame = self._wait("resetting")
 
     def _load_adapter(self, source: AdapterSource) -> None:

@@ -51,6 +51,9 @@ class Model:
     adapt: Callable[[Any, Any], tuple[Any, Any]] = unchanged
     """(config, checkpoint) -> both in the layout that ``weights`` declares; converts
     older checkpoint layouts."""
+    vocab_size: int | None = None
+    """V, if the head has further rows so that ranks divide it; their logits are not
+    used."""
 
     @property
     def computes(self) -> str:

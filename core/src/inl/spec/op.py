@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,7 +13,7 @@ from inl.errors import PluginError
 from inl.spec.tree import leaves
 
 if TYPE_CHECKING:
-    import numpy as np
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,10 @@ class Case:
 
 
 Shapes = Callable[..., Any]
-Cases = Callable[["np.random.Generator"], Iterable[Case]]
+Cases = Callable[..., Iterable[Case]]
+"""(random generator) -> cases; cases of other sizes if they are given too."""
+Sizes = Sequence[tuple[int, ...]]
+"""Sizes of the cases of an op, in an order of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,9 @@ class OpSpec:
     reduces: str = ""
     """Argument that a composite's body sums over the ranks before anything else. A
     kernel receives the sum."""
+    overwrites: tuple[str, ...] = ()
+    """Arguments beside ``consumes`` whose memory a kernel may use for its result. No
+    kernel changes any other argument."""
 
     @property
     def composite(self) -> bool:
@@ -104,6 +110,7 @@ def op(
     traffic: Callable[..., int] | None = None,
     layout_opaque: bool = False,
     reduces: str = "",
+    overwrites: tuple[str, ...] = (),
 ) -> Callable[[Callable[..., Any]], OpSpec]:
     """Define an op from its body; keyword-only parameters are its attributes.
 
@@ -131,7 +138,7 @@ def op(
         tensors = positional[1:] if composite else positional
         spec = OpSpec(
             name, body, shapes, cases, weights, consumes, rounds, tolerance,
-            _cost(flops, traffic), tensors, layout_opaque, reduces,
+            _cost(flops, traffic), tensors, layout_opaque, reduces, overwrites,
         )  # fmt: skip
         CATALOG[name] = spec
         return spec

@@ -19,6 +19,17 @@ class RowSlices(NamedTuple):
     rows: int
     """Rows of the stored tensor."""
 
+    def part(self, start: int, stop: int) -> RowSlices:
+        """Return the rows ``[start, stop)`` of the logical tensor."""
+        spans: list[tuple[int, int]] = []
+        at = 0
+        for first, last in self.spans:
+            low, high = max(start - at, 0), min(stop - at, last - first)
+            if low < high:
+                spans.append((first + low, first + high))
+            at += last - first
+        return RowSlices(tuple(spans), self.rows)
+
 
 class FusedSlice(NamedTuple):
     """One of several equally sized tensors that a checkpoint stores as one."""

@@ -36,6 +36,9 @@ LIMITS = (
     Limits(65, (513, 513), 8, 64, 1000, sampler="sample"),
 )
 
+ADMISSIONS = 16
+"""Admissions of a call that has several: the contract says 1 or 16."""
+
 
 class Unknown:
     """Capability that no backend has."""
@@ -169,8 +172,9 @@ def _compile(target: Target) -> None:
     program = compile_program(backend, run, info_of("admit", None, limits))
     device_tables = Tables(*(backend.tensor(wrap(array)) for array in tables))
     state = State((), {}, device_tables)
-    # One admission per call, then several with a padding frame between them.
-    padded = np.stack((frames[2], np.zeros_like(frames[2]), frames[3]))
+    # One admission per call, then as many as a call has, with padding between them.
+    padded = np.zeros((ADMISSIONS, *frames[0].shape), np.int32)
+    padded[0], padded[2] = frames[2:]
     for batch in (frames[0][None], frames[1][None], padded):
         tables = admit.body(batch, tables)
         (state,) = program(backend.tensor(wrap(batch)), state)

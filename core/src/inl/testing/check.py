@@ -33,9 +33,11 @@ class Fault(NamedTuple):
     kernel: str
     """Display name of the kernel, or of the op that has none."""
     kind: str
-    """"value", "NaN", "dtype", "shape", "raises" or "missing"."""
+    """"value", "NaN", "dtype", "shape", "argument", "raises" or "missing"."""
     calls: frozenset[str] = frozenset()
     """Kernels that ran, or ops that were called, other than this one."""
+    cause: str = ""
+    """The first of ``calls`` that is wrong on the inputs it got, if it is known."""
 
 
 class CheckFailed(AssertionError):

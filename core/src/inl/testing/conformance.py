@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from inl.errors import RequestError
 from inl.testing.backend_checks import backend_checks
-from inl.testing.check import Check, Result, perform
+from inl.testing.check import Check, Result, check_gaps, gap_of, perform
 from inl.testing.engine_checks import engine_checks
 from inl.testing.kernel_checks import kernel_checks
 from inl.testing.runner_checks import runner_checks
@@ -49,17 +50,28 @@ def check_all(
     *,
     gaps: Mapping[str, str] | None = None,
     on_result: Callable[[Result], None] | None = None,
-    names: str = "",
+    names: Sequence[str] = (),
 ) -> list[Result]:
     """Run every check in order; of a target with ``only`` those of its kernels.
 
     gaps: check names, or their first parts, mapped to reasons. on_result: called after
-    each check. names: beginning of the names of the checks to run.
+    each check. names: names, or their first parts, of the checks to run; none for all.
+    Raises :class:`RequestError` for names or gaps that cover no check.
     """
     results = []
     sections = ("kernel",) if target.only else SECTIONS
-    for check in checks_of(target, sections):
-        if not check.name.startswith(names):
+    checks = checks_of(target, sections)
+    check_gaps(gaps or {}, [check.name for check in checks])
+    wanted = dict.fromkeys(names, "is wanted")
+    for name in names:
+        if not any(gap_of(check.name, {name: ""}) for check in checks):
+            firsts = dict.fromkeys(check.name.partition("/")[0] for check in checks)
+            raise RequestError(
+                f"no check is named {name!r}; accepted: a check's name, or its first "
+                f"parts, of {', '.join(firsts)}"
+            )
+    for check in checks:
+        if names and gap_of(check.name, wanted) is None:
             continue
         result = perform(check, gaps or {})
         if on_result is not None:

@@ -18,6 +18,8 @@ from inl.testing.check import Check, Measure, equal, require, worst
 from inl.testing.invariant_checks import INVARIANT, same_bits, serves_invariant
 from inl.testing.near_tie import BOUNDS, compare
 from inl.testing.oracle import VOCAB, Tiny, tinies
+from inl.testing.play import most_rows
+from inl.testing.runner_frames import opened
 
 if TYPE_CHECKING:
     from inl.protocol.runner import Limits
@@ -136,21 +138,30 @@ def _preemption(tiny: Tiny) -> Measure:
     limits: Limits = tiny.limits()
     size = limits.block_size
     # Each prompt fits one block and outgrows it; two more blocks are free.
-    prompts = _prompts(tiny, (size - 3, size - 4, size - 5) if size > 5 else (3, 3, 3))
+    rows = most_rows(_served_limits(tiny), 3)
+    lengths = (size - 3, size - 4, size - 5) if size > 5 else (3, 3, 3)
+    prompts = _prompts(tiny, lengths[:rows])
     prompts = [prompt or [1] for prompt in prompts]
     need = -(-(max(map(len, prompts)) + COUNT) // size)
     blocks = max(need, len(prompts) * -(-max(map(len, prompts)) // size)) + 3
     config = SchedulerConfig(prefix_cache=False)
     with Session(tiny, config, blocks=(blocks,)) as session:
         answers = session.answer(_greedy(prompts))
-    if size > 5 and need > 1:
+    if size > 5 and need > 1 and rows > 1:
         _require_preempted(tiny, prompts, need)
     return _judge(tiny, prompts, answers)
 
 
+def _served_limits(tiny: Tiny) -> Limits:
+    """Return the limits of a runner, which has the buckets of the backend."""
+    with opened(tiny) as runner:
+        return runner.limits
+
+
 def _require_preempted(tiny: Tiny, prompts: list[list[int]], need: int) -> None:
     config = SchedulerConfig(prefix_cache=False)
-    with Session(tiny, config, blocks=(need * 2 + 2,)) as session:
+    # One of the sequences finds no block for its last tokens.
+    with Session(tiny, config, blocks=(need * (len(prompts) - 1) + 2,)) as session:
         answers = session.answer(_greedy(prompts))
         preemptions = session.core.stats.preemptions
         require(preemptions > 0, "engine: found no preemption, expected at least one")

@@ -53,12 +53,12 @@ def findings(results: Iterable[Result]) -> list[Finding]:
             indirect = keys and result.section in ("runner", "engine")
             key: object = "indirect" if indirect else result.name
         else:
-            key = fault.kernel, fault.kind
+            key = fault.cause or fault.kernel, fault.kind
             cause = next((keys[name] for name in keys if name in fault.calls), None)
-            if key not in groups and cause is not None:
+            if cause is not None and (fault.cause or key not in groups):
                 callers.setdefault(cause, []).append(result)
                 continue
-            keys.setdefault(fault.kernel, key)
+            keys.setdefault(fault.cause or fault.kernel, key)
         groups.setdefault(key, []).append(result)
     return [
         Finding(first, tuple(same), tuple(callers.get(key, ())))

@@ -25,6 +25,7 @@ from inl.testing.large_cases import larger_cases
 from inl.testing.op_call import OpCall, returned_state
 from inl.testing.op_check import judged, require_passed, run_checked
 from inl.testing.packed_checks import packed_checks
+from inl.testing.real_sizes import real_cases
 
 if TYPE_CHECKING:
     from inl.spec.kernel import Kernel
@@ -107,6 +108,9 @@ def _op_checks(
         yield check(name, _case, partial(_cases, target, op), index, target.rounds)
     for index, case in enumerate(larger(0)):
         yield check(case.name, _case, larger, index, LARGER_ROUNDS)
+    real = partial(_real, target, op, tuple(names))
+    for index, case in enumerate(real(0)):
+        yield check(case.name, _case, real, index, LARGER_ROUNDS)
     if "cache" in op.parameters and "step" in op.parameters:
         for index, name in enumerate(names):
             yield check(f"poison/{name}", _poisoned, _cases(target, op, 0)[index])
@@ -150,6 +154,12 @@ def _larger(target: Target, op: OpSpec, half: bool, seed: int) -> list[Case]:
     rng = target.rng(op.name, seed, "larger")
     cases = _cases(target, op, seed)
     return list(larger_cases(op, cases, rng, full=target.full, half=half))
+
+
+@lru_cache(maxsize=2)
+def _real(target: Target, op: OpSpec, names: tuple[str, ...], seed: int) -> list[Case]:
+    rng = target.rng(op.name, seed, "real")
+    return list(real_cases(op, names, rng, full=target.full))
 
 
 @lru_cache(maxsize=24)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,8 +14,9 @@ from inl.spec.step import Step
 from inl.spec.strict_array import StrictArray
 from inl.spec.tolerance import Verdict, judge
 from inl.spec.tree import tree_map
+from inl.testing.blame import first_wrong_op
 from inl.testing.check import CheckFailed, Fault, Measure
-from inl.testing.op_call import OpCall, without_caches
+from inl.testing.op_call import OpCall, values, without_caches
 
 if TYPE_CHECKING:
     from inl.backend.base import Backend
@@ -32,18 +33,63 @@ def run_checked(
     an unexpected shape or dtype; :class:`~inl.errors.NoKernel` if there is no kernel.
     """
     ops, args = op_call.ready()
+    before = dict(_unconsumed(op_call, args))
     try:
         result = (
             op_call.second_result(ops, args) if twice else op_call.result(ops, args)
         )
         _check_form(op_call, result, seed, note)
-        return op_call.fetch(result)
+        fetched = op_call.fetch(result)
+        _check_unchanged(op_call, args, before, seed, note)
+        return fetched
     except CheckFailed:
         raise
     # Any exception of a third-party kernel is a failure of this check.
     except Exception as error:
         what = f"raised {type(error).__name__}: {message(error)}"
         raise failed(op_call, "raises", what, seed, note) from error
+
+
+def _unconsumed(op_call: OpCall, args: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the name and a copy of every array that the op may not change.
+
+    Weights and caches in layouts of the backend are left out.
+    """
+    spec = op_call.spec
+    free = {*spec.consumes, *spec.overwrites, "w", "loras"}
+    for name, arg in zip(spec.parameters, args, strict=True):
+        if name in free or (isinstance(arg, Cache) and op_call.custom_cache):
+            continue
+        given = arg._replace(plan={}) if isinstance(arg, Step) else arg
+        for label, x in _arrays(given, name):
+            yield label, np.array(values(op_call.target.backend.numpy(x)))
+
+
+def _arrays(arg: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Yield the arrays of a named tuple, by field, or the array itself."""
+    if arg is None or isinstance(arg, Mapping):
+        return
+    if isinstance(arg, tuple):
+        for field, x in zip(getattr(arg, "_fields", ()), arg, strict=False):
+            yield from _arrays(x, f"{name}.{field}")
+    else:
+        yield name, arg
+
+
+def _check_unchanged(
+    op_call: OpCall,
+    args: Sequence[Any],
+    before: Mapping[str, Any],
+    seed: int,
+    note: str,
+) -> None:
+    for name, found in _unconsumed(op_call, args):
+        if not np.array_equal(found, before[name], equal_nan=found.dtype.kind == "f"):
+            what = (
+                f"changed its argument {name!r}, which the op does not consume; write "
+                "the result to memory of its own"
+            )
+            raise failed(op_call, "argument", what, seed, note)
 
 
 def judged(op_call: OpCall, case: Case, result: Any, quant: str = "") -> Verdict:
@@ -59,7 +105,10 @@ def require_passed(
     if verdict.passed:
         return measure
     kind = "NaN" if "NaN" in verdict.problem else "value"
-    raise failed(op_call, kind, str(verdict), seed, note, measure)
+    kernel, found = first_wrong_op(op_call)
+    if kernel:
+        note += f"; of the ops that it calls, {kernel} is wrong first: {found}"
+    raise failed(op_call, kind, str(verdict), seed, note, measure, kernel)
 
 
 def failed(
@@ -69,16 +118,20 @@ def failed(
     seed: int,
     note: str = "",
     measure: Measure | None = None,
+    cause: str = "",
 ) -> CheckFailed:
-    """Return an error that names the kernel, the case, the dtype and the seed."""
+    """Return an error that names the kernel, the case, the dtype and the seed.
+
+    cause: kernel at fault, if it is another one than that of the call.
+    """
     op, winner = op_call.spec.name, op_call.choice().winner
     others = frozenset(op_call.kernels - {winner})
     return CheckFailed(
         f"{winner} on {op_call.target.backend.device}: {what}; case "
         f"{op_call.case.name} in {op_call.dtype}, seed {seed}{note}; compare with the "
-        f"body of {op}, or list a gap",
+        f"body of {cause.partition('/')[0] or op}, or list a gap",
         measure,
-        Fault(winner, kind, others),
+        Fault(winner, kind, others, cause),
     )
 
 

@@ -64,11 +64,14 @@ class Tiny:
         }
         return Limits(**{**defaults, **changes})
 
-    def runner(self, *, invariant: bool = False, **changes: Any) -> LocalRunner:
+    def runner(
+        self, *, invariant: bool = False, kv_dtype: str = "auto", **changes: Any
+    ) -> LocalRunner:
         """Start a runner of the backend, with the kernels that an engine selects."""
         config = EngineConfig(
-            backend=self.target.device, dtype=self.dtype, invariant=invariant
-        )
+            backend=self.target.device, dtype=self.dtype, invariant=invariant,
+            kv_dtype=kv_dtype,
+        )  # fmt: skip
         limits = self.limits(**changes)
         return start_runner(self.language, self.target.backend, config, limits=limits)
 

@@ -74,6 +74,11 @@ def most_tokens(limits: Limits, wanted: int) -> int:
     return min(wanted, max((b.tokens for b in limits.buckets), default=wanted))
 
 
+def most_rows(limits: Limits, wanted: int) -> int:
+    """Return ``wanted``, or the rows of the largest bucket if those are fewer."""
+    return min(wanted, max((b.rows for b in limits.buckets), default=wanted))
+
+
 def answer_alone(
     runner: Runner,
     prompt: Sequence[int],

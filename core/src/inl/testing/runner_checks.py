@@ -11,9 +11,10 @@ import numpy as np
 from inl.spec.message import POOLED, BlockTableUpdate, release_frame
 from inl.testing.check import Check, Measure, equal, require, worst
 from inl.testing.consumption_checks import consumed
+from inl.testing.kv_dtype_checks import kv_dtype_checks
 from inl.testing.near_tie import BOUNDS
 from inl.testing.oracle import Tiny, prompt_logits, tinies
-from inl.testing.play import admission, answer_alone, most_tokens, one_step
+from inl.testing.play import admission, answer_alone, most_rows, most_tokens, one_step
 from inl.testing.runner_frames import (
     bad_frames,
     close,
@@ -23,6 +24,7 @@ from inl.testing.runner_frames import (
     opened,
     some_ids,
 )
+from inl.testing.sharing_checks import in_thread, memory, two_runners
 from inl.testing.traffic import Traffic, play
 
 if TYPE_CHECKING:
@@ -47,10 +49,14 @@ def runner_checks(target: Target) -> Iterator[Check]:
         "bad_frames": bad_frames,
         "close": close,
         "consumed": consumed,
+        "two runners": two_runners,
+        "thread": in_thread,
+        "memory": memory,
     }
     for tiny in tinies(target):
         for name, run in checks.items():
             yield Check("runner", f"runner/{name}/{tiny.dtype}", partial(run, tiny))
+        yield from kv_dtype_checks(tiny)
 
 
 def _logits(tiny: Tiny) -> Measure:
@@ -78,18 +84,20 @@ def _pooled(tiny: Tiny) -> Measure:
     with opened(tiny) as runner:
         limits, blocks = runner.limits, first_blocks(runner, 20)
         half = most_tokens(limits, 38) // 2
-        prompts = [some_ids(tiny, half, row) for row in range(2)]
-        for row in range(2):
+        rows = most_rows(limits, 2)
+        prompts = [some_ids(tiny, half, row) for row in range(rows)]
+        for row in range(rows):
             own = [block + row * len(blocks) for block in blocks]
             runner.submit(admission(limits, row + 1, own))
         first, later = prompts[0][: half // 2], prompts[0][half // 2 :]
-        for step, parts in enumerate(([(1, first)], [(1, later), (2, prompts[1])])):
+        second = [(1, later), *((2, prompt) for prompt in prompts[1:])]
+        for step, parts in enumerate(([(1, first)], second)):
             frame = one_step(limits, parts, step=step + 1, decoding=0, flags=POOLED)
             runner.submit(frame)
             reply = runner.collect()
     require(reply.hidden is not None, "the reply of a pooled step has no hidden states")
     head = np.asarray(tiny.tensors["lm_head.weight"], np.float64)
-    found = np.asarray(reply.hidden, np.float64)[:2] @ head.T
+    found = np.asarray(reply.hidden, np.float64)[:rows] @ head.T
     expected = np.stack([tiny.logits(ids)[-1] for ids in prompts])
     error = float(np.abs(found - expected).max())
     bound = 4 * max(map(tiny.expected_error, prompts))
@@ -171,10 +179,13 @@ def _late_updates(tiny: Tiny) -> Measure:
 def _padding(tiny: Tiny) -> Measure:
     """Padding rows and tokens do not change the answer."""
     with opened(tiny) as runner:
-        prompt = some_ids(tiny, 9)
+        tokens = most_tokens(runner.limits, 9)
+        prompt = some_ids(tiny, tokens)
         blocks = first_blocks(runner, 64)
+        limits = runner.limits
+        padding = most_tokens(limits, 14) - tokens, most_rows(limits, 4) - 1
         answer = answer_alone(
-            runner, prompt, COUNT, chunks=(9,), blocks=blocks, padding=(5, 3)
+            runner, prompt, COUNT, chunks=(tokens,), blocks=blocks, padding=padding
         )
     return tiny.judge(prompt, answer)
 

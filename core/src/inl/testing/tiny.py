@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
@@ -142,11 +142,15 @@ def _random(
 
 
 def plain_logits(
-    config: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]], ids: Any
+    config: Mapping[str, Any],
+    tensors: Mapping[str, NDArray[Any]],
+    ids: Any,
+    stored: Callable[[Any], Any] = lambda x: x,
 ) -> NDArray[np.float64]:
     """Return the logits of a tiny Llama, float64 [len(ids), V], without a cache.
 
-    An oracle: independent of the ops and models of this package.
+    stored: rounds keys and values [kv_heads, T, d] as a cache does. An oracle:
+    independent of the ops and models of this package.
     """
     w = {name: tensor.astype(np.float64) for name, tensor in tensors.items()}
     dim, eps = config["head_dim"], config["rms_norm_eps"]
@@ -173,8 +177,8 @@ def plain_logits(
         at = f"model.layers.{index}."
         y = norm(x, f"{at}input_layernorm")
         q = heads(y, f"{at}self_attn.q_proj", rotate=True)
-        k = heads(y, f"{at}self_attn.k_proj", rotate=True).repeat(shared, 0)
-        v = heads(y, f"{at}self_attn.v_proj", rotate=False).repeat(shared, 0)
+        k = stored(heads(y, f"{at}self_attn.k_proj", rotate=True)).repeat(shared, 0)
+        v = stored(heads(y, f"{at}self_attn.v_proj", rotate=False)).repeat(shared, 0)
         scores = np.where(
             positions[:, None] >= positions, q @ k.swapaxes(1, 2), -np.inf
         )

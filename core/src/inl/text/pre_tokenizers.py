@@ -36,6 +36,24 @@ DEEPSEEK3: Final = (
     r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
     rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{LINES}"
 )
+HAN: Final = "".join(
+    f"{chr(first)}-{chr(last)}"
+    for first, last in (
+        (0x2E80, 0x2E99), (0x2E9B, 0x2EF3), (0x2F00, 0x2FD5), (0x3005, 0x3005),
+        (0x3007, 0x3007), (0x3021, 0x3029), (0x3038, 0x303B), (0x3400, 0x4DBF),
+        (0x4E00, 0x9FFF), (0xF900, 0xFA6D), (0xFA70, 0xFAD9), (0x16FE2, 0x16FE3),
+        (0x16FF0, 0x16FF1), (0x20000, 0x2A6DF), (0x2A700, 0x2B739), (0x2B740, 0x2B81D),
+        (0x2B820, 0x2CEA1), (0x2CEB0, 0x2EBE0), (0x2EBF0, 0x2EE5D), (0x2F800, 0x2FA1D),
+        (0x30000, 0x3134A), (0x31350, 0x323AF),
+    )
+)  # fmt: skip
+"""Ranges of the script Han of Unicode 16, which :mod:`re` does not know by name."""
+KIMI: Final = (
+    rf"[{HAN}]+"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?(?:(?![{HAN}]){UPPER})*(?:(?![{HAN}]){LOWER})+{ENDINGS}?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?(?:(?![{HAN}]){UPPER})+(?:(?![{HAN}]){LOWER})*{ENDINGS}?"
+    rf"|\p{{N}}{{1,3}}|{REST}[\r\n]*|{LINES}"
+)
 WORDS: Final = " ?[^(\\s|.,!?…。，、।۔،)]+"
 
 PATTERNS: Final[Mapping[str, Sequence[str]]] = {
@@ -49,6 +67,7 @@ PATTERNS: Final[Mapping[str, Sequence[str]]] = {
     "seed-coder": (SEED,),
     "tekken": (TEKKEN,),
     "gpt-4o": (GPT4O,),
+    "kimi-k2": (KIMI,),
     "deepseek-coder": (
         r"[\r\n]",
         r"\s?\p{L}+",
@@ -87,11 +106,11 @@ PRE: Final = {
 
 WHOLE_WORDS: Final = frozenset(
     {"llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral"}
-    | {"midm-2.0", "lfm2", "tekken"}
+    | {"midm-2.0", "lfm2", "tekken", "kimi-k2"}
 )
 """Vocabularies in which a word that is a token is not split by merges."""
 
-BEGINS_WITH_BOS: Final = WHOLE_WORDS
+BEGINS_WITH_BOS: Final = WHOLE_WORDS - {"kimi-k2"}
 """Vocabularies in which ``add_bos_token`` defaults to true."""
 
 COMPOSED: Final = frozenset({"qwen2", "qwen35", "deepseek-r1-qwen", "stablelm2"})

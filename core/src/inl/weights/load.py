@@ -208,6 +208,10 @@ def _check_dtypes(checkpoint: Checkpoint, param: Param) -> None:
 def _read_whole(
     checkpoint: Checkpoint, param: Param, shape: tuple[int, ...], rank: int
 ) -> HostArray:
+    if param.row_slices and param.axis == 0 and shape != param.shape:
+        own = param.row_slices.part(rank * shape[0], (rank + 1) * shape[0])
+        own_param = param._replace(row_slices=own, shape=shape)
+        return adjusted(checkpoint.tensor(param.source), own_param)
     whole = adjusted(checkpoint.tensor(param.source), param)
     if shape == whole.shape or param.axis is None:
         return whole

@@ -17,10 +17,13 @@ from inl.spec.tree import leaves, tree_map
 from inl.spec.weights import Group, Param
 from inl.weights.sources import resolved, stored_spec, stored_tensors
 
-COMPUTED = ("rotary_emb.inv_freq",)
+COMPUTED = (
+    "rotary_emb.inv_freq", "rotary_emb.original_inv_freq", "rotary_emb.cos_cached",
+    "rotary_emb.sin_cached", "attn.masked_bias",
+)  # fmt: skip
 """Name suffixes of tensors that are computed from the config instead."""
 
-DRAFTING = ("mtp.",)
+DRAFTING = ("mtp.", "model.mtp.")
 """Name prefixes of layers that predict further tokens, beside those of a model."""
 
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Mapping
 from itertools import count as count_from
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from inl.checkpoints.files.tensor_file import read_bytes, show
+from inl.checkpoints.files.tensor_file import show
 from inl.errors import CheckpointError
 from inl.text.gguf_fields import CONTROL, NORMAL, USER_DEFINED
 from inl.text.gguf_vocabulary import MAX_TOKENS
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 
 MAX_FIELDS: Final = 1 << 10
 """Limit of the fields of a piece or spec; real ones have at most 50."""
-MAX_MODEL: Final = 64 << 20
-"""Size limit of the file in bytes; real ones are below 8 MiB."""
 PIECE, TRAINER, NORMALIZER = 1, 2, 3
 """Fields of the model."""
 TEXT, SCORE, TYPE = 1, 2, 3
@@ -40,23 +37,22 @@ NONE: Final = (1 << 64) - 1
 """-1 as a field stores it: the vocabulary has no such token."""
 
 
-def read_sentencepiece(
-    path: Path,
-    folder: Path,
+def parse_sentencepiece(
+    data: bytes,
+    where: str,
     added: Mapping[int, tuple[str, bool]],
     frame: Mapping[str, bool],
 ) -> Tokenizer:
-    """Read a vocabulary of SentencePiece BPE; raises :class:`CheckpointError`.
+    """Build the tokenizer of SentencePiece BPE; raises :class:`CheckpointError`.
 
     added: text of further tokens and whether they are special, by id. frame: values of
-    ``add_bos_token`` and ``add_eos_token``. folder: see
-    :func:`inl.checkpoints.files.tensor_file.resolve`.
+    ``add_bos_token`` and ``add_eos_token``.
     """
     from inl.text.gguf_vocabulary import open_tokenizer
 
-    metadata = _metadata(read_bytes(path, MAX_MODEL, folder), added, str(path))
+    metadata = _metadata(data, added, where)
     metadata |= {f"tokenizer.ggml.{name}": value for name, value in frame.items()}
-    return open_tokenizer(metadata, str(path))
+    return open_tokenizer(metadata, where)
 
 
 def _metadata(

@@ -7,32 +7,19 @@ import os
 import stat
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
 
 from inl.cache_dir.location import cache_folder
-from inl.checkpoints.files.tensor_file import read_bytes
-from inl.errors import TokenizerNotFound
 from inl.text.tokenizer import Tokenizer, guarded, library
 from inl.text.tokenizer_bounds import check_rules
 from inl.text.tokenizer_check import try_tokenizer
 
-MAX_TOKENIZER: Final = 64 << 20
-"""Size limit of the file in bytes; real ones are below 40 MiB."""
 
+def load_tokenizer(text: bytes, where: str) -> Tokenizer:
+    """Build the tokenizer of a tokenizer.json without its truncation and padding.
 
-def read_tokenizer_file(path: Path, folder: Path | None = None) -> Tokenizer:
-    """Read a tokenizer.json; its truncation and padding are switched off.
-
-    A file is tried in another process first, see :mod:`inl.text.tokenizer_check`, and
-    remembered by its digest. folder: see
-    :func:`inl.checkpoints.files.tensor_file.resolve`. Raises
-    :class:`~inl.errors.CheckpointError`.
+    A text is tried in another process first, see :mod:`inl.text.tokenizer_check`, and
+    remembered by its digest. Raises :class:`~inl.errors.CheckpointError`.
     """
-    if not os.path.lexists(path):
-        raise TokenizerNotFound(
-            f"{path}: not found; accepted: a tokenizer.json beside the model"
-        )
-    text, where = read_bytes(path, MAX_TOKENIZER, folder), str(path)
     tokenizers = library()
     digest = hashlib.sha256(f"{tokenizers.__version__}\n".encode() + text).hexdigest()
     if not _was_tried(digest):

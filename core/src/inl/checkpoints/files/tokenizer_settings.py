@@ -7,18 +7,26 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
-from inl.checkpoints.files.json_text import read_json
+from inl.checkpoints.files.json_text import parse_json, read_json
 from inl.checkpoints.files.tensor_file import read_bytes, show
-from inl.errors import CheckpointError
+from inl.errors import CheckpointError, TokenizerNotFound
 
 if TYPE_CHECKING:
     from inl.text.template import ChatTemplate
+    from inl.text.tokenizer import Tokenizer
 
 CONFIG: Final = "tokenizer_config.json"
 RULES: Final = "tokenizer.json"
 ADDED: Final = "added_tokens.json"
 PIECES: Final = "tokenizer.model"
-"""A SentencePiece vocabulary, which is read where there is no ``RULES``."""
+"""A SentencePiece vocabulary, which is read where there is no ``RULES``; that of Llama
+3 is as ``RANKS``."""
+RANKS: Final = "tiktoken.model"
+"""A vocabulary of tiktoken, which is read where there is no ``RULES``."""
+MAX_TOKENIZER: Final = 64 << 20
+"""Size limit of ``RULES`` in bytes; real ones are below 40 MiB."""
+MAX_VOCABULARY: Final = 16 << 20
+"""Size limit of ``PIECES`` and ``RANKS`` in bytes; real ones are below 8 MiB."""
 TOOL_USE: Final = "tool_use"
 """Name of the template for conversations with tools."""
 TEMPLATE_FILES: Final = {
@@ -43,6 +51,9 @@ class TokenizerSettings:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._rules: bytes | None = None
+        """Content of ``RULES``, until the tokenizer is built."""
+        self._tokenizer: Tokenizer | None = None
         self._fields = optional_json(folder / CONFIG)
         named = optional_json(folder / "special_tokens_map.json")
         self.special_tokens = dict(_special_tokens(folder, named, self._fields))
@@ -67,6 +78,46 @@ class TokenizerSettings:
             name: bool(value) for name, value in fields.items() if value is not None
         }
 
+    def tokenizer(self, model_type: Any) -> Tokenizer:
+        """Build the tokenizer of ``RULES``, else of ``RANKS`` or ``PIECES``, once.
+
+        model_type: of the config, by which texts are split. Raises
+        :class:`CheckpointError`.
+        """
+        if self._tokenizer is None:
+            self._tokenizer = self._built(model_type)
+            self._rules = None
+        return self._tokenizer
+
+    def _built(self, model_type: Any) -> Tokenizer:
+        from inl.checkpoints.files import sentencepiece, tiktoken_file, tokenizer_file
+
+        if (text := self._rules_text()) is not None:
+            return tokenizer_file.load_tokenizer(text, str(self._folder / RULES))
+        files = (self._folder / RANKS, self._folder / PIECES)
+        path = next((path for path in files if os.path.lexists(path)), None)
+        if path is None:
+            raise TokenizerNotFound(
+                f"{self._folder / RULES}: not found; accepted: a tokenizer.json beside "
+                f"the model, {PIECES} or {RANKS}"
+            )
+        data = read_bytes(path, MAX_VOCABULARY, self._folder)
+        where, added = str(path), self.added_tokens()
+        if path.name == PIECES and not tiktoken_file.is_tiktoken(data):
+            return sentencepiece.parse_sentencepiece(data, where, added, self.frame)
+        kind = self._fields.get("tokenizer_class")
+        rules = tiktoken_file.rules_of(model_type, kind, where)
+        return tiktoken_file.parse_tiktoken(
+            data, where, rules, added, self.special_tokens, self.frame
+        )
+
+    def _rules_text(self) -> bytes | None:
+        """Read ``RULES`` once; ``None`` without it."""
+        path = self._folder / RULES
+        if self._rules is None and os.path.lexists(path):
+            self._rules = read_bytes(path, MAX_TOKENIZER, self._folder)
+        return self._rules
+
     def added_tokens(self) -> dict[int, tuple[str, bool]]:
         """Return text and whether it is special of each added token, by id."""
         listed = self._fields.get("added_tokens_decoder")
@@ -89,7 +140,8 @@ class TokenizerSettings:
 
     def _id_of_rules(self, text: str) -> int | None:
         """Return the id of a token of tokenizer.json."""
-        rules = optional_json(self._folder / RULES)
+        source = self._rules_text()
+        rules = parse_json(source, str(self._folder / RULES)) if source else {}
         added, model = rules.get("added_tokens"), rules.get("model")
         vocabulary = model.get("vocab") if isinstance(model, Mapping) else None
         found = vocabulary.get(text) if isinstance(vocabulary, Mapping) else None

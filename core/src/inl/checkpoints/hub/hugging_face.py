@@ -19,6 +19,7 @@ from inl.checkpoints.files.tokenizer_settings import (
     ADDED,
     CONFIG,
     PIECES,
+    RANKS,
     RULES,
     TEMPLATE_FILES,
 )
@@ -39,6 +40,7 @@ COMPANIONS: Final = (
     "generation_config.json",
     RULES,
     PIECES,
+    RANKS,
     CONFIG,
     ADDED,
     "special_tokens_map.json",
@@ -114,12 +116,12 @@ def select_files(name: HubName, files: Sequence[str]) -> list[str]:
         return [_one_gguf(name, name.file, ggufs)]
     if INDEX not in files and not tensors:
         return [_only_gguf(name, ggufs)]
-    for needed in (("config.json",), (RULES, PIECES)):
+    for needed in (("config.json",), (RULES, PIECES, RANKS)):
         if not set(needed) & set(files):
             raise CheckpointError(
                 f"{name}: {' or '.join(needed)}: missing from the repository; "
-                f"accepted: safetensors with config.json and {RULES} or {PIECES}, or "
-                "a GGUF"
+                f"accepted: safetensors with config.json and {RULES}, {PIECES} or "
+                f"{RANKS}, or a GGUF"
             )
     companions = [file for file in COMPANIONS if file in files]
     if "model.safetensors" in tensors:

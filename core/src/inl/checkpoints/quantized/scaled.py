@@ -96,7 +96,7 @@ def check_scaled(
         accepted.append(found)  # groups of columns
     parts.check(scale, *dict.fromkeys(accepted), dtypes=SCALES)
     if parts.has("weight_zero_point"):
-        parts.check("weight_zero_point", parts.shape(scale))
+        parts.check("weight_zero_point", parts.shape(scale), dtypes=INTEGERS)
     return shape
 
 
@@ -162,13 +162,24 @@ class CompressedTensors(MatrixFormat):
     ignored = IGNORED
     FORMATS = (
         "pack-quantized", "float-quantized", "int-quantized", "naive-quantized",
-        "dense",
+        "dense", "mixed-precision",
     )  # fmt: skip
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         form = option(config, "format", self.FORMATS, "dense")
         self.name = f"compressed-tensors, {form}"
-        for scheme in (config.get("config_groups") or {}).values():
+        sparse = _fields(config, "sparsity_config").get("format")
+        if sparse not in (None, "dense"):
+            raise CheckpointError(
+                "config field 'quantization_config.sparsity_config.format': found "
+                f"{show(sparse)}, accepted: dense"
+            )
+        if _fields(config, "transform_config").get("config_groups"):
+            raise CheckpointError(
+                "config field 'quantization_config.transform_config': found rotations "
+                "of activations, accepted: none"
+            )
+        for scheme in _fields(config, "config_groups").values():
             if isinstance(scheme, Mapping) and "format" in scheme:
                 option(scheme, "format", (*self.FORMATS, None), None)
         self._block = block_of(
@@ -241,6 +252,17 @@ class CompressedTensors(MatrixFormat):
         scale = parts.shape("weight_scale")
         groups = scale[1] if len(scale) == 2 and scale[1] else 1
         return rows, size, bits[packed[1]], -(-size // groups)
+
+
+def _fields(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return an object of the config, empty if it is absent or null."""
+    found = config.get(name) or {}
+    if not isinstance(found, Mapping):
+        raise CheckpointError(
+            f"config field 'quantization_config.{name}': found {show(found)}, "
+            "accepted: an object"
+        )
+    return found
 
 
 def _rounds_activations(config: Mapping[str, Any]) -> bool:

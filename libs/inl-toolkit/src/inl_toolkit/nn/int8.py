@@ -11,6 +11,7 @@ import numpy as np
 
 from inl.errors import MissingPackage, RequestError
 from inl.install_command import install_command
+from inl_toolkit.functional.out_of_memory import translating
 from inl_toolkit.nn.int8_file import write_file
 from inl_toolkit.nn.layers import Linear, ReLU, Sequential
 from inl_toolkit.nn.module import Module
@@ -87,6 +88,7 @@ class Int8Network:
         return self.result.values(run(self._interpreter, self.source.round(values)))
 
 
+@translating
 def export_int8(model: Module, samples: Any, *, batch: int = 1) -> Int8Network:
     """Export Linear and ReLU layers to an int8 TFLite file.
 

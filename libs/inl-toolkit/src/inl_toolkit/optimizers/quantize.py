@@ -10,12 +10,14 @@ from inl.errors import MissingPackage, RequestError
 from inl.executor.model_loader import LanguageModel
 from inl.install_command import install_command
 from inl.weights.quantize.report import KINDS
+from inl_toolkit.functional.out_of_memory import translating
 
 log = logging.getLogger("inl")
 
 FORMATS = ("bf16", "fp16", "fp8", "int8", "int4")
 
 
+@translating
 def quantize_for_inference(model: Any, dtype: str = "bf16") -> Any:
     """Return a copy of a model with quantized linear layers, and the measured error.
 

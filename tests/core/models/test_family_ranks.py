@@ -1,0 +1,45 @@
+"""Every family over two ranks that do not divide its vocabulary: tokens as on one."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+from inl import EngineConfig
+from inl.errors import WeightMismatch
+from inl.executor.model_loader import LanguageModel
+from inl.plugin.builtin import FAMILIES
+from rank_engines import over
+
+NAMES = sorted({module for _, _, module in FAMILIES})
+IDS = [3, 17, 60, 2, 41, 41, 9, 77, 94, 30]
+CONFIG = EngineConfig(backend="reference", dtype="float64", max_batch=4, context=32)
+LATENT, WHOLE, RECURRENT = (
+    "found 1 key-value heads for 2 ranks",
+    "normalizes all heads together, accepted: 1 rank",
+    "recurrent state conv.0: found 2 ranks",
+)
+REFUSED = {
+    "deepseek_v2": LATENT, "deepseek_v3": LATENT, "olmo2": WHOLE, "olmo3": WHOLE,
+    "qwen3_5": RECURRENT, "qwen3_5_moe": RECURRENT, "qwen3_next": RECURRENT,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ranks_compute_the_probabilities_of_one(name, random_checkpoint):
+    model = importlib.import_module(f"inl.models.{name}").MODEL
+    files = random_checkpoint(model, name, vocab_size=95)
+    language = LanguageModel(model, model.config(files.config), files)
+    if name in REFUSED:
+        with pytest.raises(WeightMismatch, match=REFUSED[name]):
+            over(language, 2, CONFIG).close()
+        return
+    found = []
+    for ranks in (1, 2):
+        with over(language, ranks, CONFIG) as engine:
+            found.append(engine.generate(IDS, max_tokens=5, logprobs=20))
+    one, two = found
+    assert two.token_ids == one.token_ids
+    for mine, theirs in zip(two.logprobs, one.logprobs, strict=True):
+        assert dict(mine.top) == pytest.approx(dict(theirs.top), abs=1e-4)
