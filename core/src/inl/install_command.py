@@ -7,6 +7,7 @@ import os
 import shlex
 import shutil
 import sys
+from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -88,7 +89,10 @@ def installed_from() -> Source:
         text = distribution("inl-core").read_text("direct_url.json")
     except PackageNotFoundError:
         text = None
-    source = source_of(json.loads(text)) if text else Source("index")
+    source = Source("index")
+    if text:
+        with suppress(ValueError):  # damaged
+            source = source_of(json.loads(text))
     if source.kind == "index" and RECORD.exists():
         folder = Path(RECORD.read_text("utf-8").strip())
         return Source("folder", str(folder)) if folder.is_dir() else source

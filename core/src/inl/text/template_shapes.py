@@ -16,7 +16,8 @@ from functools import cached_property
 from itertools import pairwise, product
 from typing import Any, NamedTuple
 
-from inl.errors import RequestError, TemplateError
+from inl.bounded_json import parse_json
+from inl.errors import InvalidJson, RequestError, TemplateError
 
 Message = Mapping[str, Any]
 
@@ -303,8 +304,8 @@ def _object(arguments: Any) -> Any:
     if not isinstance(arguments, str):
         return arguments
     try:
-        value = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
+        value = parse_json(arguments or "{}", "arguments")
+    except InvalidJson:
         return arguments
     return value if isinstance(value, dict) else arguments
 
