@@ -27,7 +27,7 @@ SOURCES = Path(inl.__file__).parent
 
 READERS = {
     "bounded_json.py": "the reader",
-    "install_command.py": "what pip wrote beside this package; a layer below the reader",
+    "install_command.py": "what pip wrote; it is a layer below the reader",
     "bounded_child.py": "lines of this program's own children, and of their parent",
     "text/sandbox.py": "lines of the parent",
     "guidance/trial_process.py": "lines of the parent",
