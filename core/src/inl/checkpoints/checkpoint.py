@@ -33,6 +33,9 @@ class Checkpoint(ABC):
     """Fields of ``config.json`` in the Hugging Face layout."""
     eos_token_ids: tuple[int, ...]
     """Ids of the end-of-text tokens, ascending."""
+    generation_config: Mapping[str, Any] = MappingProxyType({})
+    """Fields of ``generation_config.json``, or those of GGUF metadata that equal them;
+    see :mod:`inl.checkpoints.sampling`."""
     metadata: Mapping[str, str] = MappingProxyType({})
     """Texts in the headers of safetensors files, by the names that files use."""
     cache_scheme: CacheScheme | None = None

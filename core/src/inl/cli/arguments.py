@@ -31,7 +31,12 @@ Context = Annotated[
     int | None, typer.Option(help="Tokens of prompt and output.", min=1)
 ]
 Prompt = Annotated[str, typer.Argument(help="Prompt text.")]
-Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")]
+Temperature = Annotated[
+    float | None,
+    typer.Option(
+        help="Sampling temperature; 0 is greedy. [default: the model's, or 0]"
+    ),
+]
 Raw = Annotated[bool, typer.Option("--raw", help="Do not apply the chat template.")]
 Adapter = Annotated[
     list[str] | None,

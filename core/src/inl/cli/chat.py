@@ -17,6 +17,9 @@ from inl.cli.interrupt import Interrupt
 from inl.cli.option_groups import SamplingOptions, SpeculativeOptions, with_groups
 from inl.cli.progress import loading_bar
 
+TEMPERATURE = 0.7
+"""Default of models that recommend none."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerOptions(SamplingOptions):
@@ -25,7 +28,12 @@ class AnswerOptions(SamplingOptions):
     max_tokens: Annotated[
         int, typer.Option(help="Maximum number of new tokens per answer.", min=1)
     ] = 1024
-    temperature: arguments.Temperature = 0.7
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            help="Sampling temperature; 0 is greedy. [default: the model's, or 0.7]"
+        ),
+    ] = None
 
 
 @with_groups
@@ -56,6 +64,7 @@ def run(
     engine = InferenceEngine.from_pretrained(
         model, config, progress=loading_bar(), on_step=interrupt.on_step
     )
+    engine.sampling_defaults = {"temperature": TEMPERATURE, **engine.sampling_defaults}
     with engine:
         session = Chat(engine, interrupt, options, Conversation(system), chat)
         session.run(open_lines(), run_command)

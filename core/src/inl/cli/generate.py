@@ -16,6 +16,7 @@ from inl.cli.option_groups import SamplingOptions, SpeculativeOptions, with_grou
 from inl.cli.progress import loading_bar
 from inl.engine.chat import chat_ids, prepare_chat
 from inl.engine.inference_engine import Completion, InferenceEngine
+from inl.engine.options import NEUTRAL_SAMPLING, with_sampling
 from inl.executor.model_loader import (
     LanguageModel,
     longest_context,
@@ -81,7 +82,7 @@ def run(
     options["adapter"] = next(iter(adapters), None)
     with engine:
         if as_json:
-            _print_json(engine, engine.generate(ids, **options), loaded)
+            _print_json(engine, engine.generate(ids, **options), loaded, options)
             return
         for piece in engine.stream(ids, **options):
             print(piece, end="", flush=True)
@@ -105,8 +106,14 @@ def _chat_ids(
     return ids
 
 
-def _print_json(engine: InferenceEngine, completion: Completion, loaded: float) -> None:
+def _print_json(
+    engine: InferenceEngine,
+    completion: Completion,
+    loaded: float,
+    options: Mapping[str, Any],
+) -> None:
     count = len(completion.token_ids)
+    sampling = NEUTRAL_SAMPLING | with_sampling(options, engine.sampling_defaults)
     decode = completion.seconds - completion.first_token_seconds
     timings = {
         "load_seconds": round(loaded, 4),
@@ -124,6 +131,7 @@ def _print_json(engine: InferenceEngine, completion: Completion, loaded: float) 
                 "prompt_tokens": completion.prompt_tokens,
                 "finish_reason": completion.finish_reason,
                 "seed": completion.seed,
+                "sampling": {name: sampling[name] for name in NEUTRAL_SAMPLING},
                 "device": engine.device,
                 "timings": timings,
             },

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inl.dtypes import SIZES
+from inl.engine.options import NEUTRAL_SAMPLING
 from inl.errors import RequestError
 from inl.spec.cache import Paged
 from inl.spec.op import nbytes
@@ -115,7 +116,9 @@ def measure_speed(
     for run in range(runs + 1):
         prompts = random_prompts(engine, batch, prompt_tokens, seed=run)
         clock.begin(batch)
-        completions = engine.generate(prompts, max_tokens=tokens, ignore_eos=True)
+        completions = engine.generate(
+            prompts, max_tokens=tokens, ignore_eos=True, **NEUTRAL_SAMPLING
+        )
         tick()
         if run == 0:
             continue

@@ -193,6 +193,20 @@ class InferenceEngine:
         return self._encoder.chat_template
 
     @property
+    def sampling_defaults(self) -> Mapping[str, float]:
+        """Sampling options of requests that do not set them; can be replaced.
+
+        By default what the model's ``generation_config.json`` recommends, see
+        :attr:`EngineConfig.generation_config
+        <inl.config.EngineConfig.generation_config>`.
+        """
+        return self._encoder.sampling_defaults
+
+    @sampling_defaults.setter
+    def sampling_defaults(self, values: Mapping[str, float]) -> None:
+        self._encoder.sampling_defaults = dict(values)
+
+    @property
     def adapters(self) -> tuple[str, ...]:
         """Names of the loaded adapters."""
         return self._adapters.names

@@ -30,21 +30,23 @@ class GenerationOptions(TypedDict, total=False):
 
     max_tokens: int | None
     """Maximum number of tokens to generate; 0 only scores the prompt, see
-    ``prompt_logprobs``. Default: ``None``, the rest of the context."""
-    temperature: float
-    """Divides the logits. Default: 0, greedy decoding: ``top_k``, ``top_p`` and
-    ``min_p`` then have no effect."""
-    top_k: int
-    """Sample from the k most likely tokens. Default: 0, all tokens."""
-    top_p: float
+    ``prompt_logprobs``. Default: 256, or
+    what the context has left if that is less; ``None``: the rest of the context."""
+    temperature: float | None
+    """Divides the logits. 0 is greedy decoding: ``top_k``, ``top_p`` and ``min_p`` then
+    have no effect. Default of this and of the next four: what the model recommends
+    (``EngineConfig.generation_config``); where it says nothing, 0."""
+    top_k: int | None
+    """Sample from the k most likely tokens. Default: the model's, or 0, all tokens."""
+    top_p: float | None
     """Sample from the smallest set of most likely tokens whose total probability is at
-    least this, 1e-6 to 1. Default: 1, all tokens."""
-    min_p: float
+    least this, 1e-6 to 1. Default: the model's, or 1, all tokens."""
+    min_p: float | None
     """Minimum probability of a token relative to the most likely one, 0 to 1. Default:
-    0, all tokens."""
-    repetition_penalty: float
+    the model's, or 0, all tokens."""
+    repetition_penalty: float | None
     """Above 1, tokens that prompt or output contain become less likely; below 1, more
-    likely; 0.01 to 100. Default: 1."""
+    likely; 0.01 to 100. Default: the model's, or 1."""
     presence_penalty: float
     """Subtracted from the logit of each token that the output contains, -2 to 2.
     Default: 0."""
@@ -104,6 +106,32 @@ class GenerationOptions(TypedDict, total=False):
     generated, also while it waits. Default: ``None``."""
 
 
+DEFAULT_MAX_TOKENS = 256
+"""Most tokens of a request that does not say how many."""
+
+
+NEUTRAL_SAMPLING: dict[str, float] = {
+    "temperature": 0.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+}
+"""Sampling options that a model may recommend, and their values where none does."""
+
+
+def with_sampling(
+    options: Mapping[str, Any], defaults: Mapping[str, float]
+) -> dict[str, Any]:
+    """Return options with the defaults of those that are absent or ``None``."""
+    given = {
+        name: value
+        for name, value in options.items()
+        if value is not None or name not in NEUTRAL_SAMPLING
+    }
+    return {**defaults, **given}
+
+
 def make_requests(
     ids: Sequence[int],
     options: GenerationOptions,
@@ -114,13 +142,13 @@ def make_requests(
 ) -> list[Request]:
     """Make the ``n`` requests for a prompt's token ids and its options.
 
-    room: ``max_tokens`` if the options have none. config: bounds of the options.
+    room: tokens that the context has left. config: bounds of the options.
     embeddings: as :attr:`~inl.scheduling.request.Request.embeddings`.
     ``structured`` is only checked. Raises :class:`~inl.errors.RequestError` for an
     unknown option or a value that is not accepted. Needs no model, so that a command
     can check its options first.
     """
-    fields: dict[str, Any] = dict(options)
+    fields = with_sampling(options, {})
     most = (config or EngineConfig()).max_samples
     count = fields.pop("n", 1)
     if type(count) is not int or not 1 <= count <= most:
@@ -165,8 +193,9 @@ def _make_request(
     _check_count("logit_bias", fields.get("logit_bias"), "max_logit_bias", config)
     if not isinstance(ends := fields.get("stop_ids", ()), Collection):
         raise RequestError(f"stop_ids: found {ends!r:.60}, accepts a list of token ids")
-    if fields.get("max_tokens") is None:
-        fields["max_tokens"] = max(room, 1)
+    room = max(room, 1)
+    if fields.setdefault("max_tokens", min(room, DEFAULT_MAX_TOKENS)) is None:
+        fields["max_tokens"] = room
     elif is_empty(options):
         fields["max_tokens"] = 1  # which the handle drops
     if fields.get("seed") is None:

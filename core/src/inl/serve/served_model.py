@@ -35,6 +35,10 @@ TEST_KEY = "a test of the server"
 """Key of test requests, which wait for no other key's."""
 
 
+TEMPERATURE = {"temperature": 1.0}
+"""Default of all dialects, for models that recommend none."""
+
+
 class ServedModel(ModelText):
     """One engine, and what its model needs to serve requests.
 
@@ -44,6 +48,7 @@ class ServedModel(ModelText):
     def __init__(self, engine: InferenceEngine, name: str) -> None:
         super().__init__(engine)
         self.engine, self.name = engine, name
+        engine.sampling_defaults = {**TEMPERATURE, **engine.sampling_defaults}
         self._wakeups: Wakeups | None = None
         self._steps: Steps | None = None
         self._compiling = ThreadPoolExecutor(COMPILING, "inl-grammars")

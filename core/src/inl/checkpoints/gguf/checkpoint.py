@@ -21,6 +21,7 @@ from inl.checkpoints.gguf.rope import (
     rope_config,
 )
 from inl.checkpoints.gguf.special_tokens import special_tokens
+from inl.checkpoints.sampling import gguf_sampling
 from inl.dtypes import SIZES, HostArray, widen, wrap
 from inl.errors import CheckpointError, TokenizerNotFound
 
@@ -56,6 +57,7 @@ class GgufCheckpoint(Checkpoint):
             self.config |= long_rope_config(
                 self._gguf.file, self._long_factors(), self.config
             )
+        self.generation_config = gguf_sampling(metadata)
         self.eos_token_ids = tuple(self.config["eos_token_id"])
         self._family = known
         used = self._used_tensors()
