@@ -20,6 +20,7 @@ from inl.checkpoints.digest import model_digest
 from inl.checkpoints.hub.resolve import resolve_model
 from inl.config import EngineConfig
 from inl.engine.batch import Batch
+from inl.engine.chat import ToolSource
 from inl.engine.cleanup import run_with_cleanup
 from inl.engine.core import EngineCore, Stats, StepRecord
 from inl.engine.dispatcher import RequestDispatcher
@@ -31,11 +32,13 @@ from inl.engine.options import (
     as_single_prompt,
     check_adapter_name,
     check_one_sample,
+    is_conversation,
 )
 from inl.engine.prompt_encoder import PromptEncoder
 from inl.engine.request_handle import Completion as Completion
 from inl.engine.request_handle import RequestHandle
 from inl.engine.step_loop import Waiter, text_chunks, until_completed
+from inl.engine.text_piece import PieceReader, TextPiece
 from inl.errors import RunnerError
 from inl.executor.load_plan import configure
 from inl.executor.model_loader import (
@@ -268,7 +271,7 @@ class InferenceEngine:
         self,
         messages: str | Sequence[Mapping[str, Any]],
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[ToolSource] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool | str = False,
@@ -278,7 +281,8 @@ class InferenceEngine:
         """Return a conversation's token ids, by the model's own chat template.
 
         messages: dicts with "role" and "content"; a string is one user message.
-        tools, documents: JSON schemas of functions, and texts with titles.
+        tools: Python functions, whose schema is made from type hints and docstring, or
+        JSON schemas of functions. documents: texts with titles.
         add_generation_prompt: whether to begin the assistant's answer; by default
         unless a message is continued. continue_final_message: whether the answer
         continues the last message; a string names the continued field.
@@ -323,7 +327,8 @@ class InferenceEngine:
     ) -> Completion | list[Completion]:
         """Generate the completion of a prompt, or of several in one batch.
 
-        prompt: a string, token ids, or a list of either, which returns a list.
+        prompt: a string, token ids, a conversation (a list of messages, which are dicts
+        with "role" and "content"), or a list of one of these, which returns a list.
         options: see :class:`~inl.engine.options.GenerationOptions`. Raises
         :class:`~inl.errors.RequestError`, before anything is computed, if any prompt
         or option is not accepted, its subclass :class:`~inl.errors.QueueFull` if too
@@ -340,11 +345,14 @@ class InferenceEngine:
 
     def stream(
         self, prompt: Prompt, **options: Unpack[GenerationOptions]
-    ) -> Iterator[str]:
+    ) -> Iterator[TextPiece]:
         """Yield the text of one completion as it is generated.
 
-        Only whole characters are yielded, and no part of a stop string. Closing or
-        dropping the iterator cancels the request.
+        Each piece is a string with attributes, see
+        :class:`~inl.engine.text_piece.TextPiece`: ``token_ids``, ``logprobs``,
+        ``usage``, and in the last one, which may be empty, ``finish_reason``. Only
+        whole characters are yielded, and no part of a stop string. Closing or dropping
+        the iterator cancels the request.
         """
         check_one_sample(options)
         handle = self._prepare(as_single_prompt(prompt), self._use(options), **options)
@@ -376,6 +384,8 @@ class InferenceEngine:
         Cancelling the task, as a timeout does, cancels its requests.
         """
         prompts, single = as_prompts(prompt)
+        if not prompts:
+            return []
         waiter, batch = Waiter(self._dispatcher.step_loop.ensure_thread), Batch()
         # Twice, as run_with_cleanup does it.
         try:
@@ -391,7 +401,7 @@ class InferenceEngine:
 
     async def astream(
         self, prompt: Prompt, **options: Unpack[GenerationOptions]
-    ) -> AsyncGenerator[str, None]:
+    ) -> AsyncGenerator[TextPiece, None]:
         """:meth:`stream` for asyncio; the request starts with the first iteration.
 
         ``aclose``, or cancelling the task that iterates, cancels the request.
@@ -417,8 +427,8 @@ class InferenceEngine:
         """Queue a prompt and return its handle, without computing anything.
 
         With ``n`` above 1, ``samples`` of the handle are the handles of all samples.
-        It makes progress whenever another call steps the engine; :meth:`step` does so
-        explicitly. Raises as :meth:`generate`.
+        It makes progress whenever another call steps the engine; ``result()`` of the
+        handle and :meth:`step` do so explicitly. Raises as :meth:`generate`.
         """
         handle = self._prepare(prompt, self._use(options), **options)
         try:
@@ -479,16 +489,20 @@ class InferenceEngine:
         self._dispatcher.cancel(handles)
         return len(handles)
 
-    def embed(self, prompts: Sequence[str | Sequence[int]]) -> NDArray[np.float32]:
+    def embed(
+        self, prompts: str | Sequence[int] | Sequence[str | Sequence[int]]
+    ) -> NDArray[np.float32]:
         """Return embeddings of texts or lists of token ids, float32 [n, H].
 
-        Each is the hidden state after the last token, of length 1, as the model's head
-        would read it. Computed in batches, in turns with the steps that generate.
-        Raises :class:`~inl.errors.RequestError` for what cannot be encoded, otherwise
-        as :meth:`generate`.
+        One text, or one list of token ids, is one row: ``embed("text")[0]``. Each is
+        the hidden state after the last token, of length 1, as the model's head would
+        read it. Computed in batches, in turns with the steps that generate. Raises
+        :class:`~inl.errors.RequestError` for what cannot be encoded, otherwise as
+        :meth:`generate`.
         """
         import numpy as np
 
+        prompts, _ = as_prompts(prompts)
         batch, started, vocab = Batch(), time.perf_counter(), self.runner.limits.vocab
         requests = []
         for index, prompt in enumerate(prompts):
@@ -505,6 +519,8 @@ class InferenceEngine:
             handle.completion()  # raises its error
             assert request.hidden is not None, "it has finished"
             rows.append(unit_length(f"prompts[{index}]", request.hidden))
+        if not rows:
+            return np.empty((0, self.model.config.hidden_size), np.float32)
         return np.stack(rows)
 
     def reset_prefix_cache(self) -> int:
@@ -565,6 +581,7 @@ class InferenceEngine:
         for sample in handle.samples:
             apply_adapter(use, sample)
             self._core.check(sample.request)
+            sample.dispatcher = self._dispatcher
         return handle
 
     def _generate(
@@ -598,7 +615,7 @@ class InferenceEngine:
 
         use = self._use(options)
         for prompt in prompts:
-            if isinstance(prompt, str):
+            if isinstance(prompt, str) or is_conversation(prompt):
                 # Encoding a long text takes a while.
                 work = partial(self._prepare, prompt, use, **options)
                 handle = await asyncio.to_thread(work)
@@ -610,16 +627,18 @@ class InferenceEngine:
         self._core.check_room(batch.handles[0].request)
         self._dispatcher.step_loop.submit(batch)
 
-    def _text_chunks(self, handle: RequestHandle) -> Iterator[str]:
+    def _text_chunks(self, handle: RequestHandle) -> Iterator[TextPiece]:
         # Twice, as run_with_cleanup does it.
         try:
             try:
                 self._dispatcher.submit(handle)
-                yield ""
+                yield TextPiece()
+                reader = PieceReader(handle)
                 while True:
-                    if chunk := handle.take():
-                        yield chunk
-                    if handle.completed:
+                    completed = handle.completed
+                    if (piece := reader.read()) is not None:
+                        yield piece
+                    if completed:
                         break
                     self._dispatcher.step()
                 handle.completion()

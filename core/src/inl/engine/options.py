@@ -15,10 +15,11 @@ from inl.errors import RequestError
 from inl.guidance.structured import StructuredOutput, read_structured
 from inl.scheduling.request import Request
 
-Prompt = str | Sequence[int]
-"""A text, or token ids. Among the ids there may be arrays [n, hidden] of embeddings
-(NumPy, or any that it converts), each of which stands for n tokens: rows that take the
-place of the rows of the model's own table."""
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
+"""A text, token ids, or a conversation: messages, which are dicts with "role" and
+"content". Among the ids there may be arrays [n, hidden] of embeddings (NumPy, or any
+that it converts), each of which stands for n tokens: rows that take the place of the
+rows of the model's own table."""
 
 
 class GenerationOptions(TypedDict, total=False):
@@ -85,8 +86,10 @@ class GenerationOptions(TypedDict, total=False):
     ``None``, shared with all requests that have no salt."""
     adapter: str | None
     """Name of a loaded LoRA adapter. Default: ``None``, the model itself."""
-    structured: StructuredOutput | None
-    """A JSON schema, regular expression, grammar or choice that the output matches.
+    structured: StructuredOutput | Mapping[str, Any] | type | None
+    """A JSON schema, regular expression, grammar or choice that the output matches: a
+    dict with the kind, such as ``{"regex": "a+"}``; a JSON schema as it is; or a
+    dataclass, a TypedDict or a model of pydantic, whose fields are the schema's.
     Default: ``None``, any text. Needs ``inl-core[guidance]``."""
     n: int
     """Number of completions of the prompt, which is computed once. Completion i is that
@@ -282,6 +285,8 @@ def as_prompts(prompt: Any) -> tuple[list[Prompt], bool]:
         return [prompt], True
     if is_rows(prompt):
         return [[prompt]], True
+    if isinstance(prompt, list | tuple) and not prompt:
+        return [], False
     items: list[Any] = [None]
     if not isinstance(prompt, bytes | Mapping):
         with suppress(TypeError):
@@ -289,13 +294,22 @@ def as_prompts(prompt: Any) -> tuple[list[Prompt], bool]:
     if any(isinstance(item, float) or item is None for item in items):
         raise RequestError(
             f"prompt: found {prompt!r:.60}, accepts a string, token ids, "
-            "or a list of either"
+            "a conversation (a list of messages), or a list of one of these"
         )
     if items and all(isinstance(item, str) for item in items):
         return items, False
     if items and all(isinstance(item, (list, tuple)) for item in items):
         return items, False
     return [items], True
+
+
+def is_conversation(prompt: Any) -> bool:
+    """Whether a prompt is a list of messages."""
+    return (
+        isinstance(prompt, list | tuple)
+        and len(prompt) > 0
+        and all(isinstance(each, Mapping) for each in prompt)
+    )
 
 
 def as_single_prompt(prompt: Prompt) -> Prompt:

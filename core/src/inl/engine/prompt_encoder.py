@@ -15,6 +15,7 @@ from inl.engine.options import (
     GenerationOptions,
     Prompt,
     ban_options,
+    is_conversation,
     is_empty,
     make_requests,
     stop_strings,
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from inl.engine.options import Bans
     from inl.executor.model_loader import LanguageModel
     from inl.guidance.grammars import Grammars
-    from inl.guidance.structured import StructuredOutput
     from inl.scheduling.guide import Guide
     from inl.scheduling.request import Request
     from inl.text.tokenizer import Tokenizer
@@ -145,7 +145,7 @@ class PromptEncoder:
         first.further_samples = tuple(others)
         return first
 
-    def _compile(self, structured: StructuredOutput, vocab: int) -> Guide:
+    def _compile(self, structured: Any, vocab: int) -> Guide:
         if self._grammars is None:
             from inl.guidance.grammars import Grammars
 
@@ -181,7 +181,7 @@ class PromptEncoder:
             self._grammars.close()
 
     def encode(self, prompt: Prompt, context: int) -> list[int]:
-        """Return the token ids of a text, or a list as it is.
+        """Return the token ids of a text or conversation, or a list as it is.
 
         Raises :class:`~inl.errors.RequestError` if there are none.
         """
@@ -189,8 +189,11 @@ class PromptEncoder:
             tokenizer = self.tokenizer("prompt")
             check_length(tokenizer, prompt, context)
             ids = tokenizer.encode(prompt)
+        elif is_conversation(prompt):
+            messages = cast("Sequence[Mapping[str, Any]]", prompt)
+            ids = self.chat_ids(messages, context=context)
         else:
-            ids = list(prompt)
+            ids = list(cast("Sequence[int]", prompt))
         if not ids:
             raise RequestError(
                 f"prompt: found {prompt!r:.60}, which has no tokens; needs at least one"

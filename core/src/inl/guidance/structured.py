@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypedDict
 from inl.errors import RequestError
 from inl.guidance.json_schemas import MAX_CHOICES
 from inl.guidance.lark_text import literal
+from inl.guidance.python_types import is_schema_class, type_schema
 from inl.guidance.structural_tags import read_tag
 
 
@@ -49,12 +50,17 @@ def read_structured(value: Any, max_bytes: int) -> GrammarText:
     """
     accepted = ", ".join(_READERS)
     after = ""
+    if is_schema_class(value):
+        value = {"json_schema": type_schema(value, "structured")}
+    elif isinstance(value, Mapping) and _is_schema(value):
+        value = {"json_schema": value}
     if isinstance(value, Mapping) and "after" in value:
         after = _text("after", value["after"])
         value = {name: each for name, each in value.items() if name != "after"}
     if not isinstance(value, Mapping) or len(value) != 1:
         raise RequestError(
-            f"structured: found {value!r:.60}, accepts a dict with one of {accepted}"
+            f"structured: found {value!r:.60}, accepts a dict with one of {accepted}, "
+            "a JSON schema, or a dataclass or pydantic model"
         )
     ((kind, body),) = value.items()
     if kind not in _READERS:
@@ -72,6 +78,19 @@ def read_structured(value: Any, max_bytes: int) -> GrammarText:
             "(EngineConfig.max_grammar_bytes)"
         )
     return grammar
+
+
+SCHEMA_WORDS = frozenset(
+    {
+        "$ref", "$defs", "type", "properties", "required", "enum", "const", "anyOf",
+        "oneOf", "allOf", "items", "prefixItems", "pattern", "$schema",
+    }
+)  # fmt: skip
+"""Keywords, one of which a JSON schema that is given without its kind has."""
+
+
+def _is_schema(value: Mapping[str, Any]) -> bool:
+    return not set(value) & set(_READERS) and not SCHEMA_WORDS.isdisjoint(value)
 
 
 def _schema(value: Any) -> str:
