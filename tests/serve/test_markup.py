@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inl.engine.answers.markup import CallMarkup, Markup, ReasoningMarkup, derive
+from inl.engine.answers.markup_parser import MarkupParser
 from inl.serve.job import Answer
-from inl.serve.markup import CallMarkup, Markup, ReasoningMarkup, derive
-from inl.serve.markup_parser import MarkupParser
 from inl.text.template import ChatTemplate
 
 HEAD = "{% for m in messages %}<|im_start|>{{ m.role }}\n"

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models
 
 from depth import examples
+from inl.engine.answers.model_text import VocabularyTexts
 from inl.scheduling.sampling_params import TokenLogprob
-from inl.serve.model_text import VocabularyTexts
 from inl.serve.openai.usage import chat_logprobs, completion_logprobs
 from inl.serve.token_texts import TokenPlaces, token_name
 from inl.text.detokenize import Detokenizer

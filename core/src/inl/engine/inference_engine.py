@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import (
     AsyncGenerator,
     Callable,
@@ -13,14 +14,16 @@ from collections.abc import (
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, Unpack, overload
+from typing import TYPE_CHECKING, Any, Self, Unpack, cast, overload
 
 from inl.adapters.registry import AdapterRegistry, AdapterUse, apply_adapter
 from inl.checkpoints.digest import model_digest
 from inl.checkpoints.hub.resolve import resolve_model
 from inl.config import EngineConfig
+from inl.engine.answers.chat_answer import ChatAnswer, chat_answer, conversation_of
+from inl.engine.answers.model_text import ModelText
 from inl.engine.batch import Batch
-from inl.engine.chat import ToolSource
+from inl.engine.chat import ToolSource, tool_schemas
 from inl.engine.cleanup import run_with_cleanup
 from inl.engine.core import EngineCore, Stats, StepRecord
 from inl.engine.dispatcher import RequestDispatcher
@@ -39,7 +42,7 @@ from inl.engine.request_handle import Completion as Completion
 from inl.engine.request_handle import RequestHandle
 from inl.engine.step_loop import Waiter, text_chunks, until_completed
 from inl.engine.text_piece import PieceReader, TextPiece
-from inl.errors import RunnerError
+from inl.errors import RequestError, RunnerError
 from inl.executor.load_plan import configure
 from inl.executor.model_loader import (
     LanguageModel,
@@ -47,6 +50,7 @@ from inl.executor.model_loader import (
     is_replayed,
     open_model,
 )
+from inl.guidance.structured import with_kind
 from inl.progress import Progress
 from inl.protocol.runner import Limits, Runner
 from inl.recording.recorder import Recorder
@@ -58,6 +62,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from inl.guidance.structured import StructuredOutput
     from inl.speculation.drafters import Drafter
     from inl.speculation.planner import Speculation
     from inl.text.template import ChatTemplate
@@ -129,6 +134,7 @@ class InferenceEngine:
             replace=Restarts(self._restart) if restarts else None,
         )
         self._dispatcher = RequestDispatcher(self._core)
+        self._model_text: ModelText | None = None
         self._adapters = AdapterRegistry(
             model, limits, self._core, self._dispatcher.lock
         )
@@ -305,6 +311,58 @@ class InferenceEngine:
             trust_control_tokens=trust_control_tokens,
             **template_kwargs,
         )
+
+    def chat(
+        self,
+        messages: str | Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[ToolSource] | None = None,
+        tool_choice: str = "auto",
+        template_options: Mapping[str, Any] | None = None,
+        **options: Unpack[GenerationOptions],
+    ) -> ChatAnswer:
+        """Answer a conversation: text, reasoning and parsed tool calls.
+
+        messages, tools: as for :meth:`chat_ids`; a tool's result is a message with the
+        role "tool", and ``answer.message`` the one to append before it. A model whose
+        chat template shows no tools gets them as a system message. tool_choice: "auto"
+        leaves calls to the model, "none" offers no tools; "required", and the name of a
+        tool, make the whole answer one call (needs ``inl-core[guidance]``).
+        template_options: further arguments of :meth:`chat_ids`, such as
+        ``{"enable_thinking": False}``. options: as for :meth:`generate`, with ``n`` 1;
+        ``structured`` is what follows the reasoning. Raises as both.
+
+        Call :meth:`stream` with :meth:`chat_ids` for text as it is generated.
+        """
+        check_one_sample(options)
+        text = self._chat_text()
+        conversation = conversation_of(
+            messages, tool_schemas(tools or ()), tool_choice, template_options or {}
+        )
+        ids = text.encode(conversation)
+        given = with_kind(options.get("structured"))
+        options["structured"] = cast(
+            "StructuredOutput | None", text.structure_of(given, conversation, ids)
+        )
+        handle = self._prepare(ids, self._use(options), **options)
+        batch = Batch()
+        batch.add(handle)
+        run_with_cleanup(
+            partial(self._complete, batch), partial(self._dispatcher.cancel, [handle])
+        )
+        return chat_answer(handle, text.parser(conversation, ids))
+
+    def _chat_text(self) -> ModelText:
+        """Return how the model writes calls and reasoning."""
+        if self._model_text is None:
+            if self.chat_template is None:
+                raise RequestError(
+                    f"{self.model.name}: has no chat template; generate() takes text"
+                )
+            text = ModelText(weakref.proxy(self))
+            text.warm_up()
+            self._model_text = text
+        return self._model_text
 
     # A string is a sequence of strings too; the first matching overload is meant.
     @overload

@@ -130,11 +130,8 @@ def _described(text: str) -> dict[str, str]:
 
 
 def _hints(owner: Any, name: str) -> dict[str, Any]:
-    target = owner if inspect.isroutine(owner) or isinstance(owner, type) else (
-        type(owner).__call__
-    )  # fmt: skip
-    if isinstance(owner, type) and not is_dataclass(owner) and not is_typeddict(owner):
-        target = owner.__init__
+    is_plain = inspect.isroutine(owner) or isinstance(owner, type)
+    target = owner if is_plain else type(owner).__call__
     try:
         return get_type_hints(target, include_extras=True)
     except NameError as error:
@@ -196,9 +193,12 @@ def _array(
             "type": "array", "prefixItems": items, "items": False,
             "minItems": len(items),
         }  # fmt: skip
-    items = {"items": _schema(inner[0], where, outer)} if inner else {}
-    unique = {"uniqueItems": True} if kind in (set, frozenset, AbstractSet) else {}
-    return {"type": "array", **items, **unique}
+    listed: dict[str, Any] = {"type": "array"}
+    if inner:
+        listed["items"] = _schema(inner[0], where, outer)
+    if kind in (set, frozenset, AbstractSet):
+        listed["uniqueItems"] = True
+    return listed
 
 
 def _class(cls: type, where: str, outer: tuple[Any, ...]) -> dict[str, Any]:

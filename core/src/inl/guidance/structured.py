@@ -50,10 +50,7 @@ def read_structured(value: Any, max_bytes: int) -> GrammarText:
     """
     accepted = ", ".join(_READERS)
     after = ""
-    if is_schema_class(value):
-        value = {"json_schema": type_schema(value, "structured")}
-    elif isinstance(value, Mapping) and _is_schema(value):
-        value = {"json_schema": value}
+    value = with_kind(value)
     if isinstance(value, Mapping) and "after" in value:
         after = _text("after", value["after"])
         value = {name: each for name, each in value.items() if name != "after"}
@@ -87,6 +84,18 @@ SCHEMA_WORDS = frozenset(
     }
 )  # fmt: skip
 """Keywords, one of which a JSON schema that is given without its kind has."""
+
+
+def with_kind(value: Any) -> Any:
+    """Return a JSON schema or a class as :class:`StructuredOutput`, others as they are.
+
+    Raises :class:`~inl.errors.RequestError` for a class with other types than JSON has.
+    """
+    if is_schema_class(value):
+        return {"json_schema": type_schema(value, "structured")}
+    if isinstance(value, Mapping) and _is_schema(value):
+        return {"json_schema": value}
+    return value
 
 
 def _is_schema(value: Mapping[str, Any]) -> bool:

@@ -14,9 +14,9 @@ from inl.serve.job import Answer, Delta, Phases, PromptScores, Usage
 from inl.serve.token_texts import NoTokenTexts
 
 if TYPE_CHECKING:
+    from inl.engine.answers.output_parser import OutputParser
     from inl.engine.request_handle import RequestHandle
     from inl.serve.job import FinishReason
-    from inl.serve.output_parser import OutputParser
     from inl.serve.token_texts import TokenTexts
 
 

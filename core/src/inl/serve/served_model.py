@@ -9,12 +9,12 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+from inl.engine.answers.model_text import ModelText, is_forced
 from inl.engine.options import GenerationOptions
 from inl.errors import RequestError
 from inl.serve.api_error import as_api_error, model_not_found
 from inl.serve.generations import Generation
 from inl.serve.job import Conversation, Job, Prompt
-from inl.serve.model_text import ModelText, is_forced
 from inl.serve.open_call import Waiter
 from inl.serve.wakeups import Reader, Steps, Wakeups
 
@@ -185,7 +185,7 @@ class ServedModel(ModelText):
     ) -> GenerationOptions:
         """Return the options of a prompt, with the structure of its output."""
         options: dict[str, Any] = {**job.options}
-        structure = self.structure_of(job, prompt, ids)
+        structure = self.structure_of(job.structure, prompt, ids)
         if structure is not None:
             options["structured"] = structure
         return cast("GenerationOptions", options)

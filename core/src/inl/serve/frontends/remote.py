@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, final
 
+from inl.engine.answers.model_text import ModelText
 from inl.engine.text_model import TextModel
 from inl.errors import RequestError
 from inl.serve.api_error import model_not_found
@@ -16,7 +17,6 @@ from inl.serve.frontends.outputs import RemoteHandle, RemoteRequest
 from inl.serve.generations import Generation, Generations
 from inl.serve.health import Health
 from inl.serve.load_failure import load_failure
-from inl.serve.model_text import ModelText
 
 if TYPE_CHECKING:
     from inl.engine.request_handle import RequestHandle
@@ -124,7 +124,7 @@ def _submit(
     """Return the message of a job. Its stop strings are found here."""
     options = {name: plain(value) for name, value in job.options.items()}
     options.pop("stop", None)
-    structure = plain(text.structure_of(job, job.prompts[0], prompts[0]))
+    structure = plain(text.structure_of(job.structure, job.prompts[0], prompts[0]))
     ids = [list(prompt) for prompt in prompts]
     return Submit(
         first, job.model, client, ids, options, job.count, structure, job.number

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
+from inl.engine.answers.conversation import Conversation, Prompt
+from inl.engine.answers.forced_call import forced_call
+from inl.engine.answers.generic_tools import with_tools
+from inl.engine.answers.markup import CallMarkup, Markup, ReasoningMarkup, derive
+from inl.engine.answers.markup_parser import MarkupParser
+from inl.engine.answers.output_parser import PLAIN, OutputParser
 from inl.errors import InlError, RequestError, TemplateError
-from inl.serve.generic_tools import with_tools
-from inl.serve.job import Conversation, Job, Prompt
-from inl.serve.markup import CallMarkup, Markup, ReasoningMarkup, derive
-from inl.serve.markup_parser import MarkupParser
-from inl.serve.output_parser import PLAIN, OutputParser
-from inl.serve.structured import forced_call
 from inl.text.detokenize import Detokenizer
 from inl.text.measure import check_length
 from inl.text.tokenizer import BYTE_TOKEN, SPACE
@@ -131,13 +131,13 @@ class ModelText:
         return [tuple(self.encode(prompt)) for prompt in prompts]
 
     def structure_of(
-        self, job: Job, prompt: Prompt, ids: Sequence[int]
+        self, structure: Mapping[str, Any] | None, prompt: Prompt, ids: Sequence[int]
     ) -> Mapping[str, Any] | None:
         """Return the structure of a prompt's output; ``None`` is any text.
 
-        It begins behind the reasoning that the prompt has begun.
+        structure: of the content, which begins behind the reasoning that the prompt
+        has begun.
         """
-        structure = job.structure
         if isinstance(prompt, Conversation) and is_forced(prompt):
             calls = self.markup.calls or CallMarkup()
             structure = forced_call(prompt.tools, prompt.tool_choice, calls)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from inl.serve.job import Delta
+from inl.engine.answers.conversation import Delta
 
 if TYPE_CHECKING:
     from inl.engine.output_text import Span

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from inl.serve.job import Conversation, Tool
+from inl.engine.answers.conversation import Conversation, Tool
 from inl.text.template_shapes import calls_as_text
 
 INSTRUCTIONS = """You can call these functions, given as JSON schemas:

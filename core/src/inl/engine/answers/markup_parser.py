@@ -6,13 +6,13 @@ import re
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Final
 
+from inl.engine.answers.call_text import CallText
+from inl.engine.answers.conversation import Delta
 from inl.engine.output_text import without
-from inl.serve.call_text import CallText
-from inl.serve.job import Delta
 
 if TYPE_CHECKING:
+    from inl.engine.answers.markup import CallMarkup, ReasoningMarkup
     from inl.engine.output_text import Span
-    from inl.serve.markup import CallMarkup, ReasoningMarkup
 
 BETWEEN: Final = re.compile(r"[\s,;\]}]*")
 """What may stand between two calls of one mark, and behind the last one."""
