@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inl.dtypes import SIZES
-from inl.engine.options import NEUTRAL_SAMPLING
 from inl.errors import RequestError
 from inl.spec.cache import Paged
 from inl.spec.op import nbytes
@@ -117,7 +116,11 @@ def measure_speed(
         prompts = random_prompts(engine, batch, prompt_tokens, seed=run)
         clock.begin(batch)
         completions = engine.generate(
-            prompts, max_tokens=tokens, ignore_eos=True, **NEUTRAL_SAMPLING
+            prompts,
+            max_tokens=tokens,
+            ignore_eos=True,
+            temperature=0,
+            repetition_penalty=1,
         )
         tick()
         if run == 0:

@@ -206,8 +206,7 @@ class InferenceEngine:
         """Sampling options of requests that do not set them; can be replaced.
 
         By default what the model's ``generation_config.json`` recommends, see
-        :attr:`EngineConfig.generation_config
-        <inl.config.EngineConfig.generation_config>`.
+        ``EngineConfig.generation_config``.
         """
         return self._encoder.sampling_defaults
 
@@ -371,12 +370,16 @@ class InferenceEngine:
     ) -> Completion: ...
     @overload
     def generate(
-        self, prompt: Sequence[int], **options: Unpack[GenerationOptions]
+        self,
+        prompt: Sequence[int] | Sequence[Mapping[str, Any]],
+        **options: Unpack[GenerationOptions],
     ) -> Completion: ...
     @overload
     def generate(
         self,
-        prompt: Sequence[str] | Sequence[Sequence[int]],
+        prompt: Sequence[str]
+        | Sequence[Sequence[int]]
+        | Sequence[Sequence[Mapping[str, Any]]],
         **options: Unpack[GenerationOptions],
     ) -> list[Completion]: ...
 
@@ -425,12 +428,16 @@ class InferenceEngine:
     ) -> Completion: ...
     @overload
     async def agenerate(
-        self, prompt: Sequence[int], **options: Unpack[GenerationOptions]
+        self,
+        prompt: Sequence[int] | Sequence[Mapping[str, Any]],
+        **options: Unpack[GenerationOptions],
     ) -> Completion: ...
     @overload
     async def agenerate(
         self,
-        prompt: Sequence[str] | Sequence[Sequence[int]],
+        prompt: Sequence[str]
+        | Sequence[Sequence[int]]
+        | Sequence[Sequence[Mapping[str, Any]]],
         **options: Unpack[GenerationOptions],
     ) -> list[Completion]: ...
 
