@@ -8,6 +8,7 @@ import logging
 import gguf
 import numpy as np
 import pytest
+import tokenizers
 from safetensors.numpy import save_file
 
 from inl import EngineConfig, InferenceEngine
@@ -15,6 +16,10 @@ from inl.checkpoints.gguf.checkpoint import GgufCheckpoint
 from inl.checkpoints.sampling import gguf_sampling, sampling_defaults
 from inl.errors import CheckpointError
 from inl.testing.tiny import tiny_llama
+
+BYTES = tokenizers.Tokenizer(
+    tokenizers.models.BPE({chr(at + 33): at for at in range(90)}, [])
+)
 
 PROMPT = list(range(2, 9))
 ASKED = {"temperature": 1.3, "top_k": 7, "top_p": 0.9, "repetition_penalty": 1.2}
@@ -162,3 +167,23 @@ def test_a_server_serves_the_models_temperature(opened):
     assert served.engine.sampling_defaults == {"temperature": 0.3, "top_k": 3}
     served = ServedModel(opened({"top_k": 3}), "m")
     assert served.engine.sampling_defaults == {"temperature": 1.0, "top_k": 3}
+
+
+def test_the_command_line_says_what_it_uses(folder, capsys):
+    from inl.cli.main import main
+
+    fields = {"temperature": 0.6, "top_k": 20}
+    (folder / "generation_config.json").write_text(json.dumps(fields))
+    (folder / "tokenizer.json").write_text(BYTES.to_str())
+    words = ["generate", "ab", "--raw", "--model", str(folder), "--json"]
+    words += ["--device", "reference", "--max-tokens", "2"]
+
+    def used(*more):
+        assert main([*words, *more]) == 0
+        return json.loads(capsys.readouterr().out)["sampling"]
+
+    others = {"top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+    assert used() == {**fields, **others}
+    assert used("--top-k", "3")["top_k"] == 3
+    plain = {"temperature": 0.0, "top_k": 0, **others}
+    assert used("--generation-config", "none") == plain
