@@ -567,10 +567,10 @@ class InferenceEngine:
         """
         import numpy as np
 
-        prompts, _ = as_prompts(prompts)
+        texts, _ = as_prompts(prompts)
         batch, started, vocab = Batch(), time.perf_counter(), self.runner.limits.vocab
         requests = []
-        for index, prompt in enumerate(prompts):
+        for index, prompt in enumerate(texts):
             ids, name = self._encoder.encode(prompt, self.context), f"prompts[{index}]"
             request = embedding_request(name, ids, context=self.context, vocab=vocab)
             requests.append(request)

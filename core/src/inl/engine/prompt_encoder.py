@@ -25,8 +25,8 @@ from inl.engine.prompt_embeddings import split_prompt
 from inl.engine.request_handle import RequestHandle
 from inl.errors import RequestError, TokenizerNotFound
 from inl.guidance.banned_tokens import BannedTokens
-from inl.scheduling.sampling_params import NEUTRAL, rank, sampler_for
-from inl.spec.step import PARAMS
+from inl.scheduling.sampling_params import rank, sampler_for
+from inl.spec.step import NEUTRAL, PARAMS
 from inl.text.measure import check_length
 
 if TYPE_CHECKING:

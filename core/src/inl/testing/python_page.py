@@ -82,7 +82,8 @@ def _indented(text: str) -> str:
 def _member(cls: type, name: str, member: Any) -> str:
     text = markdown(_docstring(member))
     if isinstance(member, property):
-        kind = _annotation(inspect.signature(member.fget).return_annotation)
+        getter: Any = member.fget
+        kind = _annotation(inspect.signature(getter).return_annotation)
         return f"### {cls.__name__}.{name}\n\nProperty, `{kind}`. {text}"
     function = getattr(member, "__func__", member)
     return (
@@ -118,11 +119,12 @@ def _signature(name: str, function: Any) -> str:
 
 
 def _is_async(function: Any) -> bool:
-    return inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
+    kinds = inspect.iscoroutinefunction, inspect.isasyncgenfunction
+    return any(kind(function) for kind in kinds)
 
 
 def _parameter(parameter: inspect.Parameter) -> str:
-    marks = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}
+    marks: dict[Any, str] = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}
     text = marks.get(parameter.kind, "") + parameter.name
     text += f": {_annotation(parameter.annotation)}"
     if parameter.default is not parameter.empty:
