@@ -285,7 +285,7 @@ def test_no_prompts_have_no_completions(make):
     engine = make()
     assert engine.generate([]) == [] == asyncio.run(engine.agenerate([]))
     assert engine.embed([]).shape == (0, engine.model.config.hidden_size)
-    with pytest.raises(RequestError, match="found a list of 0"):
+    with pytest.raises(RequestError, match="at least one"):
         engine.stream([])
 
 

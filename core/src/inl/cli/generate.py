@@ -82,7 +82,7 @@ def run(
     options["adapter"] = next(iter(adapters), None)
     with engine:
         if as_json:
-            _print_json(engine, engine.generate(ids, **options), loaded, options)
+            _print_json(engine, engine.submit(ids, **options).result(), loaded, options)
             return
         for piece in engine.stream(ids, **options):
             print(piece, end="", flush=True)

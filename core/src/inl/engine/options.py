@@ -315,6 +315,8 @@ def is_conversation(prompt: Any) -> bool:
 def as_single_prompt(prompt: Prompt) -> Prompt:
     """Return the one prompt of a call; raises ``RequestError`` for several."""
     prompts, single = as_prompts(prompt)
+    if not prompts:
+        raise RequestError(f"prompt: found {prompt!r}, needs at least one token")
     if not single:
         raise RequestError(
             f"prompt: found a list of {len(prompts)}, stream takes one prompt"
