@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Annotated, Any
 
 import typer
 import typer.main
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 import inl
 from inl.garbage_collection import gc_disabled
 
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+"""Of click, which newer versions of typer contain."""
 COMMANDS = {
     "generate": "inl.cli.generate:run",
     "devices": "inl.cli.devices:run",
@@ -41,14 +45,23 @@ COMMANDS = {
 class LazyGroup(TyperGroup):
     """Typer group that imports commands lazily from :data:`COMMANDS`."""
 
+    _summaries_only = False
+
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
         """Return all command names in the order of the help page."""
         return list(COMMANDS)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help page, which needs the summaries of commands only."""
+        self._summaries_only = True
+        super().format_help(ctx, formatter)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
         """Import one command; returns ``None`` for an unknown name."""
         if cmd_name not in COMMANDS:
             return None
+        if self._summaries_only and (command := summarized(cmd_name)):
+            return command
         app = typer.Typer(add_completion=False, rich_markup_mode=_markup())
         app.command(cmd_name)(_import(cmd_name))
         command = typer.main.get_command(app)
@@ -82,15 +95,25 @@ def run(words: list[str]) -> int:
     app = typer.Typer(
         cls=LazyGroup,
         add_completion=False,
-        no_args_is_help=True,
         rich_markup_mode=_markup(),
     )
     app.callback()(root)
+    group = typer.main.get_command(app)
     try:
-        typer.main.get_command(app).main(words, prog_name="inl")
+        code = group.main(words or ["--help"], prog_name="inl", standalone_mode=False)
+    except UsageError as error:
+        print(_usage(error), file=sys.stderr)
+        return 2
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-    return 0
+    return code or 0
+
+
+def _usage(error: Any) -> str:
+    """Return one line for an error of the parser, instead of its box."""
+    message = " ".join(error.format_message().split()).rstrip(".")
+    command = error.ctx.command_path if error.ctx else "inl"
+    return f"inl: {message} (see {command} --help)"
 
 
 def root(
@@ -111,6 +134,20 @@ def root(
     ] = False,
 ) -> None:
     """One model definition on any accelerator."""
+
+
+def summarized(name: str) -> Any:
+    """Return a command that has a help text only, read without importing its module.
+
+    ``None`` if its module has no source.
+    """
+    module, _, function = COMMANDS[name].partition(":")
+    spec = find_spec(module)
+    source = getattr(spec and spec.loader, "get_source", lambda _: None)(module)
+    for node in ast.parse(source or "").body:
+        if isinstance(node, ast.FunctionDef) and node.name == function:
+            return TyperCommand(name, help=ast.get_docstring(node))
+    return None
 
 
 def _import(command: str) -> Any:

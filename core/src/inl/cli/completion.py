@@ -103,11 +103,11 @@ def candidates(before: list[str], current: str) -> list[tuple[str, str]]:
     before: the words between ``inl`` and ``current``. If the list is empty, the shell
     completes file names.
     """
-    from inl.cli.app import COMMANDS
+    from inl.cli.app import COMMANDS, summarized
 
     names = [word for word in before if not word.startswith("-")]
     if not names:
-        words = [(name, _summary(command(name))) for name in COMMANDS]
+        words = [(n, _summary(summarized(n) or command(n))) for n in COMMANDS]
         if current.startswith("-"):
             words = [("--help", "help"), ("--version", "the version"), ("--debug", "")]
     elif names[0] not in COMMANDS:
