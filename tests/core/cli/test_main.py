@@ -108,6 +108,18 @@ def test_the_help_page_imports_no_command(inl, plugin):
     assert len([name for name in loaded if name.startswith("inl.")]) < 12
 
 
+@pytest.mark.parametrize("name", ["generate", "chat", "serve", "trace"])
+def test_the_help_page_of_a_command_imports_no_engine(inl, plugin, name):
+    plugin(
+        "import atexit, sys\n"
+        "atexit.register(lambda: print(*sys.modules, file=sys.stderr))\n",
+        "sitecustomize",
+    )
+    loaded = set(inl(name, "--help").stderr.split())
+    assert f"inl.cli.{name}" in loaded
+    assert not loaded & {"inl.engine.inference_engine", "inl.ops", "inl.models"}
+
+
 def test_summaries_are_those_of_the_commands():
     for name in COMMANDS:
         whole = completion.command(name).get_short_help_str(100)

@@ -6,28 +6,23 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from inl.checkpoints.hub.resolve import resolve_model
 from inl.cli import arguments
 from inl.cli.answer_output import print_answer, truncation
 from inl.cli.chat_options import ChatOptions
 from inl.cli.option_groups import SamplingOptions, SpeculativeOptions, with_groups
 from inl.cli.progress import loading_bar
 from inl.cli.prompt_input import read_prompt
-from inl.engine.chat import chat_ids, prepare_chat
-from inl.engine.inference_engine import Completion, InferenceEngine
 from inl.errors import RequestError
-from inl.executor.model_loader import (
-    LanguageModel,
-    longest_context,
-    open_model,
-)
-from inl.runners.startup import check_place
-from inl.text.measure import check_length
-from inl.text.tokenizer import Tokenizer
+from inl.garbage_collection import gc_disabled
+
+if TYPE_CHECKING:
+    from inl.engine.inference_engine import Completion, InferenceEngine
+    from inl.executor.model_loader import LanguageModel
+    from inl.text.tokenizer import Tokenizer
 
 
 @with_groups
@@ -57,6 +52,13 @@ def run(
     as_json: arguments.Json = False,
 ) -> None:
     """Generate a completion of PROMPT."""
+    with gc_disabled():  # here, so that the help page does not import the engine
+        from inl.checkpoints.hub.resolve import resolve_model
+        from inl.engine.inference_engine import InferenceEngine
+        from inl.executor.model_loader import longest_context, open_model
+        from inl.runners.startup import check_place
+        from inl.text.measure import check_length
+
     began = time.perf_counter()
     options = sampling.generation_options(stop, json_schema)
     adapters = arguments.adapters(adapter, single=True)
@@ -106,6 +108,9 @@ def _chat_ids(
     messages: Sequence[Mapping[str, Any]],
     options: Mapping[str, Any],
 ) -> list[int]:
+    from inl.engine.chat import chat_ids, prepare_chat
+    from inl.executor.model_loader import longest_context
+
     template = language.checkpoint.chat_template
     prepare_chat(template, tokenizer, with_tools=options.get("tools") is not None)
     ids = chat_ids(

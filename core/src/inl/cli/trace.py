@@ -12,7 +12,6 @@ from inl.cli import arguments
 from inl.cli.answer_output import print_answer, truncation
 from inl.cli.option_groups import SamplingOptions, SpeculativeOptions, with_groups
 from inl.cli.prompt_input import read_prompt
-from inl.engine.inference_engine import InferenceEngine
 
 
 @with_groups
@@ -26,6 +25,8 @@ def run(
     raw: arguments.Raw = False,
 ) -> None:
     """Complete PROMPT and write a trace for `inl replay`."""
+    from inl.engine.inference_engine import InferenceEngine
+
     options = sampling.generation_options()
     config = engine_options.config(max_batch=1, trace=out)
     text = read_prompt(prompt)
