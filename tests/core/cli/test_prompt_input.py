@@ -173,6 +173,24 @@ def test_the_answer_follows_the_schema(generate, seed):
     assert generate(*words, "--json-schema", schema)["text"] in {"17", "42"}
 
 
+@pytest.mark.parametrize(
+    ("schema", "sentence"),
+    [
+        ('{"type": "objct"}', "structured.json_schema: Invalid type: objct"),
+        ('{"type": "string", "pattern": "("}', "error: unclosed group"),
+    ],
+)
+def test_a_schema_that_cannot_be_followed_is_one_line(
+    inl, tiny_folder, schema, sentence
+):
+    pytest.importorskip("llguidance")
+    fixed = ("--model", str(tiny_folder), "--device", "reference")
+    done = inl("generate", "Hi", *fixed, "--json-schema", schema)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert sentence in line
+
+
 def test_an_answer_of_one_step_has_no_speed(generate):
     pytest.importorskip("llguidance")
     timings = generate("Hi", "--json-schema", '{"const": 42}')["timings"]
