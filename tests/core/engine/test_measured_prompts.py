@@ -74,7 +74,8 @@ def test_a_template_with_a_long_output_is_not_encoded():
         name = "m"
 
     template = ChatTemplate(
-        "{% for a in range(31) %}{{ '7' * 1000000 }}{% endfor %}{{ messages[0].content }}"
+        "{% for a in range(31) %}{{ '7' * 1000000 }}{% endfor %}"
+        "{{ messages[0].content }}"
     )
     tokenizer = Counting()
     with pytest.raises(PromptTooLong, match="found 31000002 characters"):
