@@ -6,7 +6,8 @@ import shutil
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
-from unicodedata import combining, east_asian_width
+
+from inl.cli.word_wrap import WordWrap
 
 if TYPE_CHECKING:
     from inl.engine.inference_engine import InferenceEngine
@@ -14,8 +15,6 @@ if TYPE_CHECKING:
 
 CONTROL = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)])
 """Control characters removed from output to a terminal."""
-FENCE = "```"
-TAB = 8
 
 
 def print_answer(
@@ -34,7 +33,7 @@ def print_answer(
         while True:
             if text := handle.take():
                 on_text(text)
-                shown = wrap.feed(text.translate(CONTROL)) if wrap else text
+                shown = wrap(text.translate(CONTROL)) if wrap else text
                 print(shown, end="", flush=True)
             if handle.completed:
                 break
@@ -43,7 +42,7 @@ def print_answer(
     finally:
         engine.cancel(handle)
         if handle.finish_reason != "error":
-            print(wrap.end() if wrap else "", flush=True)
+            print(wrap.finish() if wrap else "", flush=True)
 
 
 def truncation(handle: RequestHandle, prompt_tokens: int, context: int) -> str | None:
@@ -57,65 +56,3 @@ def truncation(handle: RequestHandle, prompt_tokens: int, context: int) -> str |
     full = prompt_tokens + count >= context
     reason = f"the context of {context} is full" if full else "--max-tokens"
     return f"[stopped at {count} token{'s'[: count != 1]}; {reason}]"
-
-
-class WordWrap:
-    """Breaks lines between words instead of within them.
-
-    A word is held back until it is complete. Lines of a code block are not changed.
-
-    width: columns of the terminal.
-    """
-
-    def __init__(self, width: int) -> None:
-        self._width = max(width, 1)
-        self._column = 0
-        """Columns that are printed of the line."""
-        self._space = self._word = ""
-        """Held back."""
-        self._space_cells = self._word_cells = 0
-        self._line = ""
-        """Beginning of the line, as generated."""
-        self._in_code = False
-
-    def feed(self, text: str) -> str:
-        """Return what can be printed after ``text``."""
-        return "".join(map(self._add, text))
-
-    def end(self) -> str:
-        """Return the last word."""
-        if not self._word:
-            return ""
-        code = self._in_code or self._line.lstrip().startswith(FENCE)
-        column = self._column + self._space_cells + self._word_cells
-        shown = self._space + self._word
-        if self._column and column > self._width and not code:
-            column, shown = self._word_cells, f"\n{self._word}"
-        self._column = column
-        self._hold_nothing()
-        return shown
-
-    def _add(self, letter: str) -> str:
-        if letter == "\n":
-            shown = self.end()
-            self._in_code ^= self._line.lstrip().startswith(FENCE)
-            self._column, self._line = 0, ""
-            self._hold_nothing()
-            return shown + letter
-        if len(self._line) < self._width:
-            self._line += letter
-        if letter in " \t":
-            shown = self.end()
-            self._space += letter
-            at = self._column + self._space_cells
-            self._space_cells += TAB - at % TAB if letter == "\t" else 1
-            return shown
-        self._word += letter
-        wide = east_asian_width(letter) in "WF"
-        self._word_cells += 0 if combining(letter) else 1 + wide
-        # Scripts of wide letters have no spaces; a word of a whole line has to break.
-        return self.end() if wide or self._word_cells >= self._width else ""
-
-    def _hold_nothing(self) -> None:
-        self._space = self._word = ""
-        self._space_cells = self._word_cells = 0

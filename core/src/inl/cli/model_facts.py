@@ -11,6 +11,7 @@ from inl.checkpoints.hub.resolve import resolve_model
 from inl.cli.devices import show_bytes
 from inl.errors import CheckpointError, InlError, MissingPackage
 from inl.executor.model_loader import open_model
+from inl.models.registry import names_of
 from inl.plugin import registry
 from inl.weights.load import stored_specs
 
@@ -40,11 +41,10 @@ def model_facts(model: str) -> dict[str, Any]:
     checkpoint = open_checkpoint(path)
     config = checkpoint.config
     names = [name for name in config.get("architectures") or [] if name]
-    kind = config.get("model_type")
     tensors = _tensors(checkpoint)
     facts = {
         "path": str(path),
-        "architecture": names[0] if names else kind,
+        "architecture": names[0] if names else None,
         "plugin": _plugin(checkpoint),
         "parameters": sum(row["parameters"] for row in tensors.values()),
         "bytes": sum(row["bytes"] for row in tensors.values()),
@@ -67,7 +67,7 @@ def _plugin(checkpoint: Checkpoint) -> str | None:
     except CheckpointError:
         return None
     known = registry().models()
-    names = [config.get("model_type"), *(config.get("architectures") or [])]
+    names = names_of(config)
     return next((known[name].package for name in names if name in known), None)
 
 
