@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import codecs
-import json
 import sys
 from pathlib import Path
 from typing import IO, Any
 
-from inl.errors import RequestError
+from inl.bounded_json import parse_json
+from inl.errors import InvalidJson, RequestError
 
 MAX_BYTES = 32 << 20
 """Most bytes of a text; the same as the server's default for a request body."""
@@ -81,9 +81,9 @@ def read_schema(value: str | None) -> dict[str, Any] | None:
                 "file, or a schema as JSON text"
             ) from error
     try:
-        schema = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"{where}: {error}; accepted: a schema as JSON") from error
+        schema = parse_json(text, where, max_bytes=MAX_BYTES)
+    except InvalidJson as error:
+        raise RequestError(f"{error}; accepted: a schema as JSON") from error
     if not isinstance(schema, dict | bool):
         raise RequestError(
             f"{where}: found {schema!r:.60}; accepted: a schema, a JSON object"
