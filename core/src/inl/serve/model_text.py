@@ -15,7 +15,6 @@ from inl.serve.markup import CallMarkup, Markup, ReasoningMarkup, derive
 from inl.serve.markup_parser import MarkupParser
 from inl.serve.output_parser import PLAIN, OutputParser
 from inl.serve.structured import forced_call
-from inl.text.detokenize import Detokenizer
 from inl.text.measure import check_length
 from inl.text.tokenizer import BYTE_TOKEN, SPACE
 
@@ -184,18 +183,6 @@ class ModelText:
             only_tools=prompt.only_tools,
             one_call=not prompt.parallel_calls,
         )
-
-    def text_tokens(self, ids: Sequence[int], characters: int) -> int:
-        """Return how many tokens have the first ``characters`` of the text of ids.
-
-        The text has that of special tokens.
-        """
-        detokenizer, length = Detokenizer(self.tokenizer, skip_special=False), 0
-        for count, token in enumerate(ids, 1):
-            length += len(detokenizer.add(token))
-            if length >= characters:
-                return count
-        return len(ids)
 
     def _begun_reasoning(
         self, prompt: Prompt, ids: Sequence[int]

@@ -171,7 +171,7 @@ class ServedModel(ModelText):
         cancel = self.engine.cancel
         return [
             Generation(
-                sample, self.parser(encoded), cancel, self.text_tokens, first=handle
+                sample, self.parser(encoded), cancel, self.token_texts, first=handle
             )
             for sample in handle.samples
         ]

@@ -85,7 +85,7 @@ class RemoteModel:
                 handle,
                 text.parser(prompts[at // job.count]),
                 stopped,
-                text.text_tokens,
+                text.token_texts,
                 first=handles[at - at % job.count],
             )
             for at, handle in enumerate(handles)
