@@ -35,7 +35,7 @@ STALL_SECONDS = 30.0
 """Time without a step after which a model with open requests is not ready."""
 
 LOST_TESTS = 3
-"""Tests in a row that failed with a step before the engine of a model is loaded again."""
+"""Tests in a row that fail with a step before the engine of a model is loaded again."""
 
 MOST_RELOADS, RELOAD_SECONDS = 3, 120.0
 """Times that a lost engine is loaded again, within so many seconds."""
