@@ -107,7 +107,7 @@ def _q6_k(x: Floats, importance: Floats | None) -> Bytes:
 
 
 def symmetric_scale(x: Floats, weights: Floats, half: int) -> Floats:
-    """Return the scale [..., 1] of the least weighted error of codes for ``x`` [..., G].
+    """Return the scale [..., 1] of the codes of ``x`` [..., G] with the least error.
 
     Codes are from ``-half`` to ``half - 1``; the scale may be negative.
     """
