@@ -75,7 +75,7 @@ def write_gguf(
     # Small tensors that the config depends on come first, so that it can be checked.
     names = sorted(specs, key=lambda name: not name.startswith("rope_"))
     measured: list[LayerError] = []
-    with new_file(path) as file, ThreadPoolExecutor(_threads()) as pool:
+    with new_file(path) as file, ThreadPoolExecutor(threads()) as pool:
         writer = GgufWriter(file, metadata, {name: specs[name] for name in names})
         writer.extend()
         done, checked = 0, source.check is None
@@ -98,7 +98,8 @@ def write_gguf(
     return Written(path, writer.size, report)
 
 
-def _threads() -> int:
+def threads() -> int:
+    """Return the number of threads that quantize."""
     return min(THREADS, os.cpu_count() or 1)
 
 

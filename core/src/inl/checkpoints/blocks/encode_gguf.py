@@ -106,12 +106,16 @@ def _q6_k(x: Floats, importance: Floats | None) -> Bytes:
     return _joined(low, high, small.astype(np.int8), whole)
 
 
-def symmetric_scale(x: Floats, weights: Floats, half: int) -> Floats:
+def symmetric_scale(
+    x: Floats, weights: Floats, half: int, *, positive: bool = False
+) -> Floats:
     """Return the scale [..., 1] of the codes of ``x`` [..., G] with the least error.
 
-    Codes are from ``-half`` to ``half - 1``; the scale may be negative.
+    Codes are from ``-half`` to ``half - 1``; the scale may be negative unless
+    ``positive``.
     """
-    first = -half / _largest(x)
+    largest = _largest(x)
+    first = half / (np.abs(largest) if positive else -largest)
     weighted = weights * x
     best = np.zeros_like(first)
     scale = np.zeros_like(first)
