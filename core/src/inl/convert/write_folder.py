@@ -43,6 +43,7 @@ MAX_COPIED: Final = 64 << 20
 """Size limit in bytes of a file that is copied."""
 TEMPLATES: Final = "additional_chat_templates"
 EXPERTS: Final = re.compile(r"(.*\.experts)\.(\w+)\.weight")
+PADDING: Final = "tokenizer.ggml.padding_token_id"
 DTYPES: Final = ("float32", "bfloat16", "float16")
 
 
@@ -226,6 +227,9 @@ def _config(checkpoint: Checkpoint, target: str) -> dict[str, Any]:
     ends = fields.get("eos_token_id")
     if isinstance(ends, list) and len(ends) == 1:
         fields["eos_token_id"] = ends[0]
+    if isinstance(checkpoint, GgufCheckpoint):
+        padding = GgufFile(checkpoint.path).metadata.get(PADDING)
+        fields["pad_token_id"] = padding  # also null: families have defaults
     return fields | {"torch_dtype": target}
 
 
