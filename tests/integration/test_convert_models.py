@@ -157,8 +157,9 @@ def add_tokenizer(folder):
     text = "the quick brown fox jumps over the lazy dog, and the end. it's 0"
     rules.train_from_iterator([text] * 9, trainer)
     rules.save(str(folder / "tokenizer.json"))
-    settings = {"bos_token": "<begin>", "eos_token": "<end>", "pad_token": "<pad>",
-                "chat_template": "{{ bos_token }}{{ messages[0].content }}"}  # fmt: skip
+    template = "{{ bos_token }}{{ messages[0].content }}"
+    tokens = {"bos_token": "<begin>", "eos_token": "<end>", "pad_token": "<pad>"}
+    settings = tokens | {"chat_template": template}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
