@@ -33,7 +33,7 @@ def run(
     context: arguments.Context = None,
     as_json: arguments.Json = False,
 ) -> None:
-    """Print the embedding of each TEXT as a line of JSON; with --json as one object."""
+    """Print the embedding of each TEXT as a line of JSON."""
     from inl.checkpoints.hub.resolve import resolve_model
     from inl.engine.inference_engine import InferenceEngine
 

@@ -49,7 +49,7 @@ def config(kind: str, ignored: Iterable[str]) -> dict[str, Any]:
         "format": form,
         "quantization_status": "compressed",
         "config_groups": {"group_0": group},
-        "ignore": sorted(ignored),
+        "ignore": sorted(set(ignored)),
         "kv_cache_scheme": None,
     }
 
@@ -107,7 +107,8 @@ def _words(codes: NDArray[np.int64], bits: int) -> NDArray[np.int32]:
     per_word = 32 // bits
     split = codes.reshape(len(codes), -1, per_word).astype(np.uint32)
     places = np.arange(0, 32, bits, dtype=np.uint32)
-    return np.bitwise_or.reduce(split << places, axis=-1).view(np.int32)
+    words: NDArray[np.int32] = np.bitwise_or.reduce(split << places, -1).view(np.int32)
+    return words
 
 
 def _stored(scales: NDArray[np.float32], dtype: str) -> HostArray:

@@ -189,13 +189,13 @@ def _compressed(
 
     found = list(pool.map(quantize, range(0, rows, step)))
     joined = [
-        HostArray(data, found[0][at].dtype, data.shape)
-        for at in (0, 1)
-        for data in [np.concatenate([each[at].data for each in found])]
+        _concatenated([codes for codes, *_ in found]),
+        _concatenated([scales for _, scales, *_ in found]),
     ]
     if kind in compressed.BITS:
         joined.append(compressed.shape_tensor(array.shape))
-    change, norm = (math.fsum(each[at] for each in found) for at in (2, 3))
+    change = math.fsum(squares for *_, squares, _ in found)
+    norm = math.fsum(squares for *_, squares in found)
     error = LayerError(
         name,
         math.sqrt(change / norm) if norm else 0.0,
@@ -204,6 +204,11 @@ def _compressed(
         math.sqrt(norm),
     )
     return joined, error
+
+
+def _concatenated(arrays: list[HostArray]) -> HostArray:
+    data = np.concatenate([array.data for array in arrays])
+    return HostArray(data, arrays[0].dtype, data.shape)
 
 
 def _ignored(checkpoint: Checkpoint, modules: frozenset[str]) -> Iterator[str]:

@@ -29,6 +29,8 @@ STEPS: Final = np.arange(-9, 10, dtype=np.float32) / 10
 LINE_STEPS: Final = np.arange(-10, 11, dtype=np.float32) / 10
 """Changes of the largest code that a search of scale and offset tries."""
 SIX_BITS: Final = 63
+LOW: Final = np.uint8(15)
+"""Low bits of a code that has others apart."""
 TINY: Final = np.float32(1e-30)
 
 
@@ -66,7 +68,7 @@ def _q4_0(x: Floats, importance: Floats | None) -> Bytes:
 
 def _q5_0(x: Floats, importance: Floats | None) -> Bytes:
     scale, codes = _signed_codes(x, importance, 16)
-    return _joined(scale, _fifth_bits(codes), _halves(codes & 15))
+    return _joined(scale, _fifth_bits(codes), _halves(codes & LOW))
 
 
 def _q5_1(x: Floats, _importance: Floats | None) -> Bytes:
@@ -75,7 +77,7 @@ def _q5_1(x: Floats, _importance: Floats | None) -> Bytes:
     codes = np.trunc((x - low) * _inverse(scale) + np.float32(0.5)).astype(np.uint8)
     codes = np.minimum(codes, 31)
     heads = np.concatenate([scale, low], 1).astype(np.float16)
-    return _joined(heads, _fifth_bits(codes), _halves(codes & 15))
+    return _joined(heads, _fifth_bits(codes), _halves(codes & LOW))
 
 
 def _q4_k(x: Floats, importance: Floats | None) -> Bytes:
@@ -87,7 +89,7 @@ def _q5_k(x: Floats, importance: Floats | None) -> Bytes:
     heads, scales, codes = _lines(x, importance, 31)
     places = np.arange(8, dtype=np.uint8)[:, None]
     high = np.bitwise_or.reduce((codes >> 4) << places, axis=1)
-    return _joined(heads, scales, high, _nibbles(codes & 15))
+    return _joined(heads, scales, high, _nibbles(codes & LOW))
 
 
 def _q6_k(x: Floats, importance: Floats | None) -> Bytes:
@@ -129,7 +131,7 @@ def symmetric_scale(
         gain = ratio * product
         better = gain > best
         best, scale = np.where(better, gain, best), np.where(better, ratio, scale)
-    return scale
+    return np.asarray(scale, np.float32)
 
 
 def line_fit(x: Floats, weights: Floats, top: int) -> tuple[Floats, Floats]:
@@ -223,7 +225,7 @@ def _largest(x: Floats) -> Floats:
 
 
 def _sum(x: Floats) -> Floats:
-    return x.sum(-1, keepdims=True)
+    return np.asarray(x.sum(-1, keepdims=True), np.float32)
 
 
 def _inverse(scale: NDArray[Any]) -> Floats:
@@ -237,13 +239,13 @@ def _six_bits(values: Floats) -> Bytes:
 
 def _halves(codes: Bytes) -> Bytes:
     """Pack 32 codes of 4 bits: the second half above the first."""
-    return codes[:, :16] | codes[:, 16:] << 4
+    return np.asarray(codes[:, :16] | codes[:, 16:] << 4, np.uint8)
 
 
 def _nibbles(codes: Bytes) -> Bytes:
     """Pack groups of 32 codes of 4 bits, two groups in 32 bytes."""
     pairs = codes.reshape(len(codes), 4, 2, 32)
-    return pairs[:, :, 0] | pairs[:, :, 1] << 4
+    return np.asarray(pairs[:, :, 0] | pairs[:, :, 1] << 4, np.uint8)
 
 
 def _fifth_bits(codes: Bytes) -> Bytes:

@@ -58,10 +58,11 @@ def _from_gguf(path: Path) -> dict[str, NDArray[np.float32]]:
             )
         sums = gguf.file.array(entry).data.astype(np.float32)
         counts = gguf.file.array(gguf.tensors[matrix + COUNTS]).data
-        sums, counts = sums.reshape(counts.size, -1), counts.reshape(-1, 1)
+        sums = sums.reshape(counts.size, -1)
+        counts = counts.reshape(-1, 1)
         # Experts that no token reached have no mean: every column counts the same.
         means = np.where(counts > 0, sums / np.maximum(counts, 1), 1)
-        found[matrix] = means.astype(np.float32).reshape(-1)
+        found[matrix] = np.asarray(means, np.float32).reshape(-1)
     gguf.file.close()
     if not found:
         raise CheckpointError(
