@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from inl import EngineConfig, InferenceEngine
+from inl.checkpoints.hub.resolve import default_model
 from inl.convert.gguf_source import source_of_gguf, source_of_model
 from inl.convert.write_folder import write_folder
 from inl.convert.write_gguf import write_gguf
@@ -206,3 +207,31 @@ def test_a_copied_gguf_file_has_all_tensors_and_values(name, made, tmp_path):
     for each in theirs.tensors:
         assert np.array_equal(found.pop(each.name), each.data)
     assert not found
+
+
+ABOUT = ("basename", "finetune", "languages", "license", "name", "organization",
+         "size_label", "file_type")  # fmt: skip
+"""Keys below ``general`` that describe where a model is from, and its kind."""
+
+
+def test_a_real_model_has_the_metadata_of_llama_cpp_s_converter(tmp_path):
+    """The default model is a file of llama.cpp: as a folder, and as a file again."""
+    original = default_model()
+    write_folder(open_model(original), tmp_path / "folder")
+    path = tmp_path / "m.gguf"
+    write_gguf(source_of_model(open_model(tmp_path / "folder")), path, None)
+    theirs, ours = gguf.GGUFReader(original), gguf.GGUFReader(path)
+    left_out = {f"general.{name}" for name in ABOUT}
+    left_out.add("tokenizer.ggml.add_space_prefix")  # of SentencePiece's kind only
+    for key, field in theirs.fields.items():
+        if not key.startswith("GGUF.") and key not in left_out:
+            assert ours.get_field(key) is not None, key
+            assert ours.get_field(key).types == field.types, key
+            assert ours.get_field(key).contents() == field.contents(), key
+    found = {each.name: each for each in ours.tensors}
+    assert set(found) == {each.name for each in theirs.tensors}
+    for each in theirs.tensors:
+        values = gguf.dequantize(each.data, each.tensor_type)
+        written = gguf.dequantize(found[each.name].data, found[each.name].tensor_type)
+        written = written.reshape(values.shape)
+        np.testing.assert_allclose(written, values, rtol=2.0**-8, err_msg=each.name)

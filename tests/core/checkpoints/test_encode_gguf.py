@@ -138,6 +138,26 @@ def test_the_relative_error_of_normal_weights(dtype):
     assert 0.8 * spread / 12**0.5 < relative < 1.05 * spread / 12**0.5
 
 
+@pytest.mark.parametrize("dtype", K_KINDS)
+def test_groups_of_one_or_two_numbers(dtype):
+    """Scales of the group differ by 6 or 7 bits from the one that would be exact."""
+    pairs = [
+        (1, 1),
+        (-1, -1),
+        (0.7, 0.3),
+        (-0.5, 1),
+        (-1, -0.9),
+        (1e-3, 1e-3),
+        (9, 9.1),
+    ]
+    rows = [*(pair * 128 for pair in pairs), [0] * 255 + [1]]
+    values = np.array(rows, np.float32)
+    found = decoded(encode_gguf(values, dtype))
+    step = {"q4_k": 1 / 15, "q5_k": 1 / 31, "q6_k": 1 / 32}[dtype]
+    largest = np.abs(values).max(1, keepdims=True)
+    assert (np.abs(found - values) <= (0.5 * step + 0.01) * largest).all()
+
+
 @pytest.mark.parametrize("dtype", ["q4_0", "q5_0", *K_KINDS])
 def test_importance_lowers_the_weighted_error(dtype):
     values = weights(7)

@@ -51,7 +51,7 @@ def run(
     from inl.convert.compressed import KINDS as FOLDER_KINDS
     from inl.convert.gguf_kinds import KINDS as GGUF_KINDS
 
-    is_gguf = out.suffix == ".gguf"
+    is_gguf, kind = out.suffix == ".gguf", kind.lower()
     accepted = GGUF_KINDS if is_gguf else FOLDER_KINDS
     if kind not in accepted:
         raise RequestError(

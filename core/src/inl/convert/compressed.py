@@ -88,9 +88,10 @@ def quantize(
     if bits == 8:
         found = np.abs(groups).max(-1, keepdims=True) / np.float32(half - 1)
     else:
+        flat = groups.reshape(-1, GROUP)
         with np.errstate(all="ignore"):
-            found = symmetric_scale(groups, np.ones_like(groups), half, positive=True)
-    stored = _stored(found[:, :, 0], scale)
+            found = symmetric_scale(flat, np.ones_like(flat), half, positive=True)
+    stored = _stored(found.reshape(groups.shape[:2]), scale)
     step = widen(stored).astype(np.float32)[:, :, None]
     codes = np.clip(np.rint(groups * _inverse(step)), -half, half - 1)
     decoded = (codes * step).reshape(values.shape)

@@ -27,6 +27,8 @@ SUPPORTED: Final = {
     if name not in RECURRENT
 } | {"mistral": ("llama", FAMILIES["llama"])}
 """``general.architecture`` and conventions by ``model_type``."""
+BLOCKS_VERSION: Final = 2
+"""Version of ggml's block formats."""
 TOLERANCE: Final = 1e-6
 """Relative difference of numbers, which GGUF files store in float32."""
 NOT_COMPARED: Final = ("dtype", "tied")
@@ -67,7 +69,9 @@ def metadata(language: LanguageModel, name: str) -> dict[str, Any]:
     }
     return {
         "general.architecture": name,
+        "general.type": "model",
         "general.name": language.name,
+        "general.quantization_version": BLOCKS_VERSION,
         **{f"{name}.{key}": value for key, value in values.items()},
     }
 

@@ -15,6 +15,7 @@ from inl.checkpoints.blocks.dtypes import BLOCKS, CHUNK, convert, dequantize
 from inl.checkpoints.blocks.encode_gguf import encode_gguf
 from inl.checkpoints.files.new_file import check_space, new_file
 from inl.checkpoints.gguf.writer import GgufWriter, TensorSpec
+from inl.convert.gguf_fields import BLOCKS_VERSION
 from inl.convert.gguf_kinds import KINDS, GgufKind, dtypes, is_matrix
 from inl.dtypes import FLOATS, SIZES, HostArray
 from inl.errors import CheckpointError
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 
 THREADS: Final = 8
 """Most threads that quantize a matrix."""
-VERSION: Final = 2
-"""Version of ggml's block formats."""
 
 
 class Written(NamedTuple):
@@ -110,7 +109,7 @@ def _file_type(form: GgufKind | None, wanted: Mapping[str, str]) -> dict[str, in
         number = next((names[one] for one in names if one in used), 0)
         return {} if set(wanted.values()) - used else {"general.file_type": number}
     return {"general.file_type": form.file_type, "general.quantization_version":
-            VERSION}  # fmt: skip
+            BLOCKS_VERSION}  # fmt: skip
 
 
 def _refuse_quantized(

@@ -32,6 +32,8 @@ SIX_BITS: Final = 63
 LOW: Final = np.uint8(15)
 """Low bits of a code that has others apart."""
 TINY: Final = np.float32(1e-30)
+ROUNDING: Final = np.float32(1e-5)
+"""Bound of the relative rounding of a sum of 32 products."""
 
 
 def encode_gguf(
@@ -95,7 +97,8 @@ def _q5_k(x: Floats, importance: Floats | None) -> Bytes:
 def _q6_k(x: Floats, importance: Floats | None) -> Bytes:
     groups = x.reshape(len(x), 16, 16)
     weights = groups * groups if importance is None else _weighted(x, importance)
-    scales = symmetric_scale(groups, weights.reshape(groups.shape), 32)[:, :, 0]
+    scales = symmetric_scale(x.reshape(-1, 16), weights.reshape(-1, 16), 32)
+    scales = scales.reshape(-1, 16)
     peak = _largest(scales)
     whole = (peak / np.float32(-128)).astype(np.float16)
     small = np.clip(np.rint(scales * _inverse(whole)), -128, 127)
@@ -111,63 +114,68 @@ def _q6_k(x: Floats, importance: Floats | None) -> Bytes:
 def symmetric_scale(
     x: Floats, weights: Floats, half: int, *, positive: bool = False
 ) -> Floats:
-    """Return the scale [..., 1] of the codes of ``x`` [..., G] with the least error.
+    """Return the scale [n, 1] of the codes of groups [n, G] with the least error.
 
     Codes are from ``-half`` to ``half - 1``; the scale may be negative unless
-    ``positive``.
+    ``positive``. weights: of the squares of errors, [n, G].
     """
-    largest = _largest(x)
+    largest = _largest(x)[:, 0]
+    x, weights = _turned(x), _turned(weights)
     first = half / (np.abs(largest) if positive else -largest)
     weighted = weights * x
-    best = np.zeros_like(first)
-    scale = np.zeros_like(first)
+    best, scale = np.zeros_like(largest), np.zeros_like(largest)
     for change in STEPS:
         codes = x * (first * np.float32(1 + change / half))
         np.clip(np.rint(codes, out=codes), -half, half - 1, out=codes)
-        product = (weighted * codes).sum(-1, keepdims=True)
-        square = (weights * codes * codes).sum(-1, keepdims=True)
+        product = (weighted * codes).sum(0)
+        codes *= codes
+        codes *= weights
+        square = codes.sum(0)
         ratio = np.where(square > 0, product / np.maximum(square, TINY), 0)
         # The error of a least-squares scale falls by this much from that of zeros.
         gain = ratio * product
         better = gain > best
         best, scale = np.where(better, gain, best), np.where(better, ratio, scale)
-    return np.asarray(scale, np.float32)
+    return np.asarray(scale[:, None], np.float32)
 
 
 def line_fit(x: Floats, weights: Floats, top: int) -> tuple[Floats, Floats]:
-    """Return scale and subtracted offset [..., 1] of the least weighted error.
+    """Return scale and subtracted offset [n, 1] of the least error of groups [n, G].
 
     Codes are from 0 to ``top``; both results are 0 or above, as the formats store them.
+    weights: of the squares of errors, [n, G].
     """
-    low = np.minimum(x.min(-1, keepdims=True), 0)
-    width = x.max(-1, keepdims=True) - low
-    per_step = _inverse(width)
-    total, first = _sum(weights), _sum(weights * x)
-    best = np.full_like(low, np.inf)
-    scale, offset = np.zeros_like(low), -low
+    x, weights = _turned(x), _turned(weights)
+    low = np.minimum(x.min(0), 0)
+    per_step = _inverse(x.max(0) - low)
+    above = x - low
+    heavy = weights * x
+    total, first, squares = weights.sum(0), heavy.sum(0), (heavy * x).sum(0)
+    best, scale, offset = np.full_like(low, np.inf), np.zeros_like(low), -low
     for change in LINE_STEPS:
-        codes = (x - low) * (np.float32(top + change) * per_step)
+        codes = above * (np.float32(top + change) * per_step)
         np.clip(np.rint(codes, out=codes), 0, top, out=codes)
+        product = (heavy * codes).sum(0)
         weighted = weights * codes
-        mean, square, product = (
-            _sum(weighted),
-            _sum(weighted * codes),
-            _sum(weighted * x),
-        )
+        mean = weighted.sum(0)
+        weighted *= codes
+        square = weighted.sum(0)
         spread = total * square - mean * mean
         slope = (total * product - mean * first) / np.maximum(spread, TINY)
         start = (square * first - mean * product) / np.maximum(spread, TINY)
-        above = start > 0  # the format has no such offset: the line begins at 0
-        slope = np.where(above, product / np.maximum(square, TINY), slope)
-        start = np.where(above, 0, start)
-        change_ = slope * codes
-        change_ += start
-        change_ -= x
-        error = _sum(weights * change_ * change_)
-        better = (error < best) & (spread > 0) & (slope > 0)
+        # The format has no positive offsets, and equal codes determine no line.
+        through_zero = (start > 0) | (spread <= ROUNDING * total * square)
+        slope = np.where(through_zero, product / np.maximum(square, TINY), slope)
+        start = np.where(through_zero, 0, start)
+        error = squares - 2 * (slope * product + start * first)
+        error += slope * (slope * square + 2 * start * mean) + start * start * total
+        better = (error < best) & (slope > 0)
         best = np.where(better, error, best)
         scale, offset = np.where(better, slope, scale), np.where(better, -start, offset)
-    return scale, offset
+    return (
+        np.asarray(scale[:, None], np.float32),
+        np.asarray(offset[:, None], np.float32),
+    )
 
 
 def _lines(x: Floats, importance: Floats | None, top: int) -> tuple[Any, Bytes, Bytes]:
@@ -178,7 +186,8 @@ def _lines(x: Floats, importance: Floats | None, top: int) -> tuple[Any, Bytes, 
         weights = mean + np.abs(groups)
     else:
         weights = _weighted(x, importance).reshape(groups.shape)
-    scale, offset = (each[:, :, 0] for each in line_fit(groups, weights, top))
+    found = line_fit(x.reshape(-1, 32), weights.reshape(-1, 32), top)
+    scale, offset = (each.reshape(-1, 8) for each in found)
     peaks = np.stack([scale.max(1), offset.max(1)], 1)
     heads = (peaks / np.float32(SIX_BITS)).astype(np.float16)
     wide = heads.astype(np.float32)
@@ -224,8 +233,9 @@ def _largest(x: Floats) -> Floats:
     return np.take_along_axis(x, at, -1)
 
 
-def _sum(x: Floats) -> Floats:
-    return np.asarray(x.sum(-1, keepdims=True), np.float32)
+def _turned(groups: Floats) -> Floats:
+    """Return [G, n]: sums of few elements are fast along the first axis."""
+    return np.ascontiguousarray(groups.T)
 
 
 def _inverse(scale: NDArray[Any]) -> Floats:

@@ -46,7 +46,7 @@ def read_imatrix(path: Path) -> dict[str, NDArray[np.float32]]:
 
 def _from_gguf(path: Path) -> dict[str, NDArray[np.float32]]:
     gguf = GgufFile(path)
-    found = {}
+    found: dict[str, NDArray[np.float32]] = {}
     for name, entry in gguf.tensors.items():
         if not name.endswith(SUMS):
             continue
