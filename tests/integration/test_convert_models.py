@@ -115,8 +115,6 @@ def test_the_gguf_package_reads_names_and_types(name, made):
 @pytest.mark.parametrize("name", FORMS)
 def test_a_folder_of_a_gguf_file_is_read_by_transformers(name, made, tmp_path):
     one, path = made(name)
-    if name == "gemma3":
-        pytest.skip("transformers reads the base of the windows elsewhere")
     folder = tmp_path / "folder"
     write_folder(open_model(path), folder)
     assert families.distance(logits(folder, one), one.logits) < BOUND

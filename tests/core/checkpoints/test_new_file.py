@@ -109,6 +109,21 @@ def test_the_input_is_never_replaced(tmp_path):
     check_target(folder / "other.gguf", source, force=False)
 
 
+def test_only_the_folder_of_a_model_is_replaced(tmp_path):
+    source, target = tmp_path / "a", tmp_path / "b"
+    source.touch()
+    target.mkdir()
+    check_target(target, source, force=True)
+    (target / "letters.txt").touch()
+    with pytest.raises(CheckpointError, match=r"found a folder without config\.json"):
+        check_target(target, source, force=True)
+    (target / "config.json").touch()
+    check_target(target, source, force=True)
+    with pytest.raises(CheckpointError, match="found a folder; accepted: the path of"):
+        new_file(target).__enter__()
+    assert names(target) == ["config.json", "letters.txt"]
+
+
 def test_an_existing_target_needs_force_and_a_folder(tmp_path):
     source, target = tmp_path / "a", tmp_path / "b"
     source.touch()

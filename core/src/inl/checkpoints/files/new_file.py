@@ -7,16 +7,20 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
 from inl.checkpoints.hub.disk_space import free_bytes
 from inl.errors import CheckpointError
+
+
+CONFIG: Final = "config.json"
 
 
 def check_target(path: Path, source: Path, *, force: bool) -> None:
     """Raise :class:`CheckpointError` if ``path`` may not be written.
 
     It may not be the source, or hold it, nor exist without ``force``; its folder must.
+    A folder is replaced only if it is that of a model, or empty.
     """
     target, origin = (Path(os.path.realpath(each)) for each in (path, source))
     if origin.is_relative_to(target):
@@ -31,6 +35,11 @@ def check_target(path: Path, source: Path, *, force: bool) -> None:
     if os.path.lexists(path) and not force:
         raise CheckpointError(
             f"{path}: exists already; accepted: another path, or --force to replace it"
+        )
+    if path.is_dir() and any(path.iterdir()) and not (path / CONFIG).is_file():
+        raise CheckpointError(
+            f"{path}: found a folder without {CONFIG}; accepted: to replace the folder "
+            "of a model, or an empty one"
         )
 
 
@@ -51,6 +60,8 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
     It replaces a file of that name. On an error nothing is left behind; one of the
     disk becomes a :class:`CheckpointError`.
     """
+    if path.is_dir():
+        raise CheckpointError(f"{path}: found a folder; accepted: the path of a file")
     partial = _partial(path)
     with _reported(path):
         try:

@@ -82,7 +82,7 @@ def _from_dat(file: TensorFile) -> dict[str, NDArray[np.float32]]:
         calls = max(cursor.integer(), 1)
         values = cursor.count(f"{show(name)}: number of values", file.size // 4)
         data = np.frombuffer(cursor.bytes(4 * values), "<f4")
-        found[name] = data / np.float32(calls)
+        found[name] = np.asarray(data / calls, np.float32)
     return found
 
 
