@@ -12,7 +12,6 @@ from typing import BinaryIO, Final
 from inl.checkpoints.hub.disk_space import free_bytes
 from inl.errors import CheckpointError
 
-
 CONFIG: Final = "config.json"
 
 
