@@ -100,3 +100,24 @@ def test_models_share_the_bound_of_a_client():
     second.leave(tickets[1], finished=True)
     enter(first, "a")
     assert (first.open, second.open) == (2, 0)
+
+
+def test_a_call_that_is_computed_holds_no_place_but_counts_for_its_client():
+    bounds, clock = admission(max_per_client=4)
+    tickets = [enter(bounds, "a") for _ in range(4)]
+    bounds.charge(tickets[0], 50)
+    for ticket in tickets:
+        bounds.computed(ticket, finished=True)
+        bounds.computed(ticket, finished=True)
+    assert (bounds.open, bounds.queued_tokens) == (0, 0)
+    assert refused(bounds.enter, Ticket("a", 1)).status == 429
+    others = [enter(bounds, "b") for _ in range(4)]
+    clock.now += 2
+    assert bounds.drain_rate == pytest.approx(2.0), "four, when their places were free"
+    for ticket in tickets:
+        bounds.leave(ticket, finished=True)
+    assert (bounds.open, bounds.drain_rate) == (4, pytest.approx(2.0))
+    enter(bounds, "a")
+    for ticket in others:
+        bounds.leave(ticket, finished=False)
+    assert bounds.open == 1

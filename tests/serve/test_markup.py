@@ -125,3 +125,157 @@ def test_reasoning_that_the_prompt_has_begun():
     parser = MarkupParser(None, ReasoningMarkup(), is_reasoning=True)
     answer = parsed(parser, ["so", " it is</th", "ink>\n\nyes"])
     assert (answer.reasoning, answer.content) == ("so it is", "yes")
+
+
+SPECIAL = CallMarkup("[TOOL_CALLS]", "<|end|>")
+
+
+@given(data=st.data(), calls=CALLS, special=st.booleans(), in_list=st.booleans())
+def test_marks_may_be_special_tokens(data, calls, special, in_list):
+    """Their text, and that of others between and in calls, is not content."""
+    parts = [("Hm. ", False), ("<|other|>", True), ("Yes.", False)]
+    bodies = [json.dumps({"name": f, "arguments": a}) for f, a in calls]
+    if in_list and calls:
+        bodies = ["[" + ", ".join(bodies) + "]"]
+    for body in bodies:
+        cut = data.draw(st.integers(0, len(body)))
+        parts += [("[TOOL_CALLS]", special), (body[:cut], False), ("<|x|>", True),
+                  (body[cut:], False), ("<|end|>", special)]  # fmt: skip
+    text = "".join(part for part, _ in parts)
+    spans, at = [], 0
+    for part, is_special in parts:
+        spans += [(at, at + len(part))] if is_special else []
+        at += len(part)
+    parser = MarkupParser(SPECIAL, None)
+    answer, start = Answer(), 0
+    for piece in pieces(data.draw, text):
+        stop = start + len(piece)
+        inside = [
+            (max(a, start) - start, min(b, stop) - start)
+            for a, b in spans
+            if a < stop and b > start
+        ]
+        answer.add(parser.feed(piece, inside))
+        start = stop
+    answer.add(parser.finish())
+    assert answer.content == "Hm. Yes."
+    assert [(c.name, json.loads(c.arguments)) for c in answer.calls] == calls
+
+
+def test_a_special_token_behind_a_call_of_a_list_is_dropped():
+    parser = MarkupParser(SPECIAL, None)
+    body = '[{"name": "f", "arguments": {}}'
+    text = f"[TOOL_CALLS]{body}<|x|>]<|end|>"
+    at = text.index("<|x|>")
+    answer = Answer()
+    answer.add(parser.feed(text, [(0, 12), (at, at + 5), (at + 6, len(text))]))
+    answer.add(parser.finish())
+    assert (answer.content, len(answer.calls)) == ("", 1)
+
+
+STRINGS = ["a}b", '"', "{[", "\\", "</tool_call>", "<tool_call>{"]
+EXTRA = st.dictionaries(
+    st.sampled_from(["id", "type", "x"]),
+    st.sampled_from(STRINGS) | st.dictionaries(st.text(max_size=2), st.integers()),
+    max_size=2,
+)
+
+
+@given(data=st.data(), before=EXTRA, behind=EXTRA, key=st.sampled_from("ap"))
+def test_a_call_is_one_whole_value(data, before, behind, key):
+    arguments = data.draw(ARGUMENTS)
+    encodings = data.draw(st.integers(0, 2))
+    value = arguments
+    for _ in range(encodings):
+        value = json.dumps(value)
+    named = {"a": "arguments", "p": "parameters"}[key]
+    body = {**before, "name": "f", named: value, **behind}
+    indent = data.draw(st.sampled_from([None, 2]))
+    text = f"A<tool_call>\n{json.dumps(body, indent=indent)}\n</tool_call>\n"
+    answer = parsed(MarkupParser(CallMarkup(), None), pieces(data.draw, text))
+    assert [(c.name, json.loads(c.arguments)) for c in answer.calls] == [
+        ("f", arguments)
+    ]
+    assert answer.content.strip() == "A"
+
+
+@pytest.mark.parametrize(
+    ("text", "calls", "content"),
+    [
+        ('<tool_call>{"name": "f"}</tool_call>', [("f", "{}")], ""),
+        ('<tool_call>{"name": "f", "id": "7"}</tool_call>', [("f", "{}")], ""),
+        ('<tool_call>{"name": "f", "arguments": null}</tool_call>', [("f", "{}")], ""),
+        ('<tool_call>{"name": "f", "arguments": ""}</tool_call>', [("f", "{}")], ""),
+        ('<tool_call>{"name": "f", "arguments": {"x": 1}</tool_call>Hm.',
+         [("f", '{"x": 1}')], "Hm."),
+        ('<tool_call>{"name": "f", "arguments": {}}}</tool_call>Hm.',
+         [("f", "{}")], "Hm."),
+        ('<tool_call>{"name": "f", "arguments": {}}\n{"name": "g", "arguments": {}}'
+         "</tool_call>", [("f", "{}"), ("g", "{}")], ""),
+        ('<tool_call>no call</tool_call><tool_call>{"name": "f"}</tool_call>',
+         [("f", "{}")], "<tool_call>no call</tool_call>"),
+        ('<tool_call>{"x": 1}</tool_call>', [], '<tool_call>{"x": 1}</tool_call>'),
+        ('<tool_call>{"name": "f", "x": 1}</tool_call>', [],
+         '<tool_call>{"name": "f", "x": 1}</tool_call>'),
+        ('<tool_call>{"name": "f", "argum', [], '<tool_call>{"name": "f", "argum'),
+    ],
+)  # fmt: skip
+def test_calls_in_other_shapes(text, calls, content):
+    for parts in ([text], list(text)):
+        answer = parsed(MarkupParser(CallMarkup(), None), parts)
+        assert [(c.name, c.arguments) for c in answer.calls] == calls
+        assert answer.content == content
+
+
+def test_arguments_are_the_letters_of_the_model():
+    body = '{"arguments": {"x": 1e999,  "y": 1.50}, "name": "f"}'
+    answer = parsed(MarkupParser(CallMarkup(), None), [f"<tool_call>{body}"])
+    assert [c.arguments for c in answer.calls] == ['{"x": 1e999,  "y": 1.50}']
+
+
+def test_an_object_without_marks_and_arguments_is_a_call_of_a_known_tool_only():
+    bare = CallMarkup("", "", "name", "parameters")
+    for name, calls in (("f", ["f"]), ("Bob", [])):
+        parser = MarkupParser(bare, None, tools=["f"])
+        answer = parsed(parser, [f'{{"name": "{name}"}}'])
+        assert [call.name for call in answer.calls] == calls
+
+
+@given(data=st.data())
+def test_an_answer_of_one_call_ends_with_it(data):
+    one = '<tool_call>{"name": "f", "arguments": {"x": "}"}}</tool_call>'
+    parser = MarkupParser(CallMarkup(), None, one_call=True)
+    answer = parsed(parser, pieces(data.draw, f"A{one}B{one}"))
+    assert [c.arguments for c in answer.calls] == ['{"x": "}"}']
+    assert (answer.content, parser.is_done) == ("A", True)
+
+
+def test_calls_of_tools_that_are_not_allowed_are_text():
+    text = '<tool_call>{"name": "g", "arguments": {}}</tool_call>'
+    parser = MarkupParser(CallMarkup(), None, tools=["f"], only_tools=True)
+    answer = parsed(parser, list(text))
+    assert (answer.calls, answer.content) == ([], text)
+
+
+@given(st.lists(st.integers(1, 5), max_size=30), st.booleans())
+def test_the_reasoning_ends_at_one_place_however_text_arrives(sizes, is_begun):
+    said = "a b</think>\n c"
+    text = said if is_begun else f"<think>{said}"
+    parser = MarkupParser(None, ReasoningMarkup(), is_reasoning=is_begun)
+    at = 0
+    for size in [*sizes, len(text)]:
+        parser.feed(text[at : at + size])
+        at += size
+    assert parser.reasoning_end == text.index("\n")
+
+
+def test_a_forced_call_follows_the_reasoning():
+    parser = MarkupParser(
+        CallMarkup(), ReasoningMarkup(), is_reasoning=True, is_forced=True
+    )
+    answer = Answer()
+    for letter in 'hm</think>\n{"name": "f", "arguments": {"x": 1}}':
+        answer.add(parser.feed(letter))
+    answer.add(parser.finish())
+    assert (answer.reasoning, answer.content) == ("hm", "")
+    assert [(call.name, call.arguments) for call in answer.calls] == [("f", '{"x": 1}')]

@@ -17,7 +17,7 @@ from http_servers import hash_engine
 from inl.cli.main import main
 from inl.config import EngineConfig
 from inl.errors import RequestError
-from inl.serve.batch_file import finished_ids, read_requests, run_batch
+from inl.serve.batch_file import finished_ids, only_run, read_requests, run_batch
 from inl.serve.model_slot import ModelSource
 from inl.serve.server import Server, engine_config
 from inl.serve.settings import ServerConfig
@@ -216,3 +216,126 @@ def test_the_command_bounds_the_context_and_loads_adapters(tmp_path, monkeypatch
     (engine,) = given
     assert (engine.context, engine.adapters) == (77, {"mine": "folder"})
     assert (engine.max_adapter_rank, engine.speculation) == (24, "ngram")
+
+
+REFUSED = {
+    "deep": '{"a":' * 20_000 + "1" + "}" * 20_000,
+    "half of a pair": json.dumps({**line_of(1), "custom_id": "\ud800"}),
+    "half of a pair in the body": json.dumps(line_of(1, user="\udc00")),
+    "NaN": json.dumps(line_of(1, temperature=float("nan"))),
+    "many digits": json.dumps(line_of(1)).replace('"seed": 1', '"seed": ' + "1" * 5000),
+    "a list": "[1]",
+    "a number": "3",
+    "null": "null",
+    "an id of an object": json.dumps({**line_of(1), "custom_id": {}}),
+    "a url of a list": json.dumps({**line_of(1), "url": [PATH]}),
+    "no UTF-8": b'{"custom_id": "\xff", "url": "/v1/completions", "body": {}}',
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_line_that_cannot_be_read_is_refused_by_its_number(tmp_path, name):
+    odd = REFUSED[name]
+    odd = odd if isinstance(odd, bytes) else odd.encode()
+    path, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    good = [json.dumps(line_of(at)).encode() for at in (5, 6)]
+    path.write_bytes(b"\n\n".join([good[0], odd, good[1]]))
+    with pytest.raises(RequestError, match="line 3: "):
+        list(read_requests(path))
+    assert main(["run-batch", str(path), str(out)]) == 2
+    assert not out.exists()
+
+
+def test_failed_requests_run_again_and_their_lines_are_replaced(tmp_path):
+    requests = write(tmp_path / "in.jsonl", map(line_of, range(4)))
+    path = tmp_path / "out.jsonl"
+    failing = {1, 3}
+
+    async def app(scope, receive, send):
+        message = await receive()
+        number = json.loads(message["body"])["prompt"][0]
+        if number == 3 and number in failing:
+            raise MemoryError("no room")
+
+        async def again():
+            return message
+
+        async def answer(part):
+            if part["type"] == "http.response.start" and number in failing:
+                part = {**part, "status": 500}
+            await send(part)
+
+        await echo(scope, again, answer)
+
+    def once():
+        todo = list(read_requests(requests))
+        finished = finished_ids(path)
+        todo = [each for each in todo if each["custom_id"] not in finished]
+        with path.open("a", encoding="utf-8") as output:
+            work = run_batch(app, todo, output, concurrency=2, tick=lambda: None)
+            return len(todo), asyncio.run(work)
+
+    assert once() == (4, 2)
+    status = {name[:4]: each["status_code"] for name, each in answers(path).items()}
+    assert status == {"no 0": 200, "no 1": 500, "no 2": 200, "no 3": 500}
+    assert once() == (2, 2)
+    assert len(answers(path)) == 4
+    failing.clear()
+    assert once() == (2, 0)
+    assert [each["status_code"] for each in answers(path).values()] == [200] * 4
+    assert once() == (0, 0)
+
+
+def test_what_cannot_be_encoded_is_escaped(tmp_path, monkeypatch):
+    """The file that the command opens takes half of a surrogate pair as JSON does."""
+    requests, path = write(tmp_path / "in.jsonl", [line_of(0)]), tmp_path / "out.jsonl"
+
+    class Fake:
+        app = None
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            """Nothing to close."""
+
+    async def write_half(app, todo, output, **_):
+        output.write(json.dumps({"a": "\ud83d é"}, ensure_ascii=False) + "\n")
+        return 0
+
+    monkeypatch.setattr("inl.cli.run_batch.make_server", lambda *_: Fake())
+    monkeypatch.setattr("inl.serve.batch_file.run_batch", write_half)
+    assert main(["run-batch", str(requests), str(path)]) == 0
+    assert json.loads(path.read_bytes()) == {"a": "\ud83d é"}
+
+
+def test_a_file_of_answers_has_one_writer(tmp_path, monkeypatch, capsys):
+    requests, path = write(tmp_path / "in.jsonl", [line_of(0)]), tmp_path / "out.jsonl"
+    words = ["run-batch", str(requests), str(path)]
+    inner = []
+
+    def second(*_):
+        inner.append(main(words))
+        raise RequestError("stopped")
+
+    monkeypatch.setattr("inl.cli.run_batch.make_server", second)
+    assert main(words) == 2
+    assert inner == [2]
+    said = capsys.readouterr().err
+    assert "out.jsonl: another run of run-batch writes it" in said
+    with only_run(path):  # the lock was released
+        assert not path.exists()
+
+
+def test_embeddings_are_asked_for_without_a_stream(tmp_path):
+    body = {"input": "Once"}
+    line = {"custom_id": "e", "url": "/v1/embeddings", "body": body}
+    seen = []
+
+    async def app(scope, receive, send):
+        seen.append((scope["path"], json.loads((await receive())["body"])))
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    assert run(app, write(tmp_path / "in.jsonl", [line]), tmp_path / "out.jsonl") == 1
+    assert seen == [("/v1/embeddings", body)]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+
 import numpy as np
 import pytest
 
@@ -11,6 +14,10 @@ from inl.checkpoints.checkpoint import open_checkpoint
 from inl.checkpoints.hub.resolve import default_model
 from inl.cli.serve_models import make_server
 from inl.errors import RequestError
+from inl.serve.metrics import Metrics
+from inl.serve.model_slot import ModelSource
+from inl.serve.models import Models
+from inl.serve.served_model import ServedModel
 from inl.serve.settings import ServerConfig
 from lora_files import LoraFiles
 
@@ -79,6 +86,69 @@ def test_names_of_adapters_are_names_of_models(config):
         status, _, body = server.send("GET", "/v1/models/nobody")
         assert status == 404
         assert "this server has base, poet, clerk" in body["error"]["message"]
+
+
+def test_a_call_is_answered_by_the_adapter_that_it_named_or_not_at_all(
+    config, monkeypatch
+):
+    with AdapterServer(config) as server:
+        want = server.tokens("poet")
+        assert want != server.tokens("base")
+        engine = server.server.models.default.engine
+        clerk = engine.config.adapters["clerk"]
+        encode_all, start = ServedModel.encode_all, ServedModel.start
+
+        def encode_later(model, prompts):
+            """The name becomes that of other weights while a prompt is encoded."""
+            engine.unload_adapter("clerk")
+            engine.unload_adapter("poet")
+            engine.load_adapter("poet", clerk)
+            return encode_all(model, prompts)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(ServedModel, "encode_all", encode_later)
+            assert server.tokens("poet") == want
+
+        async def start_later(model, *arguments):
+            engine.unload_adapter("poet")
+            await start(model, *arguments)
+
+        monkeypatch.setattr(ServedModel, "start", start_later)
+        body = {"model": "poet", "prompt": PROMPT, "max_tokens": 8}
+        status, _, answer = server.send("POST", "/v1/completions", body)
+        assert status == 404, answer
+        assert answer["error"]["code"] == "model_not_found"
+
+
+def test_an_adapter_unloaded_while_its_model_loads_stays_unloaded(config):
+    async def check():
+        opened, go = threading.Event(), threading.Event()
+
+        def open_engine(_):
+            opened.set()
+            assert go.wait(300)
+            return InferenceEngine.from_pretrained(config=config)
+
+        source = ModelSource("base", open_engine, ("poet", "clerk"))
+        metrics = Metrics(vllm_names=False)
+        models = Models([source], ServerConfig(port=0), metrics, max_batch=4)
+        slot = models.default
+        using = asyncio.create_task(use(slot))
+        await asyncio.to_thread(opened.wait, 300)
+        unloading = asyncio.create_task(models.unload_adapter("poet"))
+        await asyncio.sleep(0)
+        go.set()
+        assert await using is slot.engine
+        await unloading
+        found = slot.adapters, slot.engine.adapters
+        models.close()
+        return found
+
+    async def use(slot):
+        async with slot.lease() as model:
+            return model.engine
+
+    assert asyncio.run(check()) == (("clerk",), ("clerk",))
 
 
 def test_refusals(config):

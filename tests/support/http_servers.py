@@ -43,7 +43,7 @@ class SlowRunner(HeldRunner):
         return super().collect()
 
 
-def hash_engine(max_batch, *, seconds=0.0, config=None, **options):
+def hash_engine(max_batch, *, seconds=0.0, config=None, kind=SlowRunner, **options):
     """Return an engine on hashes, with the default model's tokenizer."""
     model = open_model(resolve_model(None))
     blocks = CONTEXT // 16
@@ -56,16 +56,20 @@ def hash_engine(max_batch, *, seconds=0.0, config=None, **options):
         sampler="sample_filtered",
         token_budget=256,
     )
-    runner = SlowRunner(limits)
+    runner = kind(limits)
     runner.seconds = seconds
     config = config or EngineConfig(max_batch=max_batch)
     return InferenceEngine(model, config=config, runner=runner, **options)
 
 
 class HashServer:
-    """A server in a thread; a context manager."""
+    """A server in a thread; a context manager.
 
-    def __init__(self, *, max_batch=4, seconds=0.0, **settings):
+    loop_factory: makes its event loop; asyncio's own by default.
+    """
+
+    def __init__(self, *, max_batch=4, seconds=0.0, loop_factory=None, **settings):
+        self._loop_factory = loop_factory
         self.config = ServerConfig(port=0, **settings)
         self.engine = self.tracing = None
         self._max_batch, self._seconds = max_batch, seconds
@@ -79,7 +83,8 @@ class HashServer:
             self.server = self.make()
             await self.server.serve(self._started)
 
-        asyncio.run(serve())
+        with asyncio.Runner(loop_factory=self._loop_factory) as runner:
+            runner.run(serve())
 
     def make(self):
         """Return the server; called by its event loop."""

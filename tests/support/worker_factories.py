@@ -70,6 +70,11 @@ def refusing(options, progress):
     return _served(Refusing, options)
 
 
+def unsettled(options, progress):
+    """As ``refusing``, and the runner cannot be reset."""
+    return _served(Unsettled, options)
+
+
 def out_of_memory(options, progress):
     """Start a runner that is out of memory in some steps."""
     return _served(Full, options)
@@ -141,6 +146,11 @@ class Refusing(HashRunner):
         if self.steps == 2:
             raise errors.KernelFailed("rms_norm/test: gave NaN")
         return super().collect()
+
+
+class Unsettled(Refusing):
+    def reset(self):
+        raise OSError("nobody is here to be reset")
 
 
 class Dying(HashRunner):

@@ -42,8 +42,44 @@ def test_formats(dtype):
     assert found.quantization.error == max(e.error for e in found.quantization.layers)
     off = (found(x) - model(x)).norm() / model(x).norm()
     assert off < 3 * BOUNDS[dtype]
-    if dtype == "bf16":
-        assert found.bfloat16()(x.bfloat16()).dtype == torch.bfloat16
+
+
+UNITS = {torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float64: 2**-24}
+"""Rounding of an input dtype, or of the float32 in which weights are widened."""
+
+
+@pytest.mark.parametrize("kind", UNITS, ids=str)
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_inputs_of_other_widths_beside_a_bias(dtype, kind):
+    torch.manual_seed(1)
+    layer = torch.nn.Linear(70, 96)
+    (found,) = quantize_for_inference(layer, dtype)
+    x = torch.randn(7, 70).to(kind)
+    y = found(x)
+    assert y.dtype == kind
+    wide, weight = x.double(), found.weight(torch.float64)
+    exact = wide @ weight.T + layer.bias.detach().double()
+    # Of each weight, of the bias and of the result.
+    size = wide.abs() @ weight.abs().T + layer.bias.detach().abs()
+    assert float(((y.double() - exact).abs() / size).max()) < 2 * UNITS[kind]
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_a_conversion_of_the_model_leaves_the_stored_weights(dtype):
+    # Scales of these weights are below the normal numbers of float16.
+    torch.manual_seed(2)
+    model = torch.nn.Sequential(torch.nn.Linear(70, 96), torch.nn.LayerNorm(96))
+    model[0].weight.data *= 1e-4
+    found = quantize_for_inference(model, dtype)
+    weight, stored = found[0].weight(torch.float64), found[0].nbytes
+    for convert in ("half", "double", "bfloat16"):
+        getattr(found, convert)()
+        assert found[1].weight.dtype == getattr(torch, {"half": "float16",
+            "double": "float64"}.get(convert, convert))  # fmt: skip
+        assert torch.equal(found[0].weight(torch.float64), weight)
+        assert found[0].nbytes == stored
+    assert found(torch.randn(3, 70).bfloat16()).dtype == torch.bfloat16
+    assert found.to("meta")[0].packed.device.type == "meta"
 
 
 def test_int8_rounds_to_the_nearest_step():

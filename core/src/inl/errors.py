@@ -6,7 +6,7 @@ InlError
 ├── KernelError     NoKernel · KernelFailed
 ├── ModelError      CheckpointError (TokenizerNotFound) · UnknownArchitecture ·
 │                   WeightMismatch · TemplateError
-├── RequestError    PromptTooLong · QueueFull
+├── RequestError    PromptTooLong · QueueFull · InvalidJson
 ├── NonFiniteLogits
 ├── RunnerError     ProtocolError · WorkerLost
 └── MissingPackage
@@ -91,6 +91,10 @@ class PromptTooLong(RequestError):
 
 class QueueFull(RequestError):
     """As many requests or tokens wait as the engine accepts; try again later."""
+
+
+class InvalidJson(RequestError):
+    """A text is no JSON, or exceeds a limit of :mod:`inl.bounded_json`."""
 
 
 class NonFiniteLogits(InlError):

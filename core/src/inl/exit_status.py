@@ -1,10 +1,25 @@
-"""Describes how a child process ended, on POSIX and on Windows."""
+"""Ends of child processes, on POSIX and on Windows: waiting for them, and their names.
+
+A process may end while one that it has started holds its pipes, so no pipe is read to
+its end without a time limit.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
 from contextlib import suppress
-from typing import Final
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from subprocess import Popen
+
+POLL_SECONDS: Final = 0.05
+"""How often the end of a process is looked for while its pipes are open."""
+
+PIPE_SECONDS: Final = 0.5
+"""Time limit for the rest of the output of a process that has ended."""
 
 FAULTS: Final = {
     0xC0000005: "access violation",
@@ -35,3 +50,34 @@ def signal_name(number: int) -> str:
     with suppress(ValueError):
         return signal.Signals(number).name
     return "an unknown signal"
+
+
+def read_output(process: Popen[bytes], seconds: float) -> tuple[bytes, bytes, bool]:
+    """Wait for a process; return its output, its errors, and whether it was killed.
+
+    It is killed after ``seconds``. Whatever it has started in its process group, and
+    holds its pipes, is killed when it has ended.
+    """
+    from subprocess import TimeoutExpired  # slow to import
+
+    end = monotonic() + seconds
+    while process.poll() is None and (left := end - monotonic()) > 0:
+        with suppress(TimeoutExpired):
+            output, errors = process.communicate(timeout=min(POLL_SECONDS, left))
+            return output or b"", errors or b"", False
+    is_late = process.poll() is None
+    kill_group(process)
+    rest: tuple[bytes | None, bytes | None]
+    try:
+        rest = process.communicate(timeout=PIPE_SECONDS)
+    except TimeoutExpired as error:  # held by a process of another group
+        rest = error.output, error.stderr
+    return rest[0] or b"", rest[1] or b"", is_late
+
+
+def kill_group(process: Popen[Any]) -> None:
+    """Kill a process, and its process group if it leads one."""
+    if hasattr(os, "killpg"):
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+    process.kill()

@@ -14,24 +14,25 @@ POLL_SECONDS: Final = 0.02
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
+def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
     """Hold an exclusive lock of a file, created if it is missing.
 
-    The system releases the lock of a process that ends. Raises OSError.
+    The system releases the lock of a process that ends. Raises OSError, which is
+    ``BlockingIOError`` if another one holds it and this one is not to ``wait``.
     """
     with path.open("ab") as file:
         try:
             import fcntl
         except ImportError:  # Windows
-            with _locked_byte(file.fileno()):
+            with _locked_byte(file.fileno(), wait=wait):
                 yield
             return
-        fcntl.flock(file, fcntl.LOCK_EX)
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
 
 
 @contextmanager
-def _locked_byte(descriptor: int) -> Iterator[None]:
+def _locked_byte(descriptor: int, *, wait: bool) -> Iterator[None]:
     """Lock the first byte, which need not exist."""
     import msvcrt
 
@@ -45,7 +46,9 @@ def _locked_byte(descriptor: int) -> Iterator[None]:
         try:
             change(windows.LK_NBLCK)
             break
-        except PermissionError:  # another process holds it
+        except PermissionError as error:  # another process holds it
+            if not wait:
+                raise BlockingIOError from error
             time.sleep(POLL_SECONDS)
     try:
         yield

@@ -108,12 +108,66 @@ def test_adapters_are_loaded_and_unloaded_while_requests_run(files):
         assert e.adapters == ("two",)
 
 
+def test_a_call_keeps_the_adapter_that_it_has_found(files):
+    """Also before its requests are queued, and for each of its prompts."""
+    with engine(max_adapters=1, max_adapter_rank=4) as e:
+        e.load_adapter("one", files["one"][1])
+        use = e.use_adapter("one")
+        e.unload_adapter("one")
+        with pytest.raises(RequestError, match="1 that were unloaded still serve"):
+            e.load_adapter("one", files["two"][1])
+        for prompt in (PROMPT, PROMPT[:3]):
+            handle = e.start(prompt, listener=None, adapter_use=use, max_tokens=COUNT)
+            while not handle.completed:
+                e.step()
+            answer = handle.completion().token_ids
+            check(prompt, answer, files["one"][0].merged(TENSORS))
+        del use
+        e.load_adapter("one", files["two"][1])  # the finished handle keeps nothing
+        answer = e.generate(PROMPT, max_tokens=COUNT, adapter="one").token_ids
+        check(PROMPT, answer, files["two"][0].merged(TENSORS))
+
+
+@pytest.mark.parametrize("end", ["drop", "cancel"])
+def test_a_call_that_is_not_made_keeps_nothing(files, end):
+    with engine(max_adapters=1, max_adapter_rank=4) as e:
+        e.load_adapter("one", files["one"][1])
+        handle = e._prepare(PROMPT, e.use_adapter("one"), max_tokens=2)
+        e.unload_adapter("one")
+        with pytest.raises(RequestError, match="still serve requests"):
+            e.load_adapter("two", files["two"][1])
+        if end == "cancel":
+            e.cancel(handle)
+        else:
+            del handle
+        e.load_adapter("two", files["two"][1])
+
+
+def test_all_prompts_of_a_call_use_one_adapter(files, monkeypatch):
+    """Another one gets the name while the prompts are encoded."""
+    with engine(max_adapters=2, max_adapter_rank=4) as e:
+        e.load_adapter("one", files["one"][1])
+        prepare, count = e._encoder.prepare, []
+
+        def change(*arguments, **options):
+            if count:
+                e.unload_adapter("one")
+                e.load_adapter("one", files["two"][1])
+            count.append(0)
+            return prepare(*arguments, **options)
+
+        monkeypatch.setattr(e._encoder, "prepare", change)
+        prompts = [PROMPT, PROMPT[:3]]
+        answers = e.generate(prompts, max_tokens=COUNT, adapter="one")
+        for prompt, answer in zip(prompts, answers, strict=True):
+            check(prompt, answer.token_ids, files["one"][0].merged(TENSORS))
+
+
 def test_a_request_of_a_replaced_adapter_is_refused(files):
     with engine(max_adapters=1, max_adapter_rank=4) as e:
         e.load_adapter("one", files["one"][1])
-        stale = e._prepare(PROMPT, max_tokens=2, adapter="one")
-        e.unload_adapter("one")
-        e.load_adapter("two", files["two"][1])
+        stale = e._prepare(PROMPT, e.use_adapter("one"), max_tokens=2)
+        stale.request.adapter_digest = "0" * 64
         with pytest.raises(RequestError, match=r"number 1 .* has been replaced"):
             e._dispatcher.submit(stale)
 

@@ -247,7 +247,7 @@ def safetensors_cases(make):
         "not json": (make(b"{x}"), ["header", "line 1, column 2"]),
         "a list": (make([]), ["header", "JSON list"]),
         "no utf-8": (make(b'{"\xff": 1}'), ["header", "0xff"]),
-        "deep": (make(b'{"a":' * 50_000), ["header", "recursion"]),
+        "deep": (make(b'{"a":' * 50_000), ["header", "nested 50000 levels"]),
         "tensor twice": (make(twice), ["'t': found twice"]),
         "metadata": (make({"__metadata__": {"a": 1}}), ["__metadata__", "{'a': 1}"]),
         "fields": (make({"t": {"dtype": "F32"}}), ["'t'", "data_offsets"]),

@@ -130,18 +130,21 @@ def test_chat_chat_template_kwargs(options, rendered, folder, tmp_path, capsys):
     [
         (
             ["--chat-template-kwarg", "x"],
-            ["--chat-template-kwarg", "'x'", "NAME=VALUE"],
+            ["RequestError", "--chat-template-kwarg", "'x'", "NAME=VALUE"],
         ),
         (
             ["--chat-template-kwarg", "tools=1"],
-            ["'tools=1'", "none of messages, tools"],
+            ["RequestError", "'tools=1'", "none of messages, tools"],
         ),
-        (["--tools", "/dev/null"], ["--tools", "/dev/null", "a JSON file"]),
+        (
+            ["--tools", "/dev/null"],
+            ["InvalidJson", "--tools: /dev/null", "a JSON file"],
+        ),
     ],
 )
 def test_malformed_chat_chat_template_kwargs(options, parts, folder, capsys):
     found = run(capsys, "generate", "hi", "--model", str(folder), *options)
-    refused(found, ["RequestError", *parts])
+    refused(found, parts)
 
 
 @pytest.mark.full
@@ -198,12 +201,12 @@ def test_explain_lists_selected_and_refused_kernels(capsys, folder):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--device", "rocm"], ["rocm", "pip install inl-rocm"]),
+        (["--device", "rocm"], ["rocm", "pip install ", "inl-rocm"]),
         (["--device", "cuda:x"], ["'cuda:x'", "device"]),
         (["--device", "reference:7"], ["reference:7"]),
         (["--kv-dtype", "int4"], ["kv_dtype", "'int4'", "auto"]),
         (["--dtype", "int4"], ["dtype", "'int4'", "float32"]),
-        (["--max-tokens", "0"], ["max_tokens", "0", "1 and above"]),
+        (["--max-tokens", "-1"], ["max_tokens", "-1", "0 and above"]),
         (["--temperature", "-1"], ["temperature", "-1", "0 and above"]),
         (["--model", "no/such.gguf"], ["no/such.gguf"]),
     ],

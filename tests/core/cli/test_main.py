@@ -4,13 +4,15 @@ import os
 import subprocess
 import sys
 import tomllib
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from inl import __version__
-from inl.cli.app import COMMANDS
+from inl.cli.app import COMMANDS, SUMMARIES
 from inl.cli.main import main
+from inl.install_command import install_command
 
 RAISES = """
 from inl.plugin import hookimpl
@@ -50,6 +52,23 @@ def test_the_help_page_names_every_command(inl):
         assert f"\n  {command} " in done.stdout
     assert "--debug" in done.stdout
     assert "..." not in done.stdout.replace("[ARGS]...", ""), "a summary is cut"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_summaries_are_those_of_the_commands(name):
+    module, _, function = COMMANDS[name].partition(":")
+    text = getattr(import_module(module), function).__doc__
+    assert SUMMARIES[name] == text.strip().splitlines()[0]
+
+
+def test_the_help_page_imports_no_command():
+    code = "from inl.cli.app import run; run(['--help'])"
+    words = [sys.executable, "-X", "importtime", "-c", code]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    for target in COMMANDS.values():
+        assert f" {target.partition(':')[0]}\n" not in done.stderr
+    assert " inl.cli.app\n" in done.stderr
+    assert "numpy" not in done.stderr
 
 
 def test_without_a_command_the_help_is_shown(inl):
@@ -160,7 +179,8 @@ def test_without_typer_there_is_an_instruction(inl, plugin):
     done = inl("devices")
     assert done.returncode == 2
     assert done.stderr == (
-        "inl: the command line needs typer and rich; try: pip install 'inl-core[cli]'\n"
+        "inl: the command line needs typer and rich; try: "
+        f"{install_command('inl-core[cli]')}\n"
     )
 
 

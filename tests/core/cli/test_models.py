@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 
 import pytest
 
@@ -85,6 +86,14 @@ def test_a_model_that_cannot_run_is_shown_with_the_reason(inl, tiny_folder, tmp_
     wide = copy(tiny_folder, tmp_path / "wide", intermediate_size=97)
     facts = json.loads(inl("models", str(wide), "--json").stdout)
     assert "expected [97, 48]" in facts["problem"]
+
+
+def test_the_plugin_is_that_of_the_model_that_runs(inl, tiny_folder, tmp_path):
+    """The model type decides: derived models keep the class whose config they have."""
+    derived = copy(tiny_folder, tmp_path / "one", architectures=["MyLlamaForCausalLM"])
+    shown = inl("models", str(derived)).stdout
+    assert re.search(r"^architecture +MyLlamaForCausalLM \(builtin\)$", shown, re.M)
+    assert re.search(r"^runs here +yes$", shown, re.M)
 
 
 def test_a_path_without_a_model_is_an_error(inl, tmp_path):

@@ -72,9 +72,13 @@ def test_server_options_have_the_defaults_of_the_server():
     from inl.serve.settings import ServerConfig
 
     server, limits = ServerConfig(), LimitOptions()
-    for name in ("max_queue", "max_queued_tokens", "max_per_key", "drain_seconds"):
+    for name in (
+        "max_queue", "max_queued_tokens", "max_per_key", "max_connections",
+        "receive_seconds", "send_seconds", "idle_seconds", "drain_seconds",
+    ):  # fmt: skip
         assert getattr(limits, name) == getattr(server, name)
     assert limits.max_body == server.max_body_bytes
+    assert limits.max_header == server.max_header_bytes
     assert limits.idle_unload == server.idle_unload
     assert LoggingOptions().vllm_metrics == server.vllm_metrics
     assert NetworkOptions().host == server.host

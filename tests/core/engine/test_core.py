@@ -7,7 +7,7 @@ import pytest
 
 from inl.engine.core import EngineCore, StepRecord
 from inl.engine.frame_encoder import frames
-from inl.errors import ProtocolError, RequestError, RunnerError, WorkerLost
+from inl.errors import ProtocolError, RequestError, WorkerLost
 from inl.protocol.runner import Reply
 from inl.scheduling.plan import Chunk, Plan, SchedulerConfig
 from inl.scheduling.request import Event, Request
@@ -107,50 +107,6 @@ def test_an_unknown_id_cannot_be_cancelled(small, number):
     engine.add(Request([1]))
     with pytest.raises(RequestError, match=f"found id {number}, accepts ids that add"):
         engine.cancel(number)
-
-
-class Broken(HashRunner):
-    """Raises in the n-th call of one method."""
-
-    def __init__(self, limits, method, calls):
-        super().__init__(limits)
-        self.method, self.calls = method, calls
-
-    def count(self, method):
-        self.calls -= method == self.method
-        if method == self.method and self.calls < 0:
-            raise OSError("the cable is out")
-
-    def submit(self, message):
-        self.count("submit")
-        super().submit(message)
-
-    def collect(self):
-        self.count("collect")
-        return super().collect()
-
-
-@pytest.mark.parametrize("method", ["submit", "collect"])
-@pytest.mark.parametrize("calls", [0, 1, 2, 3])
-def test_a_failed_runner_ends_every_request_and_the_engine(small, method, calls):
-    engine = EngineCore(Broken(small(), method, calls))
-    numbers = [engine.add(Request([1, 2], max_tokens=9)) for _ in range(7)]
-    ended = {}
-    for _ in range(20):
-        for event in engine.step():
-            if event.finish_reason:
-                assert event.request not in ended
-                ended[event.request] = event
-    assert sorted(ended) == numbers
-    for event in ended.values():
-        assert event.finish_reason == "error"
-        assert str(event.error) == "the cable is out"
-    assert not engine.has_work
-    with pytest.raises(
-        RunnerError, match=r"OSError: the cable is out\); create another"
-    ):
-        engine.add(Request([1]))
-    assert not engine.cancel(numbers[0])
 
 
 class ChangedReplies(HashRunner):

@@ -291,7 +291,7 @@ def test_closing_a_stream_frees_its_blocks(make, drained):
         (None, {}, RequestError, ["None", "a string"]),
         (["a", 3], {}, RequestError, ["prompt[0]"]),
         ([1] * 97, {}, PromptTooLong, ["97", "96"]),
-        ("x", {"max_tokens": 0}, RequestError, ["max_tokens", "0", "1 and above"]),
+        ("x", {"max_tokens": -1}, RequestError, ["max_tokens", "-1", "0 and above"]),
         ("x", {"temperature": -1}, RequestError, ["temperature", "-1"]),
         ("x", {"temperature": float("nan")}, RequestError, ["temperature", "nan"]),
         ("x", {"stop": ""}, RequestError, ["stop", "''"]),
@@ -359,17 +359,20 @@ def test_devices_are_accepted_as_values(make):
     assert engine.device == "reference:0"
 
 
-def test_a_failed_runner_ends_every_completion(make):
+def test_a_failed_step_ends_its_completions(make, monkeypatch):
     engine = make()
+    wanted = engine.generate("c", max_tokens=4).token_ids
 
     def fail():
         raise OSError("the wire is cut")
 
-    engine.runner.collect = fail
-    with pytest.raises(RunnerError, match="the wire is cut"):
-        engine.generate(["a", "b"], max_tokens=4)
-    with pytest.raises(RunnerError, match="create another engine"):
-        engine.generate("c")
+    with monkeypatch.context() as broken:
+        broken.setattr(engine.runner, "collect", fail)
+        for _ in range(3):
+            with pytest.raises(RunnerError, match="the wire is cut"):
+                engine.generate(["a", "b"], max_tokens=4)
+    assert engine.core.failed_steps == 3
+    assert engine.generate("c", max_tokens=4).token_ids == wanted
 
 
 def test_invariant_mode_refuses_and_names_the_op(make):

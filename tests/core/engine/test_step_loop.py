@@ -191,8 +191,8 @@ def test_a_failing_runner_reaches_every_task(hashed):
     for error in asyncio.run(main()):
         assert type(error) is RunnerError
         assert "the wire is cut" in str(error)
-    with pytest.raises(RunnerError, match="create another engine"):
-        asyncio.run(engine.agenerate([1]))
+    wanted = hashed().generate([1]).token_ids
+    assert asyncio.run(engine.agenerate([1])).token_ids == wanted
 
 
 def test_an_internal_error_reaches_every_task(hashed, monkeypatch, caplog, drained):

@@ -60,6 +60,105 @@ def test_heads_and_layers_are_divided_evenly():
     assert any("not a divisor of 3 key-value heads" in r for r in plan.reasons)
 
 
+# Layers, heads and key-value heads of published models: Llama 2 7B, 13B and 70B,
+# Llama 3 8B, Code Llama 34B, Mistral Large, Llama 3.1 405B (with embedding and head).
+PUBLISHED = {
+    7e9: (32, 32, 32), 8e9: (32, 32, 8), 13e9: (40, 40, 40), 34e9: (48, 64, 8),
+    70e9: (80, 64, 8), 123e9: (88, 96, 8), 405e9: (128, 128, 8),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("params", PUBLISHED)
+def test_a_guess_is_the_shape_of_published_models(params):
+    plan = get_optimal_parallelism(
+        model_size_params=params, num_devices=8, memory_per_device_gb=80
+    )
+    shape = plan.shape
+    assert (shape.layers, shape.heads, shape.kv_heads) == PUBLISHED[params]
+    assert shape.guessed
+    assert shape.head_dim == 128
+    assert shape.hidden == 128 * shape.heads
+    said = f"{shape.layers} layers of {shape.hidden}, {shape.heads} heads and"
+    assert any(said in reason for reason in plan.reasons)
+
+
+@pytest.mark.parametrize(
+    ("params", "devices", "memory"),
+    [(7e9, 64, 24), (13e9, 64, 24), (34e9, 64, 40), (70e9, 64, 80), (104e9, 64, 80),
+     (175e9, 64, 80), (405e9, 512, 80), (671e9, 512, 80)],
+)  # fmt: skip
+def test_training_fits_where_published_models_of_the_size_do(params, devices, memory):
+    """Weights, gradients and optimizer take at most 75 % of all budgets together."""
+    given = {"num_devices": devices, "memory_per_device_gb": memory, "training": True}
+    plan = get_optimal_parallelism(model_size_params=params, **given)
+    assert 16 * params < 0.75 * devices * plan.budget_bytes
+    assert plan.fits, plan.reasons
+    assert plan.shape.layers % plan.pipeline_parallel == 0
+    assert plan.shape.kv_heads % plan.tensor_parallel == 0
+
+
+def test_guessed_shapes_have_the_given_size():
+    for exponent in range(27, 40):
+        plan = get_optimal_parallelism(
+            model_size_params=2**exponent, num_devices=1, memory_per_device_gb=80
+        )
+        shape = plan.shape
+        heads = 2 * (shape.heads + shape.kv_heads) * shape.head_dim
+        layer = shape.hidden * (heads + 3 * shape.inner)
+        embedding = shape.vocab * shape.hidden
+        assert 0.65 < (shape.layers * layer + embedding) / 2**exponent < 1.5
+        assert shape.heads % shape.kv_heads == 0
+
+
+def test_given_parts_of_a_shape_are_kept():
+    given = {"layers": 33, "heads": 20, "kv_heads": 5, "vocab": 99}
+    size = {"model_size_params": 7e9, "num_devices": 1, "memory_per_device_gb": 80}
+    shape = get_optimal_parallelism(**size, **given).shape
+    assert given.items() <= {k: getattr(shape, k) for k in given}.items()
+    shape = get_optimal_parallelism(**size, heads=20, hidden=2560).shape
+    assert (shape.kv_heads, shape.head_dim, shape.layers) == (20, 128, 88)
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 2.5, NAN, INF, -INF, "7B", True, [], 10**400])
+@pytest.mark.parametrize(
+    "name",
+    ["model_size_params", "num_devices", "batch", "context", "step_tokens", "layers",
+     "hidden", "heads", "kv_heads", "head_dim", "inner", "vocab"],
+)  # fmt: skip
+def test_counts_are_whole_numbers(name, wrong):
+    given = {"model_size_params": 7e9, "num_devices": 2, "memory_per_device_gb": 80}
+    with pytest.raises(RequestError, match=rf"^{name}: found .*, accepted: a "):
+        get_optimal_parallelism(**{**given, name: wrong})
+
+
+@pytest.mark.parametrize("wrong", [0, -1, NAN, INF, "80GB", None, True, 10**400])
+@pytest.mark.parametrize(
+    "name", ["memory_per_device_gb", "bytes_per_param", "kv_bytes_per_value"]
+)
+def test_sizes_are_numbers(name, wrong):
+    given = {"model_size_params": 7e9, "num_devices": 2, "memory_per_device_gb": 80}
+    with pytest.raises(RequestError, match=rf"^{name}: found .*, accepted: a "):
+        get_optimal_parallelism(**{**given, name: wrong})
+
+
+def test_switches_are_true_or_false():
+    given = {"model_size_params": 7e9, "num_devices": 2, "memory_per_device_gb": 80}
+    for wrong in ({"training": "no"}, {"tied": 1}, {"device": "gpu"}, {"device": []}):
+        with pytest.raises(RequestError, match=f"^{next(iter(wrong))}: found"):
+            get_optimal_parallelism(**given, **wrong)
+
+
+def test_huge_numbers_take_no_time():
+    plan = get_optimal_parallelism(
+        model_size_params=10**18, num_devices=10**18, memory_per_device_gb=80,
+        layers=10**6, kv_heads=10**6,
+    )  # fmt: skip
+    assert 10**6 % plan.tensor_parallel == 10**6 % plan.pipeline_parallel == 0
+
+
 def test_numbers_below_one_are_refused():
     with pytest.raises(RequestError, match="num_devices: found 0"):
         get_optimal_parallelism(

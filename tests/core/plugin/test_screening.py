@@ -14,6 +14,7 @@ from inl.device import Device
 from inl.plugin import loader, screening
 from inl.plugin.discover import from_modules
 from inl.plugin.private_facts import plugin_key, read_facts, write_facts
+from waiting import is_running, until
 
 HOOK = """
 from inl.plugin import hookimpl
@@ -93,6 +94,26 @@ def test_a_plugin_that_hangs_is_a_row_and_is_not_waited_for_again(
     assert len(load.started) == 1
     (origin,) = from_modules(["zzz"])
     assert 'zzz.py", line' in screening.recall(origin).where
+
+
+@pytest.mark.parametrize("end", ["pass", "os._exit(7)", HANG])
+def test_a_plugin_whose_process_leaves_another_one_is_not_waited_for(
+    load, row_of, monkeypatch, tmp_path, end
+):
+    """The other one holds the pipes of the first."""
+    monkeypatch.setattr(screening, "LIMIT_SECONDS", 1.0 if end == HANG else 500.0)
+    pid = tmp_path / "pid"
+    body = f"""
+import os, subprocess
+if "{screening.CHILD}" in os.environ:
+    held = subprocess.Popen(["sleep", "600"])
+    open({str(pid)!r}, "w").write(str(held.pid))
+    {end}
+{HOOK.format(body="pass")}
+"""
+    row = row_of(load(body), "zzz")
+    assert row.status == ("ready" if end == "pass" else "broken")
+    until(lambda: not is_running(int(pid.read_text())))
 
 
 def test_a_plugin_is_tested_again_when_it_changes(load, row_of, site):

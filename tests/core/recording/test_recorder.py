@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections import deque
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -281,15 +280,16 @@ FULL = Path("/dev/full")
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
-def test_a_full_disk_is_an_error_of_ours(small):
+def test_a_full_disk_is_an_error_of_ours(small, caplog):
+    """It ends the trace, and no step."""
     recorder = Recorder(lambda: RunHeader(small()), FULL)
+    for _ in range(20_000):
+        recorder.add(release_frame(1, groups=1, max_blocks_per_seq=8))
+    assert len(caplog.records) == 1
+    assert "No space left" in caplog.text
+    recorder.begin()
     with pytest.raises(RunnerError, match="No space left"):
-        deque(
-            map(
-                recorder.add,
-                [release_frame(1, groups=1, max_blocks_per_seq=8)] * 10_000,
-            )
-        )
+        recorder.close()
     recorder.close()
     recorder = Recorder(lambda: RunHeader(small()), FULL)
     with pytest.raises(RunnerError, match="No space left"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -224,6 +225,39 @@ def test_errors_keep_their_class(serve, small):
         runner.collect()
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_worker_serves_again_once_it_is_reset(serve, small, answer_of, depth):
+    limits = small(depth=depth)
+    runner = serve("refusing", limits=limits)
+    engine = EngineCore(runner)
+    for at in range(3):
+        fields = {"prompt": [at, 2], "max_tokens": 5}
+        request, errors = Request(**fields), []
+        engine.add(request)
+        while engine.has_work:
+            errors += [event.error for event in engine.step() if event.error]
+        if at == 0:
+            assert [type(each) for each in errors] == [KernelFailed]
+        else:
+            assert errors == []
+            assert request.output_ids == answer_of(Request(**fields), limits)
+    assert engine.failed_steps == 1
+    assert runner.alive
+
+
+def test_a_worker_whose_runner_cannot_be_reset_is_lost(serve, small, answer_of):
+    engine = EngineCore(serve("unsettled"), replace=lambda _: HashRunner(small()))
+    engine.add(Request([1, 2], max_tokens=5))
+    while engine.has_work:
+        engine.step()
+    assert engine.restarts == 1
+    request = Request([1, 2], max_tokens=5)
+    engine.add(request)
+    while engine.has_work:
+        engine.step()
+    assert request.output_ids == answer_of(Request([1, 2], max_tokens=5), small())
+
+
 def test_a_worker_without_memory_for_a_step_serves_the_next(serve, small):
     runner = serve("out_of_memory")
     runner.submit(admission(small()))
@@ -320,7 +354,7 @@ def test_an_interpreter_without_the_core(serve, script):
     text = "sys.exit(\"No module named 'inl'\")"
     with pytest.raises(WorkerLost, match="No module named 'inl'") as caught:
         serve(python=script(text))
-    assert "-m pip install inl-core" in str(caught.value)
+    assert re.search(r"spaces' -m pip install .*core", str(caught.value))
 
 
 def test_a_program_that_cannot_be_started(serve, tmp_path):

@@ -203,3 +203,16 @@ def test_without_the_package(default_checkpoint, monkeypatch):
     tokenizer = open_tokenizer(GgufFile(default_checkpoint.path).metadata, "m.gguf")
     ids = encoded(tokenizer, CHATML.replace("CONTENT", "m['content']"), EVIL)
     assert special(tokenizer, ids) == ["<|im_start|>", "<|im_end|>", "<|im_start|>"]
+
+
+@pytest.mark.parametrize("size", [1, 7, 12, 13, 64])
+def test_long_texts_are_searched_in_pieces(monkeypatch, size):
+    """Each control token is found once, wherever pieces end."""
+    tokens = ["<|im_end|>", "<|im|>", "ab"]
+    text = "<|<|im_end|>x<|IM|>abab<|im_e" * 9
+    whole = MarkedMessages({"text": text}, tokens)
+    monkeypatch.setattr("inl.text.control_tokens.PIECE", size)
+    pieces = MarkedMessages({"text": text}, tokens)
+    wanted = whole.values["text"].split(whole.mark)
+    assert len(wanted) > 36
+    assert pieces.values["text"].split(pieces.mark) == wanted

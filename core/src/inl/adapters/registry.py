@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, final
+from weakref import WeakSet
 
 from inl.adapters.folder import read_adapter
 from inl.adapters.weights import modules_of, with_adapters
@@ -16,9 +18,9 @@ from inl.weights.plan import plan_weights
 if TYPE_CHECKING:
     from inl.engine.core import EngineCore
     from inl.engine.fair_lock import FairLock
+    from inl.engine.request_handle import RequestHandle
     from inl.executor.model_loader import LanguageModel
     from inl.protocol.runner import Limits, Runner
-    from inl.scheduling.request import Request
 
 
 def check_adapter(model: LanguageModel, path: str | Path, max_rank: int) -> str:
@@ -31,11 +33,24 @@ def check_adapter(model: LanguageModel, path: str | Path, max_rank: int) -> str:
     return read_adapter(path, modules_of(plans), max_rank).digest
 
 
+@final
+class AdapterUse:
+    """An adapter that a call has found by its name, and keeps until its requests end.
+
+    As long as it is referenced, no other adapter gets the number at the runner.
+    """
+
+    __slots__ = ("__weakref__", "source")
+
+    def __init__(self, source: AdapterSource) -> None:
+        self.source = source
+
+
 class AdapterRegistry:
     """Loads and unloads adapters while an engine serves. Thread-safe.
 
-    An adapter that is unloaded keeps its number at the runner until the requests of it
-    have finished and another adapter needs the number.
+    An adapter that is unloaded keeps its number at the runner until the calls that have
+    found it have finished and another adapter needs the number.
     """
 
     def __init__(
@@ -46,6 +61,9 @@ class AdapterRegistry:
         self._named: dict[str, AdapterSource] = {}
         self._sources: dict[int, AdapterSource] = {}
         """What the runner has loaded, unloaded adapters included."""
+        self._uses: WeakSet[AdapterUse] = WeakSet()
+        self._naming = threading.Lock()
+        """Held for a moment: finding a name does not wait for a step."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -75,12 +93,17 @@ class AdapterRegistry:
         source = AdapterSource(self._free_number(name), path, digest)
         self._sources.pop(source.number, None)
         self._core.load_adapter(source)
-        self._sources[source.number] = self._named[name] = source
+        self._sources[source.number] = source
+        with self._naming:
+            self._named[name] = source
 
     def _free_number(self, name: str) -> int:
         taken = {source.number for source in self._named.values()}
-        live = self._core.live.values()
-        ending = {request.adapter for request in live} - taken - {0}
+        with self._naming:
+            # Those without a name: nobody can find them any more.
+            used = {use.source.number for use in self._uses}
+        live = {request.adapter for request in self._core.live.values()}
+        ending = (used | live) - taken - {0}
         for number in range(1, self._limits.adapters + 1):
             if number not in taken | ending:
                 return number
@@ -96,15 +119,18 @@ class AdapterRegistry:
         self._lock.run(partial(self._unload, name))
 
     def _unload(self, name: str) -> None:
-        self._source(name)
-        del self._named[name]
+        with self._naming:
+            self._source(name)
+            del self._named[name]
 
-    def apply(self, name: str | None, request: Request) -> None:
-        """Let a request use an adapter; raises ``RequestError`` for other names."""
+    def use(self, name: str | None) -> AdapterUse | None:
+        """Find an adapter for a call; raises ``RequestError`` for other names."""
         if name is None:
-            return
-        source = self._source(name)
-        request.adapter, request.adapter_digest = source.number, source.digest
+            return None
+        with self._naming:
+            use = AdapterUse(self._source(name))
+            self._uses.add(use)
+        return use
 
     def _source(self, name: str) -> AdapterSource:
         source = self._named.get(name)
@@ -117,3 +143,11 @@ class AdapterRegistry:
         """Load every adapter at a runner that replaces a lost one."""
         for source in self._sources.values():
             runner.load_adapter(source)
+
+
+def apply_adapter(use: AdapterUse | None, handle: RequestHandle) -> None:
+    """Let a request use an adapter until it has finished."""
+    if use is not None:
+        source, request = use.source, handle.request
+        handle.adapter_use = use
+        request.adapter, request.adapter_digest = source.number, source.digest

@@ -14,6 +14,7 @@ from threading import local
 from typing import Final
 
 from inl.backend.weight_cache import FileIdentity
+from inl.bounded_json import parse_json
 from inl.cache_dir.private_folder import PrivateFolder, Untrusted, signature
 
 PIECE: Final = 8 << 20
@@ -76,9 +77,8 @@ class RememberedDigests:
         sealed, text = data[:32], data[32:]
         if not hmac.compare_digest(sealed, signature(self._key, b"digests", text)):
             return {}
-        return {
-            FileIdentity(*identity): digest for *identity, digest in json.loads(text)
-        }
+        known = parse_json(text, str(self._folder.path / NAME))
+        return {FileIdentity(*identity): digest for *identity, digest in known}
 
     def _write(self) -> None:
         recent = list(self._known.items())[-MAX_FILES:]

@@ -16,13 +16,13 @@ of the payload (4) - and the payload::
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, BinaryIO, NamedTuple
 
-from inl.errors import ProtocolError
+from inl.bounded_json import parse_object
+from inl.errors import InvalidJson, ProtocolError
 
 VERSION = 1
 MAGIC = b"IC"
@@ -116,12 +116,6 @@ def read_number(payload: bytes, what: str) -> int:
 def read_object(payload: bytes, what: str) -> dict[str, Any]:
     """Decode a JSON object."""
     try:
-        value = json.loads(payload.decode())
-    # Deeply nested input exceeds the recursion limit of the JSON parser.
-    except (ValueError, RecursionError) as error:
-        raise ProtocolError(f"caller: {what}: is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ProtocolError(
-            f"caller: {what}: found {value!r:.60}, accepted: a JSON object"
-        )
-    return value
+        return parse_object(payload, f"caller: {what}")
+    except InvalidJson as error:
+        raise ProtocolError(str(error)) from None

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from inl.bounded_json import parse_json
 from inl.cli import arguments
 from inl.cli.bench import bar
 from inl.cli.bench_latencies import save_latencies
@@ -56,6 +57,9 @@ def run(
     inter_token_ms: Annotated[
         float | None, typer.Option(help="Goodput: most mean time between tokens.")
     ] = None,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds after which a request has failed.")
+    ] = 600.0,
     seed: Annotated[int, typer.Option(help="Seed of lengths and arrivals.")] = 0,
     ignore_eos: Annotated[
         bool,
@@ -70,7 +74,7 @@ def run(
         typer.Option(help="File for a plot of the latencies, such as load.png."),
     ] = None,
 ) -> None:
-    """Measure the server at URL: latencies, throughput and goodput."""
+    """Measure the server at URL: latency, throughput, goodput."""
     if plot is not None:
         check_plot(plot)
     rows = (
@@ -78,7 +82,7 @@ def run(
         if trace is not None
         else _rows(random.Random(seed), requests, rate, burst, prompt_words, tokens)
     )
-    client = LoadClient(url, api_key)
+    client = LoadClient(url, api_key, seconds=timeout)
     try:
         name = model or asyncio.run(client.model())
         draw = random.Random(seed + 1)
@@ -144,12 +148,12 @@ def _range(name: str, text: str) -> tuple[int, int]:
 
 def _read_trace(path: Path) -> list[tuple[float, int, int]]:
     rows = []
-    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
-            row = json.loads(line)
+            row = parse_json(line, "trace")
             words, tokens = int(row["prompt_words"]), int(row["tokens"])
             rows.append((float(row["arrival"]), words, tokens))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise RequestError(
                 f"{path}, line {number}: {error!r}; accepts an object with arrival, "
                 "prompt_words and tokens"

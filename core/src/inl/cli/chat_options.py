@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from inl.errors import RequestError
+from inl.bounded_json import parse_json, read_json
+from inl.errors import InvalidJson, RequestError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,12 +54,7 @@ class ChatOptions:
 
 
 def _objects(name: str, path: Path) -> list[dict[str, Any]]:
-    try:
-        value = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise RequestError(
-            f"--{name}: {path}: cannot be read: {error}; accepted: a JSON file"
-        ) from error
+    value = read_json(path, f"--{name}: {path}: cannot be read as a JSON file")
     if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
         raise RequestError(
             f"--{name}: {path}: found {value!r:.80}; accepted: a JSON list of objects"
@@ -82,6 +77,6 @@ def _variable(text: str) -> tuple[str, Any]:
             f"name of a variable of the template, none of {', '.join(RESERVED)}"
         )
     try:
-        return name, json.loads(value)
-    except (ValueError, RecursionError):
+        return name, parse_json(value, name)
+    except InvalidJson:
         return name, value

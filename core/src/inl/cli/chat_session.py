@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from inl.cli.chat_input import Lines
 from inl.cli.conversation import Conversation, Message
 from inl.cli.interrupt import Interrupt
+from inl.cli.word_wrap import WordWrap
 from inl.errors import InlError, RequestError, RunnerError
 
 if TYPE_CHECKING:
@@ -123,17 +125,19 @@ class Chat:
         }
         accepted = self._accepted
         pieces = self._engine.stream(ids, **options)
-        plain = sys.stdout.isatty()
+        terminal = sys.stdout.isatty()
+        wrap = WordWrap(shutil.get_terminal_size().columns)
         shown: list[str] = []
         began = first = time.perf_counter()
         try:
             for piece in pieces:
                 first = first if shown else time.perf_counter()
                 shown.append(piece)
-                print(piece.translate(CONTROL) if plain else piece, end="", flush=True)
+                text = wrap(piece.translate(CONTROL)) if terminal else piece
+                print(text, end="", flush=True)
         except KeyboardInterrupt:
             self._interrupt.reraise_foreign()
-        print()
+        print(wrap.finish())
         if self._interrupt.stopped:
             _note("(stopped)")
         tokens = self._interrupt.decode_steps + self._accepted - accepted

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from inl.bounded_json import read_json
 from inl.errors import PromptTooLong, RequestError
 
 Message = dict[str, str]
@@ -101,19 +102,10 @@ class Conversation:
 
         Raises :class:`RequestError`, and changes nothing, for an invalid file.
         """
-        messages = _messages(_read(path), path)
+        messages = _messages(read_json(path, f"{path}: cannot be read"), path)
         first = messages[0]["role"] == "system" if messages else False
         self.system = messages.pop(0)["content"] if first else None
         self.messages, self.start = messages, 0
-
-
-def _read(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise RequestError(
-            f"{path}: cannot be read: {error}; accepted: a file of /save"
-        ) from error
 
 
 def _messages(data: Any, path: Path) -> list[Message]:

@@ -10,6 +10,7 @@ from inl.checkpoints.hub.resolve import resolve_model
 from inl.cli.devices import show_bytes
 from inl.errors import InlError, MissingPackage
 from inl.executor.model_loader import open_model
+from inl.models.registry import names_of
 from inl.plugin import registry
 from inl.weights.load import stored_specs
 
@@ -44,7 +45,9 @@ def model_facts(model: str) -> dict[str, Any]:
     facts = {
         "path": str(path),
         "architecture": names[0] if names else None,
-        "plugin": next((known[n].package for n in names if n in known), None),
+        "plugin": next(
+            (known[name].package for name in names_of(config) if name in known), None
+        ),
         "parameters": sum(row["parameters"] for row in tensors.values()),
         "bytes": sum(row["bytes"] for row in tensors.values()),
         "context": config.get("max_position_embeddings"),

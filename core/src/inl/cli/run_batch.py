@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -32,32 +34,44 @@ def run(
 ) -> None:
     """Answer REQUESTS in ANSWERS. Continues where an earlier run ended."""
     check_packages()
-    from inl.serve.batch_file import finished_ids, read_requests, run_batch
+    from inl.serve.batch_file import finished_ids, only_run, read_requests, run_batch
     from inl.serve.settings import ServerConfig
 
-    try:
+    with _named_errors(), ExitStack() as stack:
+        todo = list(read_requests(requests))
+        stack.enter_context(only_run(answers))
         finished = finished_ids(answers)
-        todo = [
-            each for each in read_requests(requests)
-            if each["custom_id"] not in finished
-        ]  # fmt: skip
+        todo = [each for each in todo if each["custom_id"] not in finished]
+        kept = stack.pop_all()
+    with kept:
+        print(f"{len(finished)} answered before, {len(todo)} to do", file=sys.stderr)
+        if not todo:
+            return
+        config = engine_options.config(
+            max_batch=max_batch,
+            context=context,
+            **arguments.adapter_settings(arguments.adapters(adapter)),
+        )
+        models = named_models(model, None, ())
+        with (
+            make_server(models, ServerConfig(max_queue=128), config) as server,
+            answers.open("a", encoding="utf-8", errors="backslashreplace") as output,
+            bar(len(todo)) as tick,
+        ):
+            work = run_batch(
+                server.app, todo, output, concurrency=2 * max_batch, tick=tick
+            )
+            failed = asyncio.run(work)
+    if failed:
+        raise InlError(
+            f"{answers}: {failed} requests failed; see their lines. Another run tries "
+            "them again"
+        )
+
+
+@contextmanager
+def _named_errors() -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise RequestError(f"{error.filename}: {error.strerror}") from error
-    print(f"{len(finished)} answered before, {len(todo)} to do", file=sys.stderr)
-    if not todo:
-        return
-    config = engine_options.config(
-        max_batch=max_batch,
-        context=context,
-        **arguments.adapter_settings(arguments.adapters(adapter)),
-    )
-    models = named_models(model, None, ())
-    with (
-        make_server(models, ServerConfig(max_queue=128), config) as server,
-        answers.open("a", encoding="utf-8") as output,
-        bar(len(todo)) as tick,
-    ):
-        work = run_batch(server.app, todo, output, concurrency=2 * max_batch, tick=tick)
-        failed = asyncio.run(work)
-    if failed:
-        raise InlError(f"{answers}: {failed} requests failed; see their lines")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,11 @@ import typer
 
 from inl.cli import arguments
 from inl.errors import RequestError
+
+log = logging.getLogger("inl.serve")
+
+MAX_KEYS = 1 << 20
+"""Bytes of a file of keys."""
 
 if TYPE_CHECKING:
     from inl.serve.settings import ServerConfig
@@ -107,8 +113,37 @@ class LimitOptions:
         int | None, typer.Option(help="Open requests of one key.", min=1)
     ] = None
     max_body: Annotated[int, typer.Option(help="Bytes of a request body.", min=1)] = (
-        32 << 20
+        8 << 20
     )
+    max_header: Annotated[
+        int, typer.Option(help="Bytes of a request's headers and path.", min=1024)
+    ] = 64 << 10
+    max_connections: Annotated[
+        int | None,
+        typer.Option(
+            help="Open connections, of each front-end. "
+            "[default: 10,000, or what the limit of open files allows]",
+            min=1,
+        ),
+    ] = None
+    receive_seconds: Annotated[
+        float,
+        typer.Option(
+            help="Time in which a client sends the headers of a request, and again its "
+            "body, which has one second more for each 16 KiB."
+        ),
+    ] = 30.0
+    send_seconds: Annotated[
+        float,
+        typer.Option(
+            help="Time after which a client that reads nothing of its answer is "
+            "disconnected."
+        ),
+    ] = 60.0
+    idle_seconds: Annotated[
+        float,
+        typer.Option(help="Time without a request after which a connection is closed."),
+    ] = 75.0
     context: arguments.Context = None
     drain_seconds: Annotated[
         float, typer.Option(help="Time to finish requests after SIGTERM.", min=0)
@@ -162,6 +197,11 @@ def server_config(
         max_queued_tokens=limits.max_queued_tokens,
         max_per_key=limits.max_per_key,
         max_body_bytes=limits.max_body,
+        max_header_bytes=limits.max_header,
+        max_connections=limits.max_connections,
+        receive_seconds=limits.receive_seconds,
+        send_seconds=limits.send_seconds,
+        idle_seconds=limits.idle_seconds,
         cors_origins=tuple(security.cors_origin or ()),
         allowed_hosts=tuple(security.allowed_host or ()),
         drain_seconds=limits.drain_seconds,
@@ -176,18 +216,43 @@ def server_config(
 def _read_keys(option: str, values: list[str] | None) -> tuple[str, ...]:
     """Return the keys of an option, of files, or of the variable INL_API_KEY."""
     if values is None:
-        value = os.environ.get(f"INL{option[1:].replace('-', '_').upper()}")
+        value = os.environ.get(f"INL{option[1:].replace('-', '_').upper()}", "").strip()
         return (value,) if value else ()
     keys: list[str] = []
     for value in values:
-        if not value.startswith("@"):
-            keys.append(value)
+        if value.startswith("@"):
+            keys += _read_key_file(f"{option} {value}", Path(value[1:]))
+        else:
+            keys.append(value.strip())
+    return tuple(dict.fromkeys(keys))
+
+
+def _read_key_file(where: str, path: Path) -> list[str]:
+    """Return the keys of a file, one a line; a line that begins with # is a comment."""
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            text = file.read(MAX_KEYS + 1).decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "is not UTF-8"
+        raise RequestError(f"{where}: {reason}; accepts a key, or @PATH") from error
+    if len(text) > MAX_KEYS:
+        raise RequestError(f"{where}: accepts up to {MAX_KEYS} bytes")
+    if os.name == "posix" and mode & 0o077:
+        log.warning(
+            "%s: other users can read or change the file (mode %04o), and so use its "
+            "keys; try: chmod 600 %s", where, mode & 0o7777, path,
+        )  # fmt: skip
+    first: dict[str, int] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        key = line.strip()
+        if not key or key.startswith("#"):
             continue
-        try:
-            lines = Path(value[1:]).read_text("utf-8").splitlines()
-            keys += [line.strip() for line in lines if line.strip()]
-        except OSError as error:
-            raise RequestError(
-                f"{option} {value}: {error.strerror}; accepts a key, or @PATH"
-            ) from error
-    return tuple(keys)
+        if key in first:
+            log.warning(
+                "%s: line %d has the key of line %d again", where, number, first[key]
+            )
+        first.setdefault(key, number)
+    if not first:
+        raise RequestError(f"{where}: found no key, accepts one a line")
+    return list(first)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from inl.bounded_json import parse_json
 from inl.cli import arguments
 from inl.cli.progress import loading_bar
 from inl.cli.table import print_table
@@ -87,7 +88,7 @@ def run(
     if as_json:
         from inl.executor.tuning_record import dump
 
-        print(json.dumps(json.loads(dump(known))))
+        print(json.dumps(parse_json(dump(known), "record")))
     elif not clear:
         _show(known, path)
 

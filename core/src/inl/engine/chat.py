@@ -80,9 +80,12 @@ def chat_ids(
             "continue_final_message: found with add_generation_prompt=True, which "
             "begins another message; accepted: one of both"
         )
+    used = template
+    if tools is not None and template.tool_use is not None:
+        used = template.tool_use
     said: dict[str, Any] = {
         **template_kwargs,
-        "messages": with_reasoning(messages),
+        "messages": used.shapes.fit(with_reasoning(messages)),
         "tools": tools,
         "documents": documents,
     }

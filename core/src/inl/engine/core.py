@@ -5,6 +5,7 @@ Works on token ids, and on frames and masks of int32; it knows neither text nor 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
@@ -34,16 +35,19 @@ from inl.spec.step import NO_TOKEN, Bucket
 if TYPE_CHECKING:
     from inl.recording.recorder import Recorder
 
+log = logging.getLogger("inl")
+
 
 class EngineCore:
     """Serves requests on one runner. Not thread-safe.
 
     The caller closes the runner. If the runner is out of memory for a step, the
     requests of that step end with :class:`~inl.errors.OutOfMemory` and the others
-    continue. If the runner fails, every live request ends with that error and the
-    engine refuses further requests. If it is a lost worker, ``replace`` may return a
-    new runner, on which all live requests start over from their token ids; the lost
-    one is closed here.
+    continue. If it raises another error for a step, the requests of that step end with
+    this error, and the others start over from their token ids on the runner, which is
+    reset. If it is a lost worker, or cannot be reset, ``replace`` may return a new
+    runner, on which live requests start over; the former one is closed here. Without
+    it, every live request ends with the error and the engine refuses further requests.
 
     After an exception such as KeyboardInterrupt has interrupted a call, whatever the
     instruction, the next call resets the runner and all live requests start over from
@@ -62,20 +66,23 @@ class EngineCore:
         scheduler: Scheduler | None = None,
         on_step: Callable[[StepRecord], None] | None = None,
         recorder: Recorder | None = None,
-        replace: Callable[[WorkerLost], Runner] | None = None,
+        replace: Callable[[Exception], Runner] | None = None,
     ) -> None:
         self.runner = runner
         self.scheduler = scheduler or Scheduler(runner.limits, config)
         self.restarts = 0
-        """Lost runners that were replaced."""
+        """Runners that were replaced."""
+        self.failed_steps = 0
+        """Errors of the runner, those without memory for a step not included."""
         self._recorder = recorder
         self._replace = replace
         self._on_step = on_step
         self._pending: list[Event] = []
         """Events that the next step returns."""
-        self._failure: Exception | None = None
-        self._lost: WorkerLost | None = None
-        """Loss of the runner, until it is replaced."""
+        self.failure: Exception | None = None
+        """Why the engine serves no more requests."""
+        self._lost: Exception | None = None
+        """Why the runner has to be replaced, until it is."""
         self._is_unsettled = False
         """Whether a call is changing the state, or was interrupted while it did."""
         self._discarded_steps: set[int] = set()
@@ -91,7 +98,7 @@ class EngineCore:
         if self.scheduler.live or self._pending or self._is_unsettled:
             return True
         idle = not self.scheduler.in_flight and not self.scheduler.has_releases
-        return self._failure is None and not idle
+        return self.failure is None and not idle
 
     @property
     def running_requests(self) -> int:
@@ -211,11 +218,11 @@ class EngineCore:
         self._pending += self.scheduler.expire()
         self._fill()
         outputs: list[Event] = []
-        if self._failure is None and self.scheduler.in_flight:
+        if self.failure is None and self.scheduler.in_flight:
             outputs = self._collect()
             self._sample_unsampled()
-        if self._failure is not None:
-            outputs = self._end_all(self._failure)
+        if self.failure is not None:
+            outputs = self._end_all(self.failure)
         events = [*self._pending, *outputs]
         self._pending.clear()
         self._is_unsettled = False
@@ -226,31 +233,35 @@ class EngineCore:
         if not self._is_unsettled:
             return
         self._masks.settle()
-        if self._failure is None:
+        if self.failure is None:
             self._recover()
-        if self._failure is not None:
+        if self.failure is not None:
             # All requests end with the next step, which needs a consistent scheduler.
             self._start_over(self.scheduler.limits)
         self._is_unsettled = False
 
     def _check_runner(self) -> None:
-        if self._failure is not None:
+        if self.failure is not None:
             raise RunnerError(
-                f"engine: its runner failed ({_describe(self._failure)}); "
+                f"engine: its runner failed ({_describe(self.failure)}); "
                 "create another engine"
-            ) from self._failure
+            ) from self.failure
 
     def _recover(self) -> None:
+        if self._lost is not None:
+            self._replace_or_fail(self._lost)
+            return
         try:
-            if self._lost is not None:
-                self._replace_runner(self._lost)
-                return
-            self.runner.reset()
-            self._start_over(self.runner.limits)
-            if self._recorder is not None:
-                self._recorder.begin()
+            self._reset_runner()
         except Exception as error:
-            self._fail(error)
+            self._replace_or_fail(error)
+
+    def _reset_runner(self) -> None:
+        """Reset the runner, on which all live requests start over."""
+        self.runner.reset()
+        self._start_over(self.runner.limits)
+        if self._recorder is not None:
+            self._recorder.begin()
 
     def _start_over(self, limits: Limits) -> None:
         """Let all live requests wait for a runner without steps and slots."""
@@ -261,7 +272,7 @@ class EngineCore:
 
     def _fill(self) -> None:
         while (
-            self._failure is None
+            self.failure is None
             and self._unsampled is None
             and len(self.scheduler.in_flight) < self.runner.limits.depth
         ):
@@ -293,18 +304,18 @@ class EngineCore:
             if header(frame).kind == STEP:
                 self._discard_step(plan, error)
             else:
-                self._fail(error)
+                self._fail(error, plan)
             return False
-        # Runners come from plugins: whatever they raise must reach every caller.
+        # Runners come from plugins: whatever they raise must reach the callers.
         except Exception as error:
-            self._fail(error)
+            self._fail(error, plan)
             return False
         return True
 
     def _sample_unsampled(self) -> None:
         """Submit the masks of the step that waits for them, once they are known."""
         plan = self._unsampled
-        if plan is None or self._failure is not None:
+        if plan is None or self.failure is not None:
             return
         rows = masked_rows(plan)
         if not are_ready(plan, rows):
@@ -314,7 +325,7 @@ class EngineCore:
         try:
             self._submit_masks(plan)
         except Exception as error:
-            self._fail(error)
+            self._fail(error, plan)
 
     def _submit_masks(self, plan: Plan) -> None:
         """Submit the masks of a step, and end the requests that have none."""
@@ -333,25 +344,40 @@ class EngineCore:
         self._discarded_steps.add(plan.step)
         self._end_rows(plan, error)
 
-    def _end_rows(self, plan: Plan, error: OutOfMemory) -> None:
+    def _end_rows(self, plan: Plan, error: Exception) -> None:
         """End the requests of a step that has no output."""
         for chunk in plan.chunks:
             if chunk.request.id in self.scheduler.live:
                 event = self.scheduler.finish(chunk.request, "error", error)
                 self._pending.append(event)
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: Exception, plan: Plan | None = None) -> None:
+        """Go on after an error of the runner, or fail with it; plan: its step."""
+        self.failed_steps += 1
+        if not isinstance(error, WorkerLost):
+            log.error("engine: a step failed: %s", _describe(error), exc_info=error)
+            if plan is not None:
+                # They may be the cause. A lost worker is the cause itself.
+                self._end_rows(plan, error)
+            try:
+                self._reset_runner()
+                return
+            except Exception as reason:
+                log.error("engine: its runner cannot be reset: %s", _describe(reason))
+        self._replace_or_fail(error)
+
+    def _replace_or_fail(self, error: Exception) -> None:
         """Continue on a replacement of the runner, or fail with the error."""
-        if self._replace is None or not isinstance(error, WorkerLost):
-            self._failure = error
+        if self._replace is None:
+            self.failure = error
             return
         self._lost = error
         try:
             self._replace_runner(error)
         except Exception as reason:
-            self._failure = reason
+            self.failure = reason
 
-    def _replace_runner(self, error: WorkerLost) -> None:
+    def _replace_runner(self, error: Exception) -> None:
         assert self._replace is not None, "checked when the runner was lost"
         self.runner.close()
         self.runner = self._replace(error)
@@ -387,7 +413,7 @@ class EngineCore:
             self._end_rows(plan, error)
             return self.scheduler.process_outputs([0] * len(plan.chunks))
         except Exception as error:
-            self._fail(error)
+            self._fail(error, plan)
             return []
         return process()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -18,9 +19,11 @@ T = TypeVar("T")
 class _Ticket:
     """One acquisition; ``gate`` is released when it may have become the first."""
 
-    __slots__ = ("gate", "thread")
+    __slots__ = ("began", "gate", "thread")
 
     def __init__(self) -> None:
+        self.began = 0.0
+        """``monotonic()`` time since when it holds the lock."""
         self.thread = threading.get_ident()
         self.gate = threading.Lock()
         self.gate.acquire()
@@ -56,6 +59,15 @@ class FairLock:
         except IndexError:
             return False
 
+    @property
+    def held_seconds(self) -> float:
+        """How long one thread holds the lock already."""
+        try:
+            began = self._queue[0].began
+        except IndexError:
+            return 0.0
+        return time.monotonic() - began if began else 0.0
+
     def run(self, work: Callable[[], T]) -> T:
         """Acquire the lock, return ``work()`` and release the lock."""
         if self.is_mine:
@@ -90,12 +102,14 @@ class FairLock:
         self._queue.append(ticket)
         while self._queue[0] is not ticket:
             ticket.gate.acquire()
+        ticket.began = time.monotonic()
         return work()
 
     def _try_run(self, ticket: _Ticket, work: Callable[[], object]) -> bool:
         self._queue.append(ticket)
         if self._queue[0] is not ticket:
             return False
+        ticket.began = time.monotonic()
         work()
         return True
 

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
-from inl.adapters.registry import AdapterRegistry
+from inl.adapters.registry import AdapterRegistry, AdapterUse, apply_adapter
 from inl.checkpoints.digest import model_digest
 from inl.checkpoints.hub.resolve import resolve_model
 from inl.config import EngineConfig
@@ -216,6 +216,14 @@ class InferenceEngine:
         """
         self._adapters.unload(name)
 
+    def use_adapter(self, name: str | None) -> AdapterUse | None:
+        """Find an adapter for several calls of :meth:`start`.
+
+        They use it even if it is unloaded meanwhile, or another one gets its name.
+        Raises :class:`~inl.errors.RequestError` for a name that is not loaded.
+        """
+        return self._adapters.use(name)
+
     @property
     def core(self) -> EngineCore:
         """The engine core, for inspection; not thread-safe."""
@@ -230,6 +238,17 @@ class InferenceEngine:
     def stats(self) -> Stats:
         """Totals since the engine started."""
         return self._core.stats
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why the engine refuses all further requests; ``None`` while it serves."""
+        return self._core.failure
+
+    @property
+    def stalled_seconds(self) -> float:
+        """How long the current step takes already, or open requests wait for one."""
+        dispatcher = self._dispatcher
+        return max(dispatcher.lock.held_seconds, dispatcher.step_loop.stalled_seconds)
 
     def chat_ids(
         self,
@@ -314,7 +333,8 @@ class InferenceEngine:
         dropping the iterator cancels the request.
         """
         check_one_sample(options)
-        chunks = self._text_chunks(self._prepare(as_single_prompt(prompt), **options))
+        handle = self._prepare(as_single_prompt(prompt), self._use(options), **options)
+        chunks = self._text_chunks(handle)
         next(chunks)  # submits the request in the generator, which cancels it
         return chunks
 
@@ -386,7 +406,7 @@ class InferenceEngine:
         It makes progress whenever another call steps the engine; :meth:`step` does so
         explicitly. Raises as :meth:`generate`.
         """
-        handle = self._prepare(prompt, **options)
+        handle = self._prepare(prompt, self._use(options), **options)
         try:
             for sample in handle.samples:
                 self._dispatcher.submit(sample)
@@ -400,15 +420,18 @@ class InferenceEngine:
         prompt: Prompt,
         *,
         listener: Callable[[], None] | None,
+        adapter_use: AdapterUse | None = None,
         **options: Unpack[GenerationOptions],
     ) -> RequestHandle:
         """Queue a prompt for the engine's background thread and return its handle.
 
         Never waits for a step. listener: called after each event of the request, and
         of its further samples, on the thread that steps; ``None`` for those who use
-        :meth:`after_step`. Raises :class:`~inl.errors.RequestError`.
+        :meth:`after_step`. adapter_use: from :meth:`use_adapter`, in place of the
+        option ``adapter``. Raises :class:`~inl.errors.RequestError`.
         """
-        handle = self._prepare(prompt, **options)
+        use = self._use(options) if adapter_use is None else adapter_use
+        handle = self._prepare(prompt, use, **options)
         for sample in handle.samples:
             sample.listener = listener
         self._core.check_room(handle.request)
@@ -485,9 +508,9 @@ class InferenceEngine:
         self._dispatcher.lock.run(self._close_runner)
         self._encoder.close()
         self.model.checkpoint.close()
-        self.recorder.close()
         if self.speculation is not None:
             self.speculation.drafter.close()
+        self.recorder.close()  # last: it raises if the trace has ended early
 
     def _close_runner(self) -> None:
         error = RunnerError("engine: was closed before the request finished")
@@ -510,16 +533,23 @@ class InferenceEngine:
         self._adapters.load_all(started.runner)
         return started.runner
 
+    def _use(self, options: GenerationOptions) -> AdapterUse | None:
+        """Find the adapter of a call, once for all its prompts."""
+        check_adapter_name(name := options.get("adapter"))
+        return self._adapters.use(name)
+
     def _prepare(
-        self, prompt: Prompt, **options: Unpack[GenerationOptions]
+        self,
+        prompt: Prompt,
+        use: AdapterUse | None,
+        **options: Unpack[GenerationOptions],
     ) -> RequestHandle:
         """Make and check the handle of a request without queuing it."""
         handle = self._encoder.prepare(
             prompt, context=self.context, vocab=self.runner.limits.vocab, **options
         )
-        name = options.get("adapter")
         for sample in handle.samples:
-            self._adapters.apply(name, sample.request)
+            apply_adapter(use, sample)
             self._core.check(sample.request)
         return handle
 
@@ -527,8 +557,9 @@ class InferenceEngine:
         self, batch: Batch, prompts: Sequence[Prompt], options: GenerationOptions
     ) -> list[Completion]:
         """Return the first completions; those that are left in the batch follow."""
+        use = self._use(options)
         for prompt in prompts:
-            batch.add(self._prepare(prompt, **options))
+            batch.add(self._prepare(prompt, use, **options))
         return self._complete(batch)
 
     def _complete(self, batch: Batch) -> list[Completion]:
@@ -551,13 +582,14 @@ class InferenceEngine:
         """Queue prompts for the background thread, without waiting for a step."""
         import asyncio
 
+        use = self._use(options)
         for prompt in prompts:
             if isinstance(prompt, str):
                 # Encoding a long text takes a while.
-                work = partial(self._prepare, prompt, **options)
+                work = partial(self._prepare, prompt, use, **options)
                 handle = await asyncio.to_thread(work)
             else:
-                handle = self._prepare(prompt, **options)
+                handle = self._prepare(prompt, use, **options)
             for sample in handle.samples:
                 sample.listener = waiter
             batch.add(handle)

@@ -14,6 +14,7 @@ from inl.engine.prompt_embeddings import PromptEmbeddings, is_rows
 from inl.errors import RequestError
 from inl.guidance.structured import StructuredOutput, read_structured
 from inl.scheduling.request import Request
+from inl.scheduling.token_ids import read_integer
 
 Prompt = str | Sequence[int]
 """A text, or token ids. Among the ids there may be arrays [n, hidden] of embeddings
@@ -29,8 +30,8 @@ class GenerationOptions(TypedDict, total=False):
     """
 
     max_tokens: int | None
-    """Maximum number of tokens to generate, 1 and above. Default: ``None``, the rest of
-    the context."""
+    """Maximum number of tokens to generate; 0 only scores the prompt, see
+    ``prompt_logprobs``. Default: ``None``, the rest of the context."""
     temperature: float
     """Divides the logits. Default: 0, greedy decoding: ``top_k``, ``top_p`` and
     ``min_p`` then have no effect."""
@@ -64,7 +65,10 @@ class GenerationOptions(TypedDict, total=False):
     """Seed of sampling: equal seeds give equal output, in any batch. Default: ``None``,
     a random one, reported as :attr:`~inl.engine.request_handle.Completion.seed`."""
     stop: str | Sequence[str] | None
-    """Strings that end the output; the text ends before them. Default: ``None``."""
+    """Strings that end the output; the text ends before them. They are also found in
+    the text of special tokens. Default: ``None``."""
+    skip_special_tokens: bool
+    """Whether the text is without special tokens. Default: ``True``."""
     stop_ids: Collection[int]
     """Tokens that end the output, besides the model's own. Default: none."""
     ignore_eos: bool
@@ -164,6 +168,8 @@ def _make_request(
         raise RequestError(f"stop_ids: found {ends!r:.60}, accepts a list of token ids")
     if fields.get("max_tokens") is None:
         fields["max_tokens"] = max(room, 1)
+    elif is_empty(options):
+        fields["max_tokens"] = 1  # which the handle drops
     if fields.get("seed") is None:
         fields["seed"] = random_seed()
     if fields.get("cache_salt") is None:
@@ -172,6 +178,11 @@ def _make_request(
     bans = ban_options(fields, config)
     fields.pop("min_tokens", None)
     fields.pop("bad_words", None)
+    skips_special = fields.pop("skip_special_tokens", True)
+    if not isinstance(skips_special, bool):
+        raise RequestError(
+            f"skip_special_tokens: found {skips_special!r:.60}, accepts True or False"
+        )
     if (structured := fields.pop("structured", None)) is not None:
         read_structured(structured, config.max_grammar_bytes)
         if bans != NO_BANS:
@@ -185,6 +196,12 @@ def _make_request(
                 "decides where the output may end"
             )
     return Request(ids, embeddings=embeddings, **fields)
+
+
+def is_empty(options: GenerationOptions) -> bool:
+    """Whether options ask for no token."""
+    most = options.get("max_tokens")
+    return type(most) is int and most == 0
 
 
 def check_adapter_name(name: object) -> None:
@@ -216,7 +233,8 @@ def ban_options(options: Mapping[str, Any], config: EngineConfig) -> Bans:
     Raises :class:`~inl.errors.RequestError` for a value that is not accepted.
     """
     least, words = options.get("min_tokens", 0), options.get("bad_words", ())
-    most = options.get("max_tokens") or MAX_COUNT
+    given = options.get("max_tokens")
+    most = MAX_COUNT if given is None else read_integer("max_tokens", given, 0)
     if type(least) is not int or not 0 <= least <= most:
         raise RequestError(f"min_tokens: found {least!r}, accepts 0 to max_tokens")
     return Bans(least, string_tuple("bad_words", words, config))

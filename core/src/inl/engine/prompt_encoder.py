@@ -13,6 +13,7 @@ from inl.engine.options import (
     GenerationOptions,
     Prompt,
     ban_options,
+    is_empty,
     make_requests,
     stop_strings,
 )
@@ -117,7 +118,14 @@ class PromptEncoder:
         if stops:
             self.tokenizer("stop")
         samples = [
-            RequestHandle(request, self._tokenizer, stops, started)
+            RequestHandle(
+                request,
+                self._tokenizer,
+                stops,
+                started,
+                skip_special=options.get("skip_special_tokens", True),
+                is_empty=is_empty(options),
+            )
             for request in requests
         ]
         first, *others = samples

@@ -15,6 +15,8 @@ from inl.scheduling.request import Event
 from inl.scheduling.sampling_params import TokenLogprob as TokenLogprob
 
 if TYPE_CHECKING:
+    from inl.adapters.registry import AdapterUse
+    from inl.engine.output_text import Span
     from inl.scheduling.request import FinishReason, Request
     from inl.text.tokenizer import Tokenizer
 
@@ -63,7 +65,9 @@ class RequestHandle:
     the longest is removed.
 
     tokenizer: ``None`` for a model without one; the text is then empty.
-    started: ``perf_counter()`` time of the call.
+    started: ``perf_counter()`` time of the call. skip_special: whether the text is
+    without special tokens. is_empty: whether the one token of the request is dropped,
+    as it has to generate none.
     """
 
     def __init__(
@@ -72,6 +76,9 @@ class RequestHandle:
         tokenizer: Tokenizer | None,
         stop_strings: tuple[str, ...],
         started: float,
+        *,
+        skip_special: bool = True,
+        is_empty: bool = False,
     ) -> None:
         self.request = request
         self.token_ids: list[int] = []
@@ -84,7 +91,10 @@ class RequestHandle:
         """Handles of the other samples, if it is the first of ``n``."""
         self.listener: Callable[[], None] | None = None
         """Called after each event, on the thread that steps the engine."""
-        self._text = OutputText(tokenizer, stop_strings)
+        self.adapter_use: AdapterUse | None = None
+        """The adapter of the request, until it has finished."""
+        self._text = OutputText(tokenizer, stop_strings, skip_special=skip_special)
+        self._is_empty = is_empty
         self._scans_text = bool(stop_strings)
         self._started = started
         self._end_tokens = 0
@@ -105,7 +115,12 @@ class RequestHandle:
     @property
     def stopped(self) -> bool:
         """Whether a stop string was generated."""
-        return self._text.stopped
+        return self.stop_string is not None
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that was generated."""
+        return self._text.stop_string
 
     @property
     def has_end_token(self) -> bool:
@@ -120,6 +135,10 @@ class RequestHandle:
     def take(self) -> str:
         """Return the text that was added since the last call."""
         return self._text.take(self._text_ids, ended=self._has_ended)
+
+    def take_whole(self) -> tuple[str, list[Span]]:
+        """As :meth:`take`, with special tokens, and their places in the text."""
+        return self._text.take_whole(self._text_ids, ended=self._has_ended)
 
     def _text_ids(self, start: int) -> list[int]:
         """Return the tokens from ``start`` on that are part of the text."""
@@ -142,6 +161,8 @@ class RequestHandle:
             self.token_ids.append(token)
             self.seconds = now - self._started
             return False
+        if self._is_empty and token is not None:
+            token, reason = None, "length"
         if token is not None:
             if not self.token_ids:
                 self.first_token_seconds = now - self._started
@@ -155,7 +176,7 @@ class RequestHandle:
         stopped = False
         if self._scans_text:
             self._text.update(self._text_ids, ended=self._has_ended)
-            stopped = self._text.stopped
+            stopped = self.stopped
         self.seconds = now - self._started
         # Set last: other threads read the other fields once it is set.
         if stopped:
@@ -163,6 +184,8 @@ class RequestHandle:
         elif reason is not None:
             self.error = event.error
             self.finish_reason = reason
+        if self.finish_reason is not None:
+            self.adapter_use = None
         if self.listener is not None:
             self.listener()
         return self.finish_reason is not None
@@ -198,6 +221,7 @@ class RequestHandle:
             self._has_ended = True
             self.error = error
             self.finish_reason = "error"
+            self.adapter_use = None
             self.notify()
 
     def completion(self) -> Completion:

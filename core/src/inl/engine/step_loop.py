@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -58,12 +59,16 @@ class AsyncStepLoop:
         self._thread: threading.Thread | None = None
         self._failures = 0
         """Threads that have ended with open requests since the last step."""
+        self._progressed = 0.0
+        """``monotonic()`` time of the last step, or of the request that began them."""
         self.after_step: Callable[[], None] | None = None
         """Called on the thread after each step, whether or not it has failed."""
         on_fork(self)
 
     def submit(self, batch: Batch) -> None:
         """Queue handles, whose ``listener`` is called on updates; never blocks."""
+        if not self._open:
+            self._progressed = time.monotonic()
         try:
             self._open[batch] = None
             self._unfed[batch] = None
@@ -71,6 +76,11 @@ class AsyncStepLoop:
         except BaseException:
             self._forget(batch)
             raise
+
+    @property
+    def stalled_seconds(self) -> float:
+        """Time without a step while requests are open."""
+        return time.monotonic() - self._progressed if self._open else 0.0
 
     def _forget(self, batch: Batch) -> None:
         self._open.pop(batch, None)
@@ -125,6 +135,7 @@ class AsyncStepLoop:
             # First: all of them are in the second list, so that errors reach them.
             unfed = list(self._unfed)
             self._step_batches(unfed, list(self._open))
+            self._progressed = time.monotonic()
             self._failures = 0
             self._drain_remains()
 

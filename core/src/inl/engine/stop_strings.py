@@ -13,10 +13,15 @@ class StopStringFilter:
     """
 
     def __init__(self, stop_strings: tuple[str, ...]) -> None:
-        self.stopped = False
-        """Whether a stop string was found; all later text is dropped."""
+        self.found: str | None = None
+        """The stop string that was found; all later text is dropped."""
         self._stop_strings = stop_strings
         self._held = ""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string was found."""
+        return self.found is not None
 
     def add(self, text: str) -> str:
         """Add text; return what is certain to precede every stop string."""
@@ -31,8 +36,8 @@ class StopStringFilter:
             if (start := self._held.find(stop)) >= 0
         ]
         if matches:
-            _, start = min(matches)
-            self.stopped = True
+            stop, start = min(matches)
+            self.found = self._held[start:stop]
             return self._release(start)
         overlap = max(_overlap(self._held, stop) for stop in self._stop_strings)
         return self._release(len(self._held) - overlap)

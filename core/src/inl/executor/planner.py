@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from itertools import product
 from numbers import Real
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from inl.errors import RequestError
 
@@ -16,6 +19,12 @@ MOST_TRIED = 64
 """Sizes of tensor parallelism up to this one are named in the reasons."""
 STEP_TOKENS = 4096
 """Tokens of the largest step of inference, by default."""
+POSITIVE = "a number above 0"
+MOST = 10**18
+"""Largest number that is accepted, of parameters for example."""
+DIVIDED = ("layers", "kv_heads")
+MOST_DIVIDED = 10**6
+"""Largest number of those whose divisors are tried."""
 LOGIT_COPIES = 4
 """Float32 arrays of the size of the logits that exist at once: in training these, their
 logarithms and the gradients of both; in inference those of the sampler."""
@@ -41,6 +50,22 @@ RUNTIMES = {
 
 
 @dataclass(frozen=True, slots=True)
+class DecoderShape:
+    """What the planner knows or assumes about a model."""
+
+    params: int
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    inner: int
+    vocab: int
+    guessed: bool
+    """Whether a part was guessed from ``params``."""
+
+
+@dataclass(frozen=True, slots=True)
 class Parallelism:
     """A placement: ``tensor * pipeline * data`` devices, and bytes on the fullest."""
 
@@ -56,6 +81,8 @@ class Parallelism:
     """Of the process: device context, libraries, recorded programs."""
     budget_bytes: int
     fits: bool
+    shape: DecoderShape
+    """Of the model; what was not given is guessed."""
     reasons: tuple[str, ...]
     """Why this placement, in sentences."""
 
@@ -66,22 +93,6 @@ class Parallelism:
             self.weight_bytes + self.kv_bytes + self.activation_bytes
             + self.gradient_bytes + self.optimizer_bytes + self.runtime_bytes
         )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class DecoderShape:
-    """What the planner knows about a model."""
-
-    params: int
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    inner: int
-    vocab: int
-    guessed: bool
-    """Whether all but ``params`` was guessed from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +113,40 @@ class Load:
     def width(self) -> int:
         """Bytes of an activation and of a gradient."""
         return 4 if self.bytes_per_param >= 4 else 2
+
+
+def _known(
+    billions: float, layers: int, heads: int, kv_heads: int, head_dim: int, inner: int,
+    vocab: int = 32_000,
+) -> DecoderShape:  # fmt: skip
+    return DecoderShape(
+        int(billions * 1e9), layers, heads * head_dim, heads, kv_heads, head_dim, inner,
+        vocab, guessed=True,
+    )  # fmt: skip
+
+
+KNOWN = (
+    _known(0.125, 12, 12, 12, 64, 2048, 50_257),
+    _known(0.35, 24, 16, 16, 64, 2816, 50_257),
+    _known(1.24, 16, 32, 8, 64, 8192, 128_256),
+    _known(3.2, 28, 24, 8, 128, 8192, 128_256),
+    _known(6.7, 32, 32, 32, 128, 11_008),
+    _known(8, 32, 32, 8, 128, 14_336, 128_256),
+    _known(13, 40, 40, 40, 128, 13_824),
+    _known(34, 48, 64, 8, 128, 22_016),
+    _known(70, 80, 64, 8, 128, 28_672),
+    _known(123, 88, 96, 8, 128, 28_672),
+    # Of the 405B of Llama 3.1, whose 126 layers, embedding and head are the 128 parts
+    # that its pipeline divides.
+    _known(405, 128, 128, 8, 128, 53_248, 128_256),
+)
+"""Shapes of published dense decoders, by size."""
+NEAR = 1.15
+"""Ratio of sizes up to which a model is taken for a known one."""
+SMALL = 2_000_000_000
+"""Parameters below which heads have 64 elements, else 128."""
+GROUPED = 30_000_000_000
+"""Parameters from which published models group their heads."""
 
 
 def get_optimal_parallelism(
@@ -130,7 +175,8 @@ def get_optimal_parallelism(
     Prefers data parallelism, which needs the least communication, then tensor, then
     pipeline. Memory is in GB of 1e9 bytes. batch: sequences on each copy of the model.
     layers, hidden, kv_heads, head_dim, inner, vocab: of the model, ``inner`` of its
-    feed-forward; guessed from its size if absent, which is stated in the reasons.
+    feed-forward; guessed from published models of its size if absent, which is stated
+    in ``shape`` and the reasons.
     heads: of queries; ``hidden / head_dim`` by default.
     step_tokens: tokens of the largest step of inference, 4096 by default. device:
     "cpu" or "cuda", whose runtime is counted; none is by default. tied: the embedding
@@ -140,30 +186,41 @@ def get_optimal_parallelism(
     all probabilities where it has no fused kernel: of float32 with grouped heads on
     "cuda". If nothing fits, the placement with the least memory
     per device is returned with ``fits=False``. Raises
-    :class:`~inl.errors.RequestError` for numbers that are not positive.
+    :class:`~inl.errors.RequestError` for numbers that are not positive, counts that are
+    not whole, and numbers that no machine has.
     """
-    given: dict[str, Any] = {
+    sizes = {
+        "layers": layers, "hidden": hidden, "heads": heads, "kv_heads": kv_heads,
+        "head_dim": head_dim, "inner": inner, "vocab": vocab,
+    }  # fmt: skip
+    counts = {
         "model_size_params": model_size_params, "num_devices": num_devices,
-        "memory_per_device_gb": memory_per_device_gb, "batch": batch,
-        "context": context, "bytes_per_param": bytes_per_param,
-        "kv_bytes_per_value": kv_bytes_per_value,
+        "batch": batch, "context": context,
         "step_tokens": STEP_TOKENS if step_tokens is None else step_tokens,
     }  # fmt: skip
-    for name, value in given.items():
-        number = isinstance(value, Real) and not isinstance(value, bool)
-        if not number or not value > 0:
-            raise RequestError(f"{name}: found {value!r}, accepted: a number above 0")
-    if device is not None and device not in RUNTIMES:
+    whole = {name: _whole(name, value) for name, value in counts.items()}
+    parts = {n: v if v is None else _whole(n, v) for n, v in sizes.items()}
+    for name, number in (
+        ("memory_per_device_gb", memory_per_device_gb),
+        ("bytes_per_param", bytes_per_param),
+        ("kv_bytes_per_value", kv_bytes_per_value),
+    ):
+        if not _is_number(number) or not 0 < number < MOST:
+            raise RequestError(f"{name}: found {number!r:.80}, accepted: {POSITIVE}")
+    for name, flag in (("training", training), ("tied", tied)):
+        if type(flag) is not bool:
+            raise RequestError(f"{name}: found {flag!r:.80}, accepted: True or False")
+    if device is not None and device not in tuple(RUNTIMES):  # also a list
         raise RequestError(
             f"device: found {device!r:.80}, accepted: {', '.join(RUNTIMES)}, or None"
         )
+    num_devices = whole["num_devices"]
     twice = tied and device == "cpu" and not training and bytes_per_param >= 2
-    shape = _shape(
-        model_size_params, layers, hidden, heads, kv_heads, head_dim, inner, vocab
-    )
+    shape = _shape(whole["model_size_params"], parts)
     load = Load(
-        batch, batch * context, int(given["step_tokens"]), training, bytes_per_param,
-        kv_bytes_per_value, device, _runtime(device, training), twice,
+        whole["batch"], whole["batch"] * whole["context"], whole["step_tokens"],
+        training, bytes_per_param, kv_bytes_per_value, device,
+        _runtime(device, training), twice,
     )  # fmt: skip
     budget = int(memory_per_device_gb * GB * USABLE)
     plans = [
@@ -182,29 +239,72 @@ def get_optimal_parallelism(
     return _explained(best, plans, shape, num_devices)
 
 
-def _shape(
-    params: int,
-    layers: int | None,
-    hidden: int | None,
-    heads: int | None,
-    kv_heads: int | None,
-    head_dim: int | None,
-    inner: int | None,
-    vocab: int | None,
-) -> DecoderShape:
-    guessed = None in (layers, hidden, kv_heads, head_dim, inner, vocab)
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _whole(name: str, value: Any) -> int:
+    """Return a number of things; 8e9 is one as well."""
+    most = MOST_DIVIDED if name in DIVIDED else MOST
+    if not _is_number(value) or not 0 < value <= most:
+        raise RequestError(
+            f"{name}: found {value!r:.80}, accepted: {POSITIVE}, at most {most:.0e}"
+        )
+    if value % 1:
+        raise RequestError(f"{name}: found {value!r:.80}, accepted: a whole number")
+    return int(value)
+
+
+def _shape(params: int, given: dict[str, int | None]) -> DecoderShape:
+    """Complete the ``given`` parts of a shape.
+
+    Without layers and width it is the known shape nearest in size, if that is within
+    :data:`NEAR`; else layers and heads are multiples of 8, as known shapes have them,
+    so that usual numbers of devices divide them.
+    """
+    near = min(KNOWN, key=lambda known: abs(math.log(params / known.params)))
+    free = given["layers"] is None and given["hidden"] is None
+    if free and abs(math.log(params / near.params)) <= math.log(NEAR):
+        guess = near
+    else:
+        guess = _interpolated(params, given)
+    parts = {name: value or getattr(guess, name) for name, value in given.items()}
+    if given["heads"] is None:
+        parts["heads"] = max(parts["hidden"] // parts["head_dim"], 1)
+    if given["kv_heads"] is None and parts["heads"] % parts["kv_heads"]:
+        parts["kv_heads"] = parts["heads"]
+    guessed = any(value is None for name, value in given.items() if name != "heads")
+    return DecoderShape(params, guessed=guessed, **parts)
+
+
+def _interpolated(params: int, given: dict[str, int | None]) -> DecoderShape:
+    """Guess from 12 * layers * hidden^2 parameters."""
+    layers, hidden = given["layers"], given["hidden"]
+    head_dim = given["head_dim"] or (64 if params < SMALL else 128)
+    if layers is None and hidden is None:
+        sizes = [math.log(known.params) for known in KNOWN]
+        depths = [math.log(known.layers) for known in KNOWN]
+        depth = math.exp(np.interp(math.log(params), sizes, depths))
+        # Smaller than all known: 64 of width for each layer.
+        layers = _multiple(min(depth, (params / (12 * 64**2)) ** (1 / 3)))
+    if hidden is None:
+        assert layers is not None
+        hidden = head_dim * _multiple((params / (12 * layers)) ** 0.5 / head_dim)
     if layers is None:
-        # 12 * layers * hidden^2 parameters, with hidden = 64 * layers.
-        layers = max(round((params / (12 * 64**2)) ** (1 / 3)), 1)
-        layers += layers % 2
-    hidden = hidden or max(round((params / (12 * layers)) ** 0.5 / 128), 1) * 128
-    head_dim = head_dim or min(128, hidden)
-    kv_heads = kv_heads or max(hidden // head_dim, 1)
-    heads = heads or max(hidden // head_dim, 1)
-    inner, vocab = inner or hidden * 8 // 3, vocab or 32_000
+        layers = _multiple(params / (12 * hidden**2))
+    head_dim = min(head_dim, hidden)
+    heads = given["heads"] or hidden // head_dim
+    kv_heads = 8 if params >= GROUPED and heads % 8 == 0 else heads
     return DecoderShape(
-        params, layers, hidden, heads, kv_heads, head_dim, inner, vocab, guessed
+        params, layers, hidden, heads, kv_heads, head_dim, hidden * 8 // 3, 32_000, True
     )
+
+
+def _multiple(number: float) -> int:
+    """Round to a multiple of 8, or below 8 to a power of two."""
+    if number >= 6:
+        return 8 * max(round(number / 8), 1)
+    return int(2 ** max(round(math.log2(max(number, 1))), 0))
 
 
 def _divisors(number: int, limit: int) -> list[int]:
@@ -242,7 +342,7 @@ def _plan(
     parts["runtime_bytes"] = load.runtime
     return Parallelism(
         tensor, pipeline, data, budget_bytes=budget,
-        fits=sum(parts.values()) <= budget, reasons=(), **parts,
+        fits=sum(parts.values()) <= budget, shape=shape, reasons=(), **parts,
     )  # fmt: skip
 
 
@@ -301,8 +401,9 @@ def _explained(
     if shape.guessed:
         reasons.append(
             f"guessed from the size: {shape.layers} layers of {shape.hidden}, "
-            f"{shape.kv_heads} key-value heads of {shape.head_dim}, feed-forward of "
-            f"{shape.inner}, vocabulary of {shape.vocab}"
+            f"{shape.heads} heads and {shape.kv_heads} key-value heads of "
+            f"{shape.head_dim}, feed-forward of {shape.inner}, vocabulary of "
+            f"{shape.vocab}"
         )
     if not best.fits:
         reasons.append("nothing fits: this placement takes the least memory")

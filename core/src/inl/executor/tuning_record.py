@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from inl.backend.tunable import Facts
+from inl.bounded_json import parse_json
 from inl.errors import RequestError
 from inl.spec.workload import Config, Workload, frozen
 
@@ -107,10 +108,7 @@ def parse(data: bytes | str, where: str) -> Record:
 
     Raises :class:`~inl.errors.RequestError`.
     """
-    try:
-        document = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"{where}: not JSON: {error}") from None
+    document = parse_json(data, where)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise RequestError(
             f"{where}: not a {FORMAT!r} file; `inl tune --export` writes one"

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
+from inl.bounded_json import parse_json
 from inl.errors import RequestError
 
 MAX_DEPTH: Final = 100
@@ -48,10 +49,7 @@ def checked_schema(text: str, where: str) -> str:
     where: prefix of error messages. Raises :class:`~inl.errors.RequestError` for text
     that is no JSON, and for a schema that exceeds a limit.
     """
-    try:
-        schema = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"{where}: {error}; accepts a schema as JSON") from error
+    schema = parse_json(text, where)
     if check_schema(schema, where):
         return json.dumps(schema, ensure_ascii=False)
     return text

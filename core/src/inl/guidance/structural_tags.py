@@ -7,6 +7,7 @@ import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeGuard
 
+from inl.bounded_json import parse_json
 from inl.errors import RequestError
 from inl.guidance.json_schemas import check_schema
 from inl.guidance.lark_text import literal
@@ -59,7 +60,7 @@ def tag_grammar(text: str, where: str) -> str:
 
     Raises :class:`~inl.errors.RequestError` for a schema that exceeds a limit.
     """
-    tag = json.loads(text)
+    tag = parse_json(text, where)
     begins = [part["begin"] for part in tag["structures"]]
     found, rules = _find_triggers(begins, tag["triggers"], where), []
     for at, part in enumerate(tag["structures"]):

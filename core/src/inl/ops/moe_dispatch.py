@@ -6,6 +6,7 @@ For training, and for comparison with systems that drop tokens.
 from __future__ import annotations
 
 import math
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -74,14 +75,15 @@ def moe_dispatch(
     return ops.experts(x, ids, weights, w, activation=activation)
 
 
-def capacity_of(tokens: int, experts: int, k: int, factor: float) -> int:
+def capacity_of(tokens: int, experts: int, k: int, factor: Any) -> int:
     """Capacity of an expert: ``floor(tokens * factor * k / experts)`` tokens.
 
     Raises :class:`RequestError` for a factor that is not a finite number above 0.
     """
-    if isinstance(factor, bool) or not 0 < factor < float("inf"):
+    is_number = isinstance(factor, Real) and not isinstance(factor, bool)
+    if not is_number or not 0 < factor < 1e30:
         raise RequestError(
-            f"capacity_factor: found {factor!r}, accepted: a finite number above 0"
+            f"capacity_factor: found {factor!r:.80}, accepted: a finite number above 0"
         )
     return int(tokens * factor * k / experts)
 

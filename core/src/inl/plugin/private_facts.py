@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from inl import __version__
+from inl.bounded_json import parse_json
 from inl.cache_dir.location import cache_folder
 from inl.plugin.discover import Origin
 
@@ -77,7 +78,7 @@ def read_facts(key: str, types: Mapping[str, type]) -> dict[str, Any] | None:
                 path.parent.stat(), folder=True
             ):
                 return None
-            facts: Any = json.loads(file.read(MAX_BYTES))
+            facts: Any = parse_json(file.read(MAX_BYTES), str(path))
     except (OSError, ValueError):
         return None
     if not isinstance(facts, dict) or facts.pop("key", None) != key:

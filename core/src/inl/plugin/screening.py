@@ -5,7 +5,6 @@ The result is stored in the cache until the plugin changes.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
@@ -15,7 +14,8 @@ from dataclasses import asdict, dataclass
 from threading import Thread
 from time import monotonic, time
 
-from inl.exit_status import describe_exit
+from inl.bounded_json import parse_object
+from inl.exit_status import describe_exit, kill_group, read_output
 from inl.plugin.discover import Origin
 from inl.plugin.private_facts import plugin_key, read_facts, write_facts
 from inl.plugin.rows import is_named_for
@@ -101,20 +101,13 @@ class Child:
 
     def verdict(self) -> Verdict:
         """Wait for the result and store it."""
-        from subprocess import TimeoutExpired
-
         # The child ends itself, and writes where it hangs. It may have started slowly.
         left = max(self._began + LIMIT_SECONDS - monotonic(), 0) + START_SECONDS
-        hangs = False
         with self._process as process:  # closes its pipes
             try:
-                output, errors = process.communicate(timeout=left)
-            except TimeoutExpired:
-                hangs = True
-                process.kill()
-                output, errors = process.communicate()
+                output, errors, hangs = read_output(process, left)
             except BaseException:
-                process.kill()
+                kill_group(process)
                 raise
         verdict = self._read(output, errors, hangs)
         with suppress(OSError):
@@ -124,7 +117,7 @@ class Child:
     def _read(self, output: bytes, errors: bytes, hangs: bool) -> Verdict:
         where = errors[-2000:].decode("utf-8", "replace")
         try:
-            facts = json.loads(output)
+            facts = parse_object(output, "the process")
             return Verdict(
                 str(facts["reason"]),
                 where if facts["reason"] else "",

@@ -12,7 +12,8 @@ of the payload (4) - and the payload::
     COLLECT   parent   empty: requests the reply to the oldest step
     REPLY     worker   int32: step, R, W, tokens [R, W]; with scores then N,
                        chosen [R * W], ids [R * W, N], values [R * W, N]
-    ERROR     worker   JSON: class and message of an exception; the last frame
+    ERROR     worker   JSON: class and message of an exception; the last frame before
+                       the next RESET
     CLOSE     parent   empty
     FULL      worker   JSON as in ERROR, in place of REPLY: out of memory in that step
                        only

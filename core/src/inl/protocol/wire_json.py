@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import inl
 from inl import errors
-from inl.errors import InlError, ProtocolError, RunnerError
+from inl.bounded_json import parse_object
+from inl.errors import InlError, InvalidJson, ProtocolError, RunnerError
 from inl.plugin.hooks import CONTRACT
 from inl.protocol.runner import AdapterSource, Limits
 from inl.protocol.wire import PROTOCOL
@@ -43,13 +44,9 @@ def text(value: Mapping[str, Any]) -> bytes:
 def read_text(payload: Buffer, what: str) -> dict[str, Any]:
     """Decode a JSON object; ``what`` names it in errors."""
     try:
-        value = json.loads(payload.decode())
-    # Deeply nested input exceeds the recursion limit of the JSON parser.
-    except (ValueError, RecursionError) as error:
-        raise ProtocolError(f"{what}: is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ProtocolError(f"{what}: found {value!r:.60}, accepts a JSON object")
-    return value
+        return parse_object(bytes(payload), what)
+    except InvalidJson as error:
+        raise ProtocolError(str(error)) from None
 
 
 def hello() -> dict[str, Any]:

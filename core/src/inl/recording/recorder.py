@@ -6,6 +6,7 @@ file. A recorder with a path writes everything there as it happens.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from inl.recording.trace_file import Item, RunHeader
     from inl.spec.message import IntArray
 
+log = logging.getLogger("inl")
+
 STEPS = 1000
 """Steps stored in memory."""
 
@@ -36,7 +39,8 @@ class Recorder:
     """Stores frames and replies; called by the engine's step loop only.
 
     run_header: returns the header of the run, called when it is written. path: trace
-    file to write. Raises :class:`~inl.errors.RunnerError` if it cannot be written.
+    file to write. Raises :class:`~inl.errors.RunnerError` if it cannot be written; on a
+    disk that is full later the trace ends, not the steps, and :meth:`close` raises it.
     """
 
     def __init__(
@@ -52,6 +56,8 @@ class Recorder:
         """Adapters that are loaded now, by number."""
         self._path = None if path is None else Path(path)
         self._file: BinaryIO | None = None
+        self._failure: RunnerError | None = None
+        """Why the trace has ended early."""
         on_fork(self)
         if self._path is not None:
             from inl.recording.trace_file import MAGIC, pack
@@ -92,7 +98,8 @@ class Recorder:
         self._before.clear()
         if self._file is not None:
             for item in (self._header(), *self._adapters.values()):
-                self._write(item)
+                if self._file is not None:
+                    self._write(item)
 
     def _drop(self) -> None:
         """Drop the oldest item; an adapter is kept, for later steps may need it."""
@@ -119,7 +126,8 @@ class Recorder:
             with suppress(OSError):
                 self._file.close()
             self._file = None
-            raise _write_error(self._path, error) from error
+            self._failure = _write_error(self._path, error)
+            log.error("%s; the trace ends here", self._failure)
 
     def write(self, path: str | Path) -> None:
         """Write the steps in memory to a file for ``inl replay``."""
@@ -133,6 +141,9 @@ class Recorder:
 
     def close(self) -> None:
         """Finish the file; closing twice is allowed."""
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
         if self._file is None:
             return
         file, self._file = self._file, None

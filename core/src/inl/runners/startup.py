@@ -245,11 +245,12 @@ class Restarts:
         self._clock = clock
         self._times: deque[float] = deque(maxlen=MAX_RESTARTS)
 
-    def __call__(self, error: RunnerError) -> Runner:
+    def __call__(self, error: Exception) -> Runner:
         now = self._clock()
         full = len(self._times) == MAX_RESTARTS
         if full and now - self._times[0] < WINDOW_SECONDS:
-            raise type(error)(
+            kind = type(error) if isinstance(error, RunnerError) else RunnerError
+            raise kind(
                 f"{MAX_RESTARTS} workers were lost within {WINDOW_SECONDS:g} s; "
                 f"the last: {error}"
             ) from error

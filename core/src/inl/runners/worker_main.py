@@ -110,18 +110,24 @@ def _serve(channel: Channel, factory: str) -> None:
         gc.freeze()
         try:
             channel.send(Kind.READY, wire_json.ready(started.ready))
-            _work(channel, started.runner)
+            while not _work(channel, started.runner):
+                if not _reset(channel, started.runner):
+                    return
         finally:
             started.runner.close()
     # Factories and runners may be third-party code: send any exception to the parent.
     except (EOFError, SystemExit):
         raise
     except Exception as error:
-        if not isinstance(error, InlError):
-            traceback.print_exc()
-        channel.send(Kind.ERROR, wire_json.failure(error))
+        _report(channel, error)
         while _receive(channel).kind is not Kind.CLOSE:
             """Discard frames that were sent before the parent received the error."""
+
+
+def _report(channel: Channel, error: Exception) -> None:
+    if not isinstance(error, InlError):
+        traceback.print_exc()
+    channel.send(Kind.ERROR, wire_json.failure(error))
 
 
 def _start(channel: Channel, name: str, options: Mapping[str, Any]) -> StartedRunner:
@@ -138,8 +144,38 @@ def _start(channel: Channel, name: str, options: Mapping[str, Any]) -> StartedRu
     return factory(options, progress)
 
 
-def _work(channel: Channel, runner: Runner) -> None:
-    """Serve steps until CLOSE."""
+def _reset(channel: Channel, runner: Runner) -> bool:
+    """Discard what was sent before the parent received an error, and reset.
+
+    Returns ``False`` at CLOSE. A runner that cannot be reset ends the process, so that
+    the parent may replace it.
+    """
+    while (frame := _receive(channel)).kind is not Kind.RESET:
+        if frame.kind is Kind.CLOSE:
+            return False
+    try:
+        runner.reset()
+    except Exception as error:
+        traceback.print_exc()
+        raise SystemExit(1) from error
+    channel.send(Kind.RESET, bytes(frame.payload))
+    return True
+
+
+def _work(channel: Channel, runner: Runner) -> bool:
+    """Serve steps until CLOSE; returns ``False`` after an error of the runner."""
+    try:
+        _serve_steps(channel, runner)
+    except (EOFError, SystemExit):
+        raise
+    except Exception as error:
+        _report(channel, error)
+        return False
+    return True
+
+
+def _serve_steps(channel: Channel, runner: Runner) -> None:
+    """Serve steps until CLOSE; raises the errors of the runner."""
     failures: deque[bytes | None] = deque()
     """For each step in flight ``None``, or the FULL payload if it was not begun."""
     while True:

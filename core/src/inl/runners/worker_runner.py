@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, final
 import numpy as np
 
 from inl.errors import InlError, ProtocolError, RunnerError, WorkerLost
+from inl.install_command import install_command
 from inl.protocol import wire_arrays, wire_json
 from inl.protocol.runner import AdapterSource, PipelinedRunner, Reply, StepInFlight
 from inl.protocol.wire import Frame, Kind
@@ -35,7 +36,6 @@ RETURN_HINT = (
     "or create another engine"
 )
 SLOW = "raise EngineConfig.worker_seconds if it was slow and not stuck"
-STARTING = "check that inl-core is installed there: PYTHON -m pip install inl-core"
 
 
 @final
@@ -52,7 +52,8 @@ class WorkerRunner(PipelinedRunner):
 
     ``submit`` does not wait, so errors of the worker's runner are raised by the next
     ``collect``, as their own class of :mod:`inl.errors`. After
-    :class:`~inl.errors.OutOfMemory` for a step the runner goes on. Raises
+    :class:`~inl.errors.OutOfMemory` for a step the runner goes on, after others once it
+    is reset. Raises
     :class:`~inl.errors.WorkerLost` if the process is gone and
     :class:`~inl.errors.ProtocolError` if the two sides are incompatible; after either,
     every call raises RunnerError.
@@ -74,12 +75,16 @@ class WorkerRunner(PipelinedRunner):
         self.silent_seconds = silent_seconds
         self._refusal = ""
         """Message of the error that every call raises, once the worker has failed."""
+        self._needs_reset = False
+        """Whether it serves again once it is reset: it has sent an error of a step."""
         self._lost: WorkerLost | None = None
         self._resets = 0
         self._advice = advice
         self._abandoned = abandoned or threading.Event()
         arguments = () if factory is None else ("--factory", factory)
         self._process = WorkerProcess(python, arguments)
+        installs = install_command("inl-core", python=python)
+        self._starting = f"check that inl-core is installed there: {installs}"
         self._channel = self._process.channel
         self.where = f"worker {python}"
         try:
@@ -102,7 +107,7 @@ class WorkerRunner(PipelinedRunner):
 
     def _receive_hello(self, seconds: float) -> None:
         end = time.monotonic() + seconds
-        while (frame := self._poll("starting", STARTING)) is None:
+        while (frame := self._poll("starting", self._starting)) is None:
             if time.monotonic() > end:
                 raise ProtocolError(
                     f"{self.where}: found no HELLO within {seconds:g} s of its start"
@@ -114,7 +119,7 @@ class WorkerRunner(PipelinedRunner):
     ) -> wire_json.Ready:
         self._send(Kind.OPEN, wire_json.text(options))
         while True:
-            frame = self._wait("opening the model", STARTING)
+            frame = self._wait("opening the model", self._starting)
             if frame.kind is not Kind.PROGRESS:
                 payload = self._payload(frame, Kind.READY)
                 return wire_json.read_ready(payload, self.where)
@@ -140,12 +145,15 @@ class WorkerRunner(PipelinedRunner):
             return wire_arrays.read_reply(self._payload(frame, Kind.REPLY))
         except InlError as error:
             self._fail(error)
+            self._needs_reset = frame.kind is Kind.ERROR
             raise
 
     def reset(self) -> None:
         if self._lost is not None:
             # The call that noticed the loss may have been interrupted.
             raise self._lost
+        if self._needs_reset:
+            self._refusal, self._needs_reset = "", False
         super().reset()
 
     def _reset(self) -> None:
@@ -154,10 +162,9 @@ class WorkerRunner(PipelinedRunner):
         number = np.array([self._resets], "<i4")
         self._send(Kind.RESET, number.tobytes())
         frame = self._wait("resetting")
-        # Replies to steps, and to a reset that was interrupted, are dropped.
+        # Replies to steps, their error, and the reply to a reset that was interrupted
+        # are dropped.
         while frame.kind is not Kind.RESET or frame.payload != number.tobytes():
-            if frame.kind is Kind.ERROR:
-                raise wire_json.read_failure(frame.payload, self.where)
             frame = self._wait("resetting")
 
     def _load_adapter(self, source: AdapterSource) -> None:

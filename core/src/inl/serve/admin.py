@@ -6,7 +6,7 @@ import asyncio
 import logging
 import re
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from starlette.requests import Request
@@ -37,7 +37,7 @@ PARAMETERS: dict[str, dict[str, tuple[str, ...] | None]] = {
 class AbortRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Body of ``/abort_requests``: ids of answers, or of ``x-request-id``."""
 
-    request_ids: list[str]
+    request_ids: Annotated[list[str], msgspec.Meta(max_length=1000)]
 
 
 class LoadAdapterRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -152,7 +152,7 @@ class Admin:
 
 def _query(request: Request) -> dict[str, str]:
     """Return the parameters of a query; raises :class:`ApiError` for others."""
-    accepted = PARAMETERS[request.url.path]
+    accepted = PARAMETERS[request.scope["path"]]
     for name, value in request.query_params.multi_items():
         if name not in accepted:
             names = ", ".join(accepted) or "no parameters"

@@ -30,7 +30,7 @@ Clients = Counter[str]
 class Ticket:
     """A call to admit: its requests, their tokens, and who sent it."""
 
-    __slots__ = ("client", "is_waiting", "requests", "tokens")
+    __slots__ = ("client", "has_places", "is_waiting", "requests", "tokens")
 
     def __init__(self, client: str, requests: int) -> None:
         self.client = client
@@ -39,6 +39,8 @@ class Ticket:
         """Prompt tokens of all requests, known once they are encoded."""
         self.is_waiting = True
         """Whether no request has produced a token."""
+        self.has_places = True
+        """Whether something is computed for it, or waits to be."""
 
 
 class Admission:
@@ -63,7 +65,7 @@ class Admission:
         self.is_asleep = False
         """Whether the model is asleep: nothing is admitted until it wakes."""
         self.open = 0
-        """Requests that were admitted and have not finished."""
+        """Requests that were admitted and are not computed yet."""
         self.queued_tokens = 0
         """Prompt tokens of the calls that have not produced a token."""
         self.rejected = 0
@@ -148,15 +150,25 @@ class Admission:
             ticket.is_waiting = False
             self.queued_tokens -= ticket.tokens
 
-    def leave(self, ticket: Ticket, *, finished: bool) -> None:
-        """Record the end of a call; finished: whether it was answered."""
+    def computed(self, ticket: Ticket, *, finished: bool) -> None:
+        """Free the places of a call for which nothing is computed any more.
+
+        Its answer may take longer to send. finished: whether it was not aborted.
+        """
+        if not ticket.has_places:
+            return
+        ticket.has_places = False
         self.begun(ticket)
         self.open -= ticket.requests
+        if finished:
+            self._finished.extend([self._clock()] * ticket.requests)
+
+    def leave(self, ticket: Ticket, *, finished: bool) -> None:
+        """Record the end of a call; finished: whether it was answered."""
+        self.computed(ticket, finished=finished)
         self._clients[ticket.client] -= ticket.requests
         if not self._clients[ticket.client]:
             del self._clients[ticket.client]
-        if finished:
-            self._finished.extend([self._clock()] * ticket.requests)
 
     @property
     def drain_rate(self) -> float | None:

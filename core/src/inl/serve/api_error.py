@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from inl.errors import (
@@ -21,8 +22,10 @@ OPENAI_TYPES = {
     403: "permission_error",
     404: "not_found_error",
     405: "invalid_request_error",
+    408: "invalid_request_error",
     413: "invalid_request_error",
     429: "rate_limit_error",
+    431: "invalid_request_error",
     503: "overloaded_error",
 }
 
@@ -89,6 +92,16 @@ def unsupported(field: str, reason: str) -> ApiError:
     )
 
 
+def model_not_found(name: str, known: Iterable[str]) -> ApiError:
+    """Return the error for the name of a model that is not known."""
+    return ApiError(
+        404,
+        f"model: found {name!r:.80}, this server has {', '.join(known)}",
+        param="model",
+        code="model_not_found",
+    )
+
+
 def as_api_error(error: BaseException) -> ApiError:
     """Convert an error of the engine."""
     if isinstance(error, ApiError):
@@ -96,6 +109,10 @@ def as_api_error(error: BaseException) -> ApiError:
     text = message_of(error)
     if isinstance(error, QueueFull):
         return ApiError(503, text, code="queue_full", retry_after=1)
+    if isinstance(error.__cause__, OSError) and isinstance(
+        error, RequestError | TemplateError
+    ):
+        return ApiError(503, text, code="process_failed", retry_after=1)
     if isinstance(error, RequestError | TemplateError):
         named = FIELD.match(text)
         too_long = isinstance(error, PromptTooLong)

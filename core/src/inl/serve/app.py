@@ -107,15 +107,15 @@ async def _describe(description: dict[str, Any], _: Request) -> Response:
 async def _on_error(request: Request, error: Exception) -> Response:
     failure = as_api_error(error)
     if failure.status == 500:
-        log.error("%s failed", request.url.path, exc_info=error)
-    body = error_shape(request.url.path, failure)
+        log.error("%s failed", request.scope["path"], exc_info=error)
+    body = error_shape(request.scope["path"], failure)
     return Response(
         encode(body), failure.status, failure.headers, media_type="application/json"
     )
 
 
 async def _on_http_error(request: Request, error: HTTPException) -> Response:
-    path = request.url.path
+    path = request.scope["path"]
     text = f"{request.method} {path:.200}: {error.detail.lower()}; see /openapi.json"
     response = await _on_error(request, ApiError(error.status_code, text))
     response.headers.update(error.headers or {})

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from inl.errors import RequestError
+from inl.bounded_json import parse_json, parse_object
+from inl.errors import InvalidJson, RequestError
+from inl.file_lock import locked
+from inl.serve.api_error import as_api_error
+
+log = logging.getLogger("inl.serve")
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
 
-PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+EMBEDDINGS = "/v1/embeddings"
 
+PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", EMBEDDINGS)
+
+MAX_LINE = 64 << 20
+"""Bytes of a line."""
 
 BEGINNING = b'{"id": "batch_req_'
 """Of each answer."""
@@ -25,58 +36,73 @@ RETRY_SECONDS = 0.1
 def read_requests(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the requests of a file; raises :class:`RequestError` for a bad line."""
     ids: set[str] = set()
-    with path.open(encoding="utf-8-sig") as file:
-        for number, line in enumerate(file, 1):
+    with path.open("rb") as file:
+        lines = iter(lambda: file.readline(MAX_LINE + 1), b"")
+        for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
-            try:
-                request = json.loads(line)
-                custom, url = request["custom_id"], request["url"]
-                valid = isinstance(custom, str) and isinstance(request["body"], dict)
-            except (ValueError, KeyError, TypeError) as error:
-                raise RequestError(
-                    f"{path}, line {number}: {error!r}; accepts an object with "
-                    "custom_id, method, url and body"
-                ) from error
+            where = f"{path}, line {number}"
+            request = parse_object(line, where, max_bytes=MAX_LINE)
+            custom, url = request.get("custom_id"), request.get("url")
+            valid = isinstance(custom, str) and isinstance(request.get("body"), dict)
             if not valid or url not in PATHS or custom in ids:
                 raise RequestError(
-                    f"{path}, line {number}: found custom_id {custom!r:.60} and url "
-                    f"{url!r:.60}; accepts a custom_id that no other line has, an "
-                    f"object as body, and {', '.join(PATHS)}"
+                    f"{where}: found custom_id {custom!r:.60} and url {url!r:.60}; "
+                    "accepts a custom_id that no other line has, an object as body, "
+                    f"and {', '.join(PATHS)}"
                 )
-            ids.add(custom)
+            ids.add(str(custom))
             yield request
 
 
 def finished_ids(path: Path) -> set[str]:
-    """Return the ids that a file has answers of, and drop an incomplete last line.
+    """Return the ids that a file has answers of.
 
-    Raises :class:`RequestError`, and leaves the file as it is, if a line is no answer.
+    Drops an incomplete last line, and the lines of failed requests, which are to run
+    again. Raises :class:`RequestError`, and leaves the file as it is, if a line is no
+    answer.
     """
     if not path.exists():
         return set()
     data = path.read_bytes()
-    complete = data[: data.rfind(b"\n") + 1]
-    ids = {
-        _answered_id(path, number, line)
-        for number, line in enumerate(complete.splitlines(), 1)
-    }
-    if len(complete) < len(data):
-        torn = data[len(complete) :]
-        if torn[: len(BEGINNING)] != BEGINNING[: len(torn)]:
-            _refuse_answer(path, len(ids) + 1, torn)
-        with path.open("r+b") as file:
-            file.truncate(len(complete))
-    return ids
+    lines = data.splitlines(keepends=True)
+    torn = lines.pop() if lines and not data.endswith(b"\n") else b""
+    answered = [_answered(path, *each) for each in enumerate(lines, 1)]
+    if torn[: len(BEGINNING)] != BEGINNING[: len(torn)]:
+        _refuse_answer(path, len(lines) + 1, torn)
+    good = [
+        line for line, (_, failed) in zip(lines, answered, strict=True) if not failed
+    ]
+    if torn or len(good) < len(lines):
+        rest = path.with_name(path.name + ".part")
+        rest.write_bytes(b"".join(good))
+        rest.replace(path)
+    return {custom for custom, failed in answered if not failed}
 
 
-def _answered_id(path: Path, number: int, line: bytes) -> str:
+@contextmanager
+def only_run(path: Path) -> Iterator[None]:
+    """Hold the lock of a file of answers; raises :class:`RequestError` if a run does.
+
+    The locked file, ``.lock`` beside it, stays: another run may wait to open it.
+    """
     try:
-        answer = json.loads(line)
-        if isinstance(answer["response"], dict):
-            return str(answer["custom_id"])
-    except (ValueError, KeyError, TypeError):
-        """Refused below."""
+        with locked(path.with_name(path.name + ".lock"), wait=False):
+            yield
+    except BlockingIOError as error:
+        raise RequestError(
+            f"{path}: another run of run-batch writes it; wait until it ends, or name "
+            "another file of answers"
+        ) from error
+
+
+def _answered(path: Path, number: int, line: bytes) -> tuple[str, bool]:
+    """Return the id of an answer, and whether its request failed."""
+    with suppress(InvalidJson):
+        answer = parse_object(line, str(path))
+        response, custom = answer.get("response"), answer.get("custom_id")
+        if isinstance(response, dict) and isinstance(custom, str):
+            return custom, response.get("status_code") != 200
     return _refuse_answer(path, number, line)
 
 
@@ -97,7 +123,8 @@ async def run_batch(
 ) -> int:
     """Answer requests and write a line for each as it finishes.
 
-    Returns the number of failed ones. tick: called after each request.
+    Returns the number of failed ones. output: should escape what cannot be encoded.
+    tick: called after each request.
     """
     waiting = iter(requests)
     failed = 0
@@ -120,7 +147,8 @@ async def run_batch(
 
 async def _answer(app: App, path: str, body: dict[str, Any]) -> tuple[int, str, Any]:
     """Return status, number and body of an answer; waits while the queue is full."""
-    data = json.dumps({**body, "stream": False}).encode()
+    streams = {} if path == EMBEDDINGS else {"stream": False}
+    data = json.dumps({**body, **streams}).encode()
     while True:
         status, headers, answer = await _call(app, path, data)
         if b"retry-after" not in headers:
@@ -149,5 +177,9 @@ async def _call(
 
     headers = [(b"host", b"localhost")]
     scope = {"type": "http", "method": "POST", "path": path, "headers": headers}
-    await app({**scope, "query_string": b"", "root_path": ""}, receive, send)
-    return status, answered, json.loads(b"".join(parts))
+    try:
+        await app({**scope, "query_string": b"", "root_path": ""}, receive, send)
+        return status, answered, parse_json(b"".join(parts), path)
+    except Exception as error:  # of one request: the others go on
+        log.exception("a request of %s failed", path)
+        return 500, {}, as_api_error(error).openai()

@@ -45,13 +45,18 @@ class BoundedCalls:
 
     @asynccontextmanager
     async def admitted(self, request: Request) -> AsyncIterator[tuple[Ticket, bytes]]:
-        """Admit a request, then read its body; raises :class:`ApiError`."""
+        """Read the body of a request, then admit it; raises :class:`ApiError`.
+
+        A client that sends slowly takes no place from others.
+        """
         self.admission.is_draining = self._models.is_draining
+        self.admission.check(request.state.client)
+        body = await read_body(request.receive)
         ticket = Ticket(request.state.client, 1)
         self.admission.enter(ticket)
         finished = False
         try:
-            yield ticket, await read_body(request.receive)
+            yield ticket, body
             finished = True
         finally:
             self.admission.leave(ticket, finished=finished)

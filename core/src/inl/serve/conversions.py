@@ -18,6 +18,7 @@ from inl.serve.api_error import ApiError
 from inl.serve.bounded_calls import BoundedCalls
 from inl.serve.dialect import parse
 from inl.serve.event_stream import encode
+from inl.serve.http_messages import decoded
 from inl.serve.job import Conversation
 from inl.serve.openai.fields import TokenId
 from inl.serve.openai.messages import (
@@ -78,21 +79,20 @@ class Conversions:
     async def tokenize(self, request: Request) -> Response:
         """Return the token ids of a text or a conversation."""
         async with self._calls.admitted(request) as (_, body):
-            fields = parse(body, TokenizeRequest)
+            fields = await decoded(body, partial(parse, schema=TokenizeRequest))
             return await self._convert(fields.model, self._tokenized, fields)
 
     async def detokenize(self, request: Request) -> Response:
         """Return the text of token ids."""
         async with self._calls.admitted(request) as (_, body):
-            fields = parse(body, DetokenizeRequest)
+            fields = await decoded(body, partial(parse, schema=DetokenizeRequest))
             return await self._convert(fields.model, _detokenized, fields)
 
     async def count_tokens(self, request: Request) -> Response:
         """Return the number of tokens of a conversation."""
         async with self._calls.admitted(request) as (_, body):
-            fields = parse(body, CountRequest)
-            conversation = conversation_of(fields)
-            return await self._convert(fields.model, _counted, conversation)
+            model, conversation = await decoded(body, _counted_of)
+            return await self._convert(model, _counted, conversation)
 
     async def _convert(
         self, name: str | None, work: Callable[[ServedModel, Any], Any], fields: Any
@@ -110,7 +110,7 @@ class Conversions:
             "max_model_len": model.engine.context,
         }
         if fields.return_token_strs:
-            texts = map(model.token_bytes, ids)
+            texts = map(model.token_texts, ids)
             body["token_strs"] = [text.decode("utf-8", "replace") for text in texts]
         return body
 
@@ -147,6 +147,12 @@ def _detokenized(model: ServedModel, fields: DetokenizeRequest) -> dict[str, Any
             text = f"tokens[{at}]: found {token}, which is no token of the model"
             raise ApiError(400, text, param="tokens")
     return {"prompt": tokenizer.decode(fields.tokens, False)}
+
+
+def _counted_of(body: bytes) -> tuple[str | None, Conversation]:
+    """Return the model and the conversation whose tokens are counted."""
+    fields = parse(body, CountRequest)
+    return fields.model, conversation_of(fields)
 
 
 def _counted(model: ServedModel, conversation: Conversation) -> dict[str, Any]:

@@ -2,43 +2,53 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
-from inl.serve.api_error import ApiError
+from inl.bounded_json import check_json
+from inl.errors import InvalidJson
+from inl.garbage_collection import gc_disabled
+from inl.serve.absent_fields import Defaults, without_absent
+from inl.serve.api_error import ApiError, as_api_error
 
 if TYPE_CHECKING:
     from inl.serve.job import Answer, Delta, Job, Usage
+    from inl.serve.token_texts import TokenTexts
 
 T = TypeVar("T")
 
-PLACE = re.compile(r" - at `\$\.?(.*)`$")
-"""End of a validation error that names a field."""
+PLACE = " - at `$"
+"""Before the field that a validation error names at its end."""
 
-UNKNOWN = re.compile(r"unknown field `(.*)`")
+UNKNOWN = re.compile(r"unknown field `([^`]*)")
 
+SHOWN = 100
+"""Characters of a field's name that an error message has."""
+
+LARGE = 32 << 10
+"""Bytes of a body whose values the garbage collector would visit again and again."""
+
+MAX_MEMORY = 33 << 20
+"""Bytes that the values of a body may take, beside their characters: half a million
+token ids. Decoding or freeing that many takes up to 40 ms, in which no other thread
+runs."""
+
+NO_DEFAULTS: Defaults = {}
 
 ReadUsage = Callable[[], "Usage"]
 """Returns the tokens so far; few dialects report them with each delta."""
-
-
-TokenText = Callable[[int], bytes]
-"""Returns the bytes of a token."""
-
-
-def no_token_text(_: int) -> bytes:
-    """Return no text: before the model is known."""
-    return b""
 
 
 class Exchange(Protocol):
     """One request in a dialect, and the writer of its response."""
 
     job: Job
-    token_text: TokenText
+    token_text: TokenTexts
     """Set once the model is loaded."""
 
     def body(self, answers: Sequence[Answer], usage: Usage) -> Any:
@@ -64,29 +74,57 @@ Raises :class:`ApiError` and the engine's errors.
 """
 
 
-def parse(body: bytes, schema: type[T]) -> T:
-    """Decode a JSON body; raises :class:`ApiError` 400 that names the field."""
+def parse(body: bytes, schema: type[T], defaults: Defaults = NO_DEFAULTS) -> T:
+    """Decode a JSON body; raises :class:`ApiError` 400 that names the field.
+
+    A member that is null is absent; of one that is found twice, the last counts.
+    defaults: fields that are not supported, with the values that change nothing, which
+    are accepted.
+    """
+    body = body.removeprefix(codecs.BOM_UTF8) or b"{}"
     try:
-        return msgspec.json.decode(body or b"{}", type=schema)
+        check_json(body, "body", max_bytes=len(body), max_memory=MAX_MEMORY)
+        with gc_disabled() if len(body) > LARGE else nullcontext():
+            return msgspec.json.decode(body, type=schema)
     except msgspec.ValidationError as error:
-        text = str(error)
-        unknown = UNKNOWN.search(text)
-        place = PLACE.search(text)
-        where = place[1] if place else ""
-        if unknown:
-            param = f"{where}.{unknown[1]}" if where else unknown[1]
-            raise ApiError(
-                400,
-                f"{param}: is not supported; remove it",
-                param=param,
-                code="unsupported_parameter",
-            ) from error
-        problem = PLACE.sub("", text)
+        first = error
+    except InvalidJson as error:
+        raise as_api_error(error) from error
+    except (msgspec.DecodeError, UnicodeError, RecursionError, MemoryError) as error:
         raise ApiError(
-            400,
-            f"{where or 'body'}: {problem[:1].lower()}{problem[1:]}",
-            param=where.split("[")[0].split(".")[0] or None,
-            code="invalid_value",
+            400, f"body: {error}; accepts one JSON object", code="invalid_value"
         ) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ApiError(400, f"body: {error}; accepts one JSON object") from error
+    if b"null" not in body and not any(name.encode() in body for name in defaults):
+        raise _refused(str(first), defaults) from first
+    try:
+        # The values of the body have been counted above.
+        with gc_disabled() if len(body) > LARGE else nullcontext():
+            fields = without_absent(msgspec.json.decode(body), schema, defaults)
+            return msgspec.convert(fields, schema, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise _refused(str(error), defaults) from error
+
+
+def _refused(text: str, defaults: Defaults) -> ApiError:
+    """Return the error for a validation error's text, in linear time."""
+    before, place, after = text.rpartition(PLACE)
+    problem = before if place else text
+    where = after[:-1].removeprefix(".")[:SHOWN] if place else ""
+    unknown = UNKNOWN.search(problem)
+    if unknown:
+        name = unknown[1][:SHOWN]
+        param = f"{where}.{name}" if where else name
+        accepted = " or ".join(repr(each) for each in defaults.get(param, ()))
+        accepts = f", accepts {accepted}" if accepted else ""
+        return ApiError(
+            400,
+            f"{param}: is not supported{accepts}; remove it",
+            param=param,
+            code="unsupported_parameter",
+        )
+    return ApiError(
+        400,
+        f"{where or 'body'}: {problem[:1].lower()}{problem[1:]}",
+        param=where.split("[")[0].split(".")[0] or None,
+        code="invalid_value",
+    )

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import itertools
+import re
 import secrets
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from inl.serve.api_error import ApiError
 from inl.serve.event_stream import Receive, Send
 from inl.serve.http_messages import send_error
 from inl.serve.request_log import Record
-from inl.serve.settings import LOOPBACK
+from inl.serve.settings import BYTES_PER_SECOND, LOOPBACK
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from inl.serve.tracing import Tracing
 
     App = Callable[[Any, Receive, Send], Awaitable[None]]
+
+LENGTH = re.compile(r"[0-9]{1,20}")
 
 OPEN_PATHS = {"/", "/health", "/ready", "/page.js", "/page.css"}
 """Paths that need no key."""
@@ -129,7 +133,9 @@ class Gate:
         self._check_host(headers)
         self._check_origin(headers)
         length = headers.get("content-length", "0")
-        if not length.isdigit() or int(length) > self._config.max_body_bytes:
+        if not LENGTH.fullmatch(length):
+            raise ApiError(400, f"content-length: found {length!r:.40}, accepts digits")
+        if int(length) > self._config.max_body_bytes:
             raise self._too_large(length)
         path = scope["path"]
         if path in OPEN_PATHS or scope["method"] == "OPTIONS":
@@ -172,7 +178,8 @@ class Gate:
         origin = headers.get("origin")
         if origin is None or self._allows(origin):
             return
-        if urlsplit(origin).netloc != headers.get("host"):
+        host = _parts(origin).netloc
+        if not host or host != headers.get("host"):
             raise ApiError(
                 403, f"origin: found {origin!r:.80}, accepts this server's own "
                 "pages (--cors-origin)",
@@ -189,11 +196,30 @@ class Gate:
         return [(name.encode(), value.encode()) for name, value in pairs.items()]
 
     def _limited(self, receive: Receive, record: Record) -> Receive:
-        """Count the bytes of a body, which need not have a length."""
+        """Count the bytes of a body, which need not have a length, and their time."""
         most = self._config.max_body_bytes
+        loop = asyncio.get_running_loop()
+        began: float | None = None
+        is_complete = False
 
         async def receive_on() -> Any:
-            message = await receive()
+            nonlocal began, is_complete
+            if is_complete:
+                return await receive()
+            began = loop.time() if began is None else began
+            seconds = self._config.receive_seconds
+            seconds += record.body_bytes / BYTES_PER_SECOND
+            try:
+                async with asyncio.timeout_at(began + seconds):
+                    message = await receive()
+            except TimeoutError as error:
+                raise ApiError(
+                    408,
+                    f"body: found {record.body_bytes} bytes and no end within "
+                    f"{seconds:g} s (--receive-seconds)",
+                    code="request_timeout",
+                ) from error
+            is_complete = not message.get("more_body")
             size = len(message.get("body", b""))
             record.body_bytes += size
             self._held += size
@@ -222,11 +248,12 @@ class Gate:
 
 def _host_name(host: str) -> str:
     """Return a ``Host`` header without its port."""
-    return urlsplit(f"//{host}").hostname or "" if _is_plain(host) else host
+    return _parts(f"//{host}").hostname or host
 
 
-def _is_plain(host: str) -> bool:
+def _parts(url: str) -> SplitResult:
+    """Return the parts of a URL; all are empty if it is none."""
     try:
-        return urlsplit(f"//{host}").hostname is not None
+        return urlsplit(url)
     except ValueError:
-        return False
+        return SplitResult("", "", "", "", "")

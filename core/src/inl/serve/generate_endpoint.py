@@ -17,7 +17,7 @@ from inl.serve.event_stream import (
     send_part,
     start_stream,
 )
-from inl.serve.http_messages import read_body, send_error, send_json
+from inl.serve.http_messages import decoded, read_body, send_error, send_json
 from inl.serve.job import Usage
 from inl.serve.request_log import Record
 
@@ -81,7 +81,10 @@ class GenerateEndpoint:
         try:
             client = scope["state"]["client"]
             body = await read_body(receive)
-            exchange = self._make(body, record.number, self._models.default.name)
+            name = self._models.default.name
+            exchange = await decoded(
+                body, lambda body: self._make(body, record.number, name)
+            )
             del body
             model = self._models.find(exchange.job.model)
             record.model = model.name
@@ -95,11 +98,19 @@ class GenerateEndpoint:
         except Disconnected:
             record.status = 499  # as reverse proxies log it
         except Exception as error:
-            failure = as_api_error(error)
-            if failure.status == 500:
-                log.exception("request %s failed", record.number)
-            record.error = failure.code or str(failure.status)
-            await send_error(send, failure, self._error_body(failure))
+            await self._fail(error, send, record)
+
+    async def _fail(self, error: Exception, send: Send, record: Record) -> None:
+        """Answer with an error.
+
+        A frame of the error's traceback must not have it: the prompts would stay until
+        the garbage collector finds them.
+        """
+        failure = as_api_error(error)
+        if failure.status == 500:
+            log.exception("request %s failed", record.number)
+        record.error = failure.code or str(failure.status)
+        await send_error(send, failure, self._error_body(failure))
 
     async def _respond(
         self,
@@ -151,9 +162,14 @@ class GenerateEndpoint:
             raise
         except Exception as error:
             # The status has been sent: the stream reports the error.
-            failure = as_api_error(error)
-            log.warning("request %s failed: %s", record.number, failure.message)
-            record.status = failure.status
-            record.error = failure.code or str(failure.status)
-            last += exchange.failure(failure)
+            last += _failure(error, exchange, record)
         await end_stream(send, last)
+
+
+def _failure(error: Exception, exchange: Exchange, record: Record) -> bytes:
+    """Return the events of an error in mid-stream, which is not kept here either."""
+    failure = as_api_error(error)
+    log.warning("request %s failed: %s", record.number, failure.message)
+    record.status = failure.status
+    record.error = failure.code or str(failure.status)
+    return exchange.failure(failure)

@@ -5,33 +5,35 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from inl.serve.api_error import ApiError, as_api_error
-from inl.serve.dialect import no_token_text
 from inl.serve.job import Answer, Delta, Phases, PromptScores, Usage
+from inl.serve.token_texts import NoTokenTexts
 
 if TYPE_CHECKING:
     from inl.engine.request_handle import RequestHandle
-    from inl.serve.dialect import TokenText
     from inl.serve.job import FinishReason
     from inl.serve.output_parser import OutputParser
+    from inl.serve.token_texts import TokenTexts
 
 
 class Generation(Answer):
     """One completion: reads a handle, splits its text, and sums up what it has read.
 
-    stop_string: returns the stop string in the text of token ids, if there is one.
-    first: handle of the first completion of its prompt.
+    stop: ends the request of a handle. text_tokens: returns how many token ids have so
+    many characters of their text, special tokens included. first: handle of the first
+    completion of its prompt.
     """
 
     def __init__(
         self,
         handle: RequestHandle,
         parser: OutputParser,
-        stop_string: Callable[[list[int]], str | None],
+        stop: Callable[[RequestHandle], None],
+        text_tokens: Callable[[Sequence[int], int], int],
         *,
         first: RequestHandle,
     ) -> None:
@@ -47,7 +49,8 @@ class Generation(Answer):
         self.polled_tokens = 0
         """Tokens of all deltas."""
         self._parser = parser
-        self._stop_string = stop_string
+        self._stop, self._text_tokens = stop, text_tokens
+        self._reasoning_end: int | None = 0
 
     def poll(self) -> Delta:
         """Return what was generated since the last call; raises :class:`ApiError`."""
@@ -56,16 +59,31 @@ class Generation(Answer):
         completed = handle.completed
         token_ids = handle.token_ids[start:]
         self.polled_tokens += len(token_ids)
-        delta = self._parser.feed(handle.take())
+        parser = self._parser
+        if parser.sees_special:
+            delta = parser.feed(*handle.take_whole())
+        else:
+            delta = parser.feed(handle.take())
+        if parser.is_done and not completed:
+            handle.finish_reason, completed = "stop", True
+            self._stop(handle)
         if completed:
             delta = self._finished(delta)
         delta.token_ids = token_ids
         if handle.request.logprobs is not None:
             delta.logprobs = handle.request.token_logprobs[start : self.polled_tokens]
-        if delta.reasoning:
-            self.reasoning_tokens += len(token_ids)
+        self._count_reasoning()
         self.add(delta)
         return delta
+
+    def _count_reasoning(self) -> None:
+        """Count the tokens of the reasoning and its marks, however they arrived."""
+        end = self._parser.reasoning_end
+        if end is None:
+            self.reasoning_tokens = self.polled_tokens
+        elif end != self._reasoning_end:
+            self.reasoning_tokens = self._text_tokens(self.handle.token_ids, end)
+        self._reasoning_end = end
 
     def _finished(self, delta: Delta) -> Delta:
         handle = self.handle
@@ -77,8 +95,10 @@ class Generation(Answer):
         limits = ("length", "deadline")
         reason: FinishReason = "length" if handle.finish_reason in limits else "stop"
         stop = None
-        if handle.stopped:
-            reason, stop = "stop_string", self._stop_string(handle.token_ids)
+        if self._parser.is_done:
+            reason = "tool_calls"
+        elif handle.stopped:
+            reason, stop = "stop_string", handle.stop_string
         elif self._parser.has_calls and reason == "stop":
             reason = "tool_calls"
         return replace(
@@ -106,7 +126,7 @@ class Generations(ABC):
         self.items: list[Generation] = []
         self.event = asyncio.Event()
         """Set whenever a handle has news."""
-        self.token_text: TokenText = no_token_text
+        self.token_text: TokenTexts = NoTokenTexts()
         self._open: dict[int, Generation] = {}
         self._timer: asyncio.TimerHandle | None = None
 
@@ -114,7 +134,7 @@ class Generations(ABC):
     def record(self, item: Generation, count: int) -> None:
         """Record ``count`` new tokens of a completion."""
 
-    def start(self, items: list[Generation], token_text: TokenText) -> None:
+    def start(self, items: list[Generation], token_text: TokenTexts) -> None:
         """Set the completions, once the model is loaded."""
         self.items, self.token_text = items, token_text
         self._open = dict(enumerate(items))

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 from inl.serve.api_error import ApiError
 from inl.serve.event_stream import Receive, Send, encode
+
+T = TypeVar("T")
+
+SMALL = 32 << 10
+"""Bytes of a body that the event loop decodes, in about a millisecond at most."""
+
+THREADS = ThreadPoolExecutor(2, "inl-bodies")
+"""Decode large bodies, whose number :class:`~inl.serve.gate.Gate` limits."""
 
 
 async def read_body(receive: Receive) -> bytes:
@@ -18,6 +29,30 @@ async def read_body(receive: Receive) -> bytes:
         parts.append(message.get("body", b""))
         if not message.get("more_body"):
             return b"".join(parts)
+
+
+async def decoded(body: bytes, decode: Callable[[bytes], T]) -> T:
+    """Return what ``decode`` makes of a body; of a large one it is called on a thread.
+
+    Large bodies have threads of their own, and other requests do not wait for them.
+    """
+    if len(body) <= SMALL:
+        return decode(body)
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(THREADS, _decoded, body, decode)
+
+
+def _decoded(body: bytes, decode: Callable[[bytes], T]) -> T:
+    try:
+        return decode(body)
+    except ApiError as error:
+        failure = error
+    # Without the frames that hold the values, which this thread frees then.
+    failure.__cause__ = failure.__context__ = failure.__traceback__ = None
+    try:
+        raise failure
+    finally:
+        del failure, body, decode  # its traceback has this frame
 
 
 async def send_json(

@@ -8,28 +8,45 @@ import errno
 import socket
 import ssl
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
 from inl.errors import RequestError
+from inl.serve.connections import Connection, Connections
 
 if TYPE_CHECKING:
     from inl.serve.settings import ServerConfig
 
 BACKLOG = 2048
+"""Connections that wait to be accepted; all may be accepted at once."""
+
+OTHER_FILES = 256
+"""Open files that are no connections."""
+
+MAX_CONNECTIONS = 10_000
+"""Open connections of a process, by default."""
+
+MAX_OPEN_FILES = 65_536
+"""What the limit of open files is raised to, if the system allows it."""
 
 
 class HttpServer:
     """Serves an application until :meth:`stop`.
 
-    config: TLS files, and the time that open requests have to finish.
+    config: TLS files, the limits of connections, and the time that open requests have
+    to finish.
     """
 
     def __init__(self, app: Any, config: ServerConfig) -> None:
+        self._connections = Connections(config, connection_limit(config))
         self._server = _Uvicorn(
             uvicorn.Config(
                 app,
+                # Its keywords are those of uvicorn's own protocols.
+                http=partial(Connection, self._connections),  # type: ignore[arg-type]
+                ws="none",
                 host=config.host,
                 port=config.port,
                 log_config=None,
@@ -40,9 +57,10 @@ class HttpServer:
                 ssl_certfile=config.certificate,
                 ssl_keyfile=config.private_key,
                 timeout_graceful_shutdown=max(int(config.drain_seconds), 1),
-                timeout_keep_alive=75,
+                timeout_keep_alive=config.idle_seconds,  # type: ignore[arg-type]
             )
         )
+        self._server.handshake_seconds = config.receive_seconds
 
     async def serve(
         self, listening: socket.socket, started: Callable[[], None]
@@ -69,7 +87,24 @@ class HttpServer:
 
 
 class _Uvicorn(uvicorn.Server):
-    """Leaves signals to the caller."""
+    """Leaves signals to the caller, and limits the time of TLS handshakes."""
+
+    handshake_seconds = 30.0
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        config, loop = self.config, asyncio.get_running_loop()
+        make: Any = config.http_protocol_class
+        state = self.server_state
+        protocol = partial(make, config=config, server_state=state, app_state={})
+        seconds = None if config.ssl is None else self.handshake_seconds
+        self.servers = [
+            await loop.create_server(
+                protocol, sock=each, ssl=config.ssl, backlog=BACKLOG,
+                ssl_handshake_timeout=seconds,
+            )
+            for each in sockets or ()
+        ]  # fmt: skip
+        self.started = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -82,6 +117,12 @@ def check_settings(config: ServerConfig) -> None:
     Models load for minutes, so this is called before.
     """
     listen(config.host, config.port).close()
+    most = open_files()
+    if config.max_connections and most and config.max_connections > most:
+        raise RequestError(
+            f"max connections: found {config.max_connections}, this system allows "
+            f"{most} open files (ulimit -n); accepts fewer"
+        )
     if config.certificate is None:
         return
     try:
@@ -93,6 +134,40 @@ def check_settings(config: ServerConfig) -> None:
             f"TLS certificate {files}: {error.strerror or error}; accepts files in the "
             "form PEM: a certificate, and its key in the same file or a second one"
         ) from error
+
+
+def connection_limit(config: ServerConfig) -> int:
+    """Return the greatest number of open connections of this process."""
+    if config.max_connections is not None:
+        return config.max_connections
+    files = open_files()
+    if files is None:
+        return MAX_CONNECTIONS
+    return min(MAX_CONNECTIONS, max(files - BACKLOG - OTHER_FILES, files // 2))
+
+
+def open_files() -> int | None:
+    """Return the limit of open files of this process; ``None`` if it has none."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def raise_open_files() -> None:
+    """Raise the limit of open files as far as a server can use it."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = hard if hard != resource.RLIM_INFINITY else MAX_OPEN_FILES
+    wanted = min(most, MAX_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):  # it stays what it was
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:

@@ -42,8 +42,12 @@ class Conversation:
     tools: Sequence[Tool] = ()
     tool_choice: str = "auto"
     """"auto", "none", "required", or the name of a tool behind "tool:"."""
+    only_tools: bool = False
+    """Whether calls of other functions are text."""
     variables: Mapping[str, Any] = field(default_factory=dict)
     continue_final: bool = False
+    parallel_calls: bool = True
+    """Whether an answer may have several calls."""
 
 
 Prompt = str | list[int] | Conversation

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from inl.bounded_json import parse_json, parse_object
 from inl.errors import RequestError
 
 
@@ -41,9 +42,14 @@ class Sample:
 
 
 class LoadClient:
-    """Sends chat requests to one server. api_key: sent with each, if not ``None``."""
+    """Sends chat requests to one server.
 
-    def __init__(self, url: str, api_key: str | None = None) -> None:
+    api_key: sent with each, if not ``None``. seconds: limit of a whole request.
+    """
+
+    def __init__(
+        self, url: str, api_key: str | None = None, *, seconds: float = 600.0
+    ) -> None:
         address = urlsplit(url)
         if address.scheme not in ("http", "https") or not address.hostname:
             raise RequestError(f"url: found {url!r:.80}, accepts http://HOST:PORT")
@@ -52,10 +58,19 @@ class LoadClient:
         self._port = address.port or (443 if self._is_secure else 80)
         self._base = address.path.rstrip("/").removesuffix("/v1")
         self._key = api_key
+        self._seconds = seconds
 
     async def model(self) -> str:
         """Return the name of the server's first model."""
-        status, *parts = [part async for part in self._request("GET", "/v1/models")]
+        try:
+            async with asyncio.timeout(self._seconds):
+                answer = self._request("GET", "/v1/models")
+                status, *parts = [part async for part in answer]
+        except TimeoutError as error:
+            raise RequestError(
+                f"{self._host}:{self._port}: found no answer of /v1/models within "
+                f"{self._seconds:g} s (--timeout)"
+            ) from error
         if status in (b"401", b"403"):
             raise RequestError(
                 f"{self._host}:{self._port}: found status {status.decode()}; needs a "
@@ -63,8 +78,8 @@ class LoadClient:
             )
         body = b"".join(parts)
         try:
-            return str(json.loads(body)["data"][0]["id"])
-        except (ValueError, KeyError, IndexError) as error:
+            return str(parse_json(body, "/v1/models")["data"][0]["id"])
+        except (ValueError, KeyError, TypeError, IndexError) as error:
             raise RequestError(
                 f"/v1/models: found status {status.decode()} with {body[:120]!r}, "
                 "accepts a list of models as of OpenAI's API"
@@ -75,22 +90,27 @@ class LoadClient:
         sample, began = Sample(), time.perf_counter()
         held, is_done = b"", False
         try:
-            async for part in self._request("POST", "/v1/chat/completions", body):
-                if not sample.status:
-                    sample.status = int(part)
-                    continue
-                held += part
-                if sample.status != 200:
-                    continue
-                *lines, held = held.split(b"\n")
-                now = time.perf_counter() - began
-                for line in lines:
-                    is_done |= _apply(sample, line.rstrip(b"\r"), now)
+            async with asyncio.timeout(self._seconds):
+                async for part in self._request("POST", "/v1/chat/completions", body):
+                    if not sample.status:
+                        sample.status = int(part)
+                        continue
+                    held += part
+                    if sample.status != 200:
+                        continue
+                    *lines, held = held.split(b"\n")
+                    now = time.perf_counter() - began
+                    for line in lines:
+                        is_done |= _apply(sample, line.rstrip(b"\r"), now)
+        except TimeoutError:
+            sample.error = f"no end within {self._seconds:g} s"
         except (
             OSError,
             asyncio.IncompleteReadError,
             asyncio.LimitOverrunError,
             ValueError,
+            TypeError,
+            AttributeError,
         ) as error:
             sample.error = f"{type(error).__name__}: {error}"
         if sample.status != 200:
@@ -154,7 +174,7 @@ def _apply(sample: Sample, line: bytes, now: float) -> bool:
     data = line.removeprefix(b"data:").strip()
     if not line.startswith(b"data:") or data == b"[DONE]":
         return data == b"[DONE]"
-    value = json.loads(data)
+    value = parse_object(data, "event")
     if value.get("error") is not None:
         sample.error = str(value["error"])[:200]
         return False

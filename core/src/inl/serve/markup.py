@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from inl.errors import InlError
+from inl.bounded_json import parse_prefix
+from inl.errors import InlError, InvalidJson
 
 Render = Callable[..., str]
 """Renders messages and variables to text."""
@@ -16,8 +16,6 @@ NAME, KEY, VALUE, TEXT = "inlname", "inlkey", "inlvalue", "inltext"
 """Words that no template contains."""
 
 USER = {"role": "user", "content": "a"}
-
-DECODER = json.JSONDecoder()
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +123,8 @@ def _object_around(text: str, place: int) -> tuple[int, int, dict[str, Any]] | N
     start = text.rfind("{", 0, place)
     while start >= 0:
         try:
-            value, stop = DECODER.raw_decode(text, start)
-        except ValueError:
+            value, stop = parse_prefix(text, start, "template")
+        except InvalidJson:
             value, stop = None, 0
         if stop > place and isinstance(value, dict):
             return start, stop, value

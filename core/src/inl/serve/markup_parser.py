@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
-import json
 import re
-import secrets
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Final
 
-from inl.serve.job import CallDelta, Delta
-from inl.serve.markup import CallMarkup, ReasoningMarkup
+from inl.engine.output_text import without
+from inl.serve.call_text import CallText
+from inl.serve.job import Delta
 
-DECODER = json.JSONDecoder()
+if TYPE_CHECKING:
+    from inl.engine.output_text import Span
+    from inl.serve.markup import CallMarkup, ReasoningMarkup
+
+BETWEEN: Final = re.compile(r"[\s,;\]}]*")
+"""What may stand between two calls of one mark, and behind the last one."""
 
 
 class MarkupParser:
     """Parses the text of one completion as it arrives.
 
-    Text that may be the beginning of a mark is held back. calls, reasoning: ``None`` if
-    there are none. is_reasoning: whether the prompt has begun the reasoning. is_forced:
-    whether the whole text is one call, without marks.
+    Marks may be special tokens, whose text is no content. Text that may be the
+    beginning of a mark is held back. calls, reasoning: ``None`` if there are none.
+    is_reasoning: whether the prompt has begun the reasoning. is_forced: whether the
+    text, behind the reasoning, is one call without marks. tools: names of the functions
+    that may be called; without marks, only they are called without arguments.
+    only_tools: whether a call of another function is content. one_call: whether the
+    text ends with the first call.
     """
+
+    sees_special = True
 
     def __init__(
         self,
@@ -28,19 +39,35 @@ class MarkupParser:
         *,
         is_reasoning: bool = False,
         is_forced: bool = False,
+        tools: Collection[str] = (),
+        only_tools: bool = False,
+        one_call: bool = False,
     ) -> None:
         self._calls = calls
         self._reasoning = reasoning
+        self._tools, self._only_tools = frozenset(tools), only_tools
+        self._one_call = one_call
         self._state = "reasoning" if is_reasoning else "content"
+        self.reasoning_end: int | None = None if is_reasoning else 0
+        """Characters up to the end of the reasoning; ``None`` while it lasts."""
         self._held = ""
+        self._special: list[Span] = []
+        """Places of special tokens in the held text."""
+        self._fed = 0
         self._count = 0
-        self._call: _CallText | None = None
-        self._markup_end = ""
+        self._call: CallText | None = None
+        self._mark = ""
+        """Text of the last mark, empty if it was a special token."""
         self._skipped: str | None = ""
         """Mark that is dropped if it comes next, and white space around it."""
+        self._is_between = False
+        """Whether a call has ended, and another one may follow before the mark."""
         self._is_start = True
         """Whether nothing but white space was content so far."""
-        if is_forced and calls is not None:
+        self.is_done = False
+        """Whether nothing more is read, after the only call."""
+        self._is_forced = is_forced
+        if is_forced and calls is not None and not is_reasoning:
             self._begin_call(calls)
 
     @property
@@ -48,31 +75,39 @@ class MarkupParser:
         """Whether a tool call was found."""
         return self._count > 0
 
-    def feed(self, text: str) -> Delta:
-        """Return the parts of the next text that are certain."""
+    def feed(self, text: str, special: Sequence[Span] = ()) -> Delta:
+        """Return the parts of the next text that are certain.
+
+        special: places of special tokens in the text.
+        """
         delta = Delta()
+        if self.is_done:
+            return delta
+        start = len(self._held)
+        self._special += [(a + start, b + start) for a, b in special]
         self._held += text
-        while self._held and self._advance(delta):
+        self._fed += len(text)
+        while self._held and not self.is_done and self._advance(delta):
             """Each round ends at a mark."""
         return delta
 
     def finish(self) -> Delta:
         """Return the rest: no more text will follow."""
-        delta, rest = Delta(), self._held
-        self._held = ""
-        if self._skipped is not None and self._call is None:
+        delta = Delta()
+        if self.is_done or (self._skipped is not None and self._call is None):
             return delta  # white space, or a mark that was cut off
         if self._state == "reasoning":
-            delta.reasoning = rest
+            delta.reasoning = self._remove(len(self._held))
         elif self._call is not None:
-            unparsed = self._call.finish(rest)
-            delta.content = unparsed
+            delta.content = self._unparsed(self._call) + self._remove(len(self._held))
         else:
-            delta.content = rest
+            delta.content = self._remove(len(self._held))
         return delta
 
     def _advance(self, delta: Delta) -> bool:
         """Parse up to the next mark; returns whether there was one."""
+        if self._is_between and not self._pass_between():
+            return False
         if self._skipped is not None and not self._skip(self._skipped):
             return False
         if self._state == "reasoning":
@@ -81,14 +116,52 @@ class MarkupParser:
             return self._advance_call(delta, self._call)
         return self._advance_content(delta)
 
+    def _remove(self, length: int) -> str:
+        """Remove held text; returns it without special tokens."""
+        text, self._held = self._held[:length], self._held[length:]
+        if not self._special:
+            return text
+        inside = [(a, min(b, length)) for a, b in self._special if a < length]
+        self._special = [
+            (max(a - length, 0), b - length) for a, b in self._special if b > length
+        ]
+        return without(text, inside)
+
+    def _pass_between(self) -> bool:
+        """Drop what follows a call; returns whether anything comes next."""
+        assert self._calls is not None, "there was a call"
+        match = BETWEEN.match(self._held)
+        assert match is not None, "it matches nothing too"
+        if match.end() == len(self._held):
+            return False
+        if self._is_other_special(match.end()):
+            self._remove(self._special[0][1])
+            return bool(self._held) and self._pass_between()
+        if self._held.startswith("{", match.end()):
+            self._remove(match.end())
+            self._begin_call(self._calls)
+        elif self._calls.begin:
+            self._remove(match.end())
+        self._is_between = False
+        return True
+
+    def _is_other_special(self, at: int) -> bool:
+        """Whether a special token that is no mark of calls begins at a place."""
+        assert self._calls is not None, "there was a call"
+        if not self._special or self._special[0][0] != at:
+            return False
+        marks = [mark for mark in (self._calls.begin, self._calls.end) if mark]
+        return not any(self._held.startswith(mark, at) for mark in marks)
+
     def _skip(self, mark: str) -> bool:
         """Drop white space and a mark; returns whether more text follows."""
         text = self._held.lstrip()
         if mark.startswith(text) and text != mark:
             return False
-        self._held = text.removeprefix(mark).lstrip()
-        self._skipped = None if self._held else ""
-        return bool(self._held)
+        text = text.removeprefix(mark).lstrip()
+        self._remove(len(self._held) - len(text))
+        self._skipped = None if text else ""
+        return bool(text)
 
     def _advance_reasoning(self, delta: Delta) -> bool:
         assert self._reasoning is not None, "reasoning has a mark"
@@ -96,6 +169,9 @@ class MarkupParser:
         delta.reasoning += text
         if found:
             self._state, self._skipped = "content", ""
+            self.reasoning_end = self._fed - len(self._held)
+            if self._is_forced and self._calls is not None:
+                self._begin_call(self._calls)
         return bool(found)
 
     def _advance_content(self, delta: Delta) -> bool:
@@ -108,158 +184,80 @@ class MarkupParser:
         marks = [calls.begin] if calls is not None and calls.begin else []
         if reasoning is not None and self._is_start:
             marks.append(reasoning.begin)
-        text, found = self._take_until(tuple(marks))
+        text, found = self._take_until(tuple(marks), strip=True)
         self._is_start = self._is_start and not text
-        delta.content += "" if found and not text.strip() else text
+        delta.content += text
         if reasoning is not None and found == reasoning.begin:
             self._state, self._skipped = "reasoning", ""
+            self.reasoning_end = None
         elif found and calls is not None:
-            self._begin_call(calls)
+            self._begin_call(calls, self._mark)
         return bool(found)
 
-    def _begin_call(self, calls: CallMarkup) -> None:
-        self._call = _CallText(calls, self._count)
-        self._markup_end = calls.end
+    def _begin_call(self, calls: CallMarkup, mark: str = "") -> None:
+        """Read a call; ``mark``: the text in front of it, content if it is none."""
+        self._mark = mark
+        self._call = CallText(
+            calls,
+            self._count,
+            accepted=self._tools if self._only_tools else None,
+            # Without marks, an object with a name may be any answer.
+            may_lack_arguments=None if calls.begin else self._tools,
+        )
+        self._skipped, self._is_between = None, False
 
-    def _advance_call(self, delta: Delta, call: _CallText) -> bool:
-        text, self._held = self._held, ""
-        parts, rest = call.feed(text)
-        delta.calls = [*delta.calls, *parts]
-        self._count = max(self._count, call.index + len(call.started))
-        if rest is None:
-            return False
-        self._call, self._held = None, rest
-        self._skipped = self._markup_end
+    def _advance_call(self, delta: Delta, call: CallText) -> bool:
+        """Parse a call up to the next special token, which is no part of it."""
+        stop = self._special[0][0] if self._special else len(self._held)
+        if not stop:
+            mark = self._calls.end if self._calls is not None else ""
+            if mark and self._held.startswith(mark):
+                return self._leave_call(delta, call)
+            self._remove(self._special[0][1])
+            return True
+        delta.calls = [*delta.calls, *call.feed(self._held[:stop])]
+        self._count = max(self._count, call.index + call.is_started)
+        if call.rest is None:
+            self._remove(stop)
+            return True
+        self._remove(stop - call.rest)
+        return self._leave_call(delta, call)
+
+    def _leave_call(self, delta: Delta, call: CallText) -> bool:
+        """Go on behind a call, or behind what is none, which is content."""
+        self._call = None
+        if not call.is_started:
+            delta.content += self._unparsed(call)
+            self._is_start = False
+            return True
+        assert self._calls is not None, "there was a call"
+        self.is_done = self._one_call
+        self._skipped, self._is_between = self._calls.end, True
         return True
 
-    def _take_until(self, marks: tuple[str, ...]) -> tuple[str, str]:
-        """Remove text before the first mark, and the mark; returns both."""
+    def _unparsed(self, call: CallText) -> str:
+        """Return the text of a call that was none."""
+        return "" if call.is_started else self._mark + call.text
+
+    def _take_until(
+        self, marks: tuple[str, ...], *, strip: bool = False
+    ) -> tuple[str, str]:
+        """Remove text before the first mark, and the mark; returns both.
+
+        strip: whether white space in front of the mark is dropped, however it arrives.
+        """
         places = [(self._held.find(mark), mark) for mark in marks]
         found = min((each for each in places if each[0] >= 0), default=None)
         if found is not None:
             place, mark = found
-            text, self._held = self._held[:place], self._held[place + len(mark) :]
-            return text, mark
+            text = self._remove(place)
+            self._mark = self._remove(len(mark))
+            return text.rstrip() if strip else text, mark
         held = max((_overlap(self._held, mark) for mark in marks), default=0)
         stop = len(self._held) - held
-        text, self._held = self._held[:stop], self._held[stop:]
-        return text, ""
-
-
-class _CallText:
-    """The text of a call, or of a list of calls, up to its end mark.
-
-    The arguments are passed on as they arrive where the name precedes them.
-    """
-
-    def __init__(self, markup: CallMarkup, index: int) -> None:
-        self.index = index
-        self.started: list[str] = []
-        """Ids of the calls so far."""
-        name, arguments = re.escape(markup.name_key), re.escape(markup.arguments_key)
-        self._head = re.compile(
-            rf'\s*\{{\s*"{name}"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"{arguments}"\s*:\s*'
-            r"(?=\{)"
-        )
-        self._markup = markup
-        self._text = ""
-        self._sent = 0
-        """Characters of the arguments that were passed on."""
-        self._arguments: int | None = None
-        self._scanner = _Nesting()
-
-    def feed(self, text: str) -> tuple[list[CallDelta], str | None]:
-        """Return the parts of calls, and what follows them once they have ended."""
-        self._text += text
-        if self._arguments is None:
-            head = self._head.match(self._text)
-            if head is None:
-                return self._whole()
-            self._arguments = self._sent = head.end()
-            start = self._start(json.loads(head[1]))
-            rest, ended = self._stream()
-            return [start, *rest], ended
-        return self._stream()
-
-    def finish(self, rest: str) -> str:
-        """Return the text, if it is no call."""
-        return "" if self.started else self._markup.begin + self._text + rest
-
-    def _start(self, name: str, arguments: str = "") -> CallDelta:
-        number = f"call_{secrets.token_hex(12)}"
-        self.started.append(number)
-        return CallDelta(self.index + len(self.started) - 1, arguments, number, name)
-
-    def _stream(self) -> tuple[list[CallDelta], str | None]:
-        stop = self._scanner.end(self._text, self._sent)
-        at = len(self._text) if stop is None else stop
-        part, self._sent = self._text[self._sent : at], at
-        parts = [CallDelta(self.index, part)] if part else []
-        if stop is None:
-            return parts, None
-        closing = self._text.find("}", stop)
-        if closing < 0:
-            self._scanner.is_done = True
-            return parts, None
-        return parts, self._text[closing + 1 :]
-
-    def _whole(self) -> tuple[list[CallDelta], str | None]:
-        """Wait for a complete value, an object or a list of objects."""
-        start = len(self._text) - len(self._text.lstrip())
-        try:
-            value, stop = DECODER.raw_decode(self._text, start)
-        except ValueError:
-            return [], None
-        calls = [item for item in _listed(value) if self._is_call(item)]
-        if not calls:
-            return [], None
-        markup = self._markup
-        parts = [
-            self._start(
-                str(item[markup.name_key]),
-                json.dumps(item[markup.arguments_key], ensure_ascii=False),
-            )
-            for item in calls
-        ]
-        return parts, self._text[stop:]
-
-    def _is_call(self, item: Any) -> bool:
-        keys = {self._markup.name_key, self._markup.arguments_key}
-        return isinstance(item, dict) and keys <= set(item)
-
-
-class _Nesting:
-    """Finds the end of a JSON object that arrives in pieces."""
-
-    def __init__(self) -> None:
-        self.is_done = False
-        self._depth = 0
-        self._in_string = self._is_escaped = False
-
-    def end(self, text: str, start: int) -> int | None:
-        """Scan from ``start``; returns the place behind the object once it ends."""
-        if self.is_done:
-            return start
-        for place in range(start, len(text)):
-            letter = text[place]
-            if self._is_escaped:
-                self._is_escaped = False
-            elif self._in_string:
-                self._is_escaped = letter == "\\"
-                self._in_string = letter != '"'
-            elif letter == '"':
-                self._in_string = True
-            elif letter in "{[":
-                self._depth += 1
-            elif letter in "}]":
-                self._depth -= 1
-                if not self._depth:
-                    return place + 1
-        return None
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
+        if marks and strip:
+            stop = len(self._held[:stop].rstrip())
+        return self._remove(stop), ""
 
 
 def _overlap(text: str, mark: str) -> int:

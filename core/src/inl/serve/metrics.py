@@ -151,6 +151,8 @@ class ModelMetrics:
             "model_loaded", "1 while the model is loaded.", read(lambda _: 1)
         )  # fmt: skip
         total = self._metrics.total
+        failed = read(lambda loaded: loaded.core.failed_steps)
+        total("failed_steps", self._labels, failed)
         preemptions = read(lambda loaded: loaded.stats.preemptions)
         total("num_preemptions", self._labels, preemptions)
         for name, exported in SPECULATED.items():

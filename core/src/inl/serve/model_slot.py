@@ -6,12 +6,15 @@ import asyncio
 import gc
 import logging
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from inl.errors import RunnerError
 from inl.serve.api_error import ApiError
+from inl.serve.health import Health
 from inl.serve.load_failure import load_failure
 from inl.serve.open_call import OpenCall
 from inl.serve.served_model import ServedModel
@@ -27,6 +30,15 @@ if TYPE_CHECKING:
     from inl.serve.wakeups import Reader
 
 log = logging.getLogger("inl.serve")
+
+STALL_SECONDS = 30.0
+"""Time without a step after which a model with open requests is not ready."""
+
+LOST_TESTS = 3
+"""Tests in a row with a failed step before the engine of a model is loaded again."""
+
+MOST_RELOADS, RELOAD_SECONDS = 3, 120.0
+"""Times that a lost engine is loaded again, within so many seconds."""
 
 OpenEngine = Callable[[Callable[["StepRecord"], None]], "InferenceEngine"]
 """Loads a model; its argument is the engine's ``on_step``."""
@@ -83,6 +95,12 @@ class ModelSlot:
         self._timer: asyncio.TimerHandle | None = None
         self._change: asyncio.Task[None] | None = None
         """Loads or unloads the model."""
+        self._is_loading = False
+        self._health = Health(self.name, self._test)
+        self._failed_steps = 0
+        """Those of the engine that have been followed by a test."""
+        self._lost_tests = 0
+        self._reloads: deque[float] = deque(maxlen=MOST_RELOADS)
         metrics.observe(admission, lambda: self.engine)
 
     @property
@@ -91,12 +109,55 @@ class ModelSlot:
         model = self._model
         return None if model is None else model.engine
 
+    @property
+    def _is_lost(self) -> bool:
+        """Whether the engine is loaded, but will serve no further request."""
+        engine = self.engine
+        if engine is None:
+            return False
+        return engine.failure is not None or self._lost_tests >= LOST_TESTS
+
+    async def problem(self) -> str | None:
+        """Return why the next request may not be answered soon; ``None`` if it will."""
+        engine = self.engine
+        if self.admission.is_asleep:
+            return "asleep"
+        if engine is not None and (seconds := engine.stalled_seconds) > STALL_SECONDS:
+            return f"no step has ended for {seconds:.0f} s"
+        if engine is not None and engine.core.failed_steps != self._failed_steps:
+            self._failed_steps = engine.core.failed_steps
+            self._health.suspect("a step failed")
+        if self._is_loading:
+            return self._health.problem or "is being loaded"
+        return await self._health.verdict()
+
+    async def _test(self) -> None:
+        """Do what a request needs."""
+        async with self._leased() as model:
+            core = model.engine.core
+            failed = core.failed_steps
+            try:
+                await model.test()
+            finally:
+                is_lost = core.failed_steps > failed
+                self._lost_tests = self._lost_tests + 1 if is_lost else 0
+
     @asynccontextmanager
     async def lease(self) -> AsyncIterator[ServedModel]:
         """Load the model, unless it is loaded, and keep it loaded in the body.
 
-        Raises :class:`ApiError` 503 if it is asleep or cannot be loaded.
+        Raises :class:`ApiError` 503 if it is asleep or cannot be loaded. An error of
+        the body that is the server's fault is followed by a test.
         """
+        try:
+            async with self._leased() as model:
+                yield model
+        except Exception as error:
+            self._health.judge(error)
+            raise
+
+    @asynccontextmanager
+    async def _leased(self) -> AsyncIterator[ServedModel]:
         self.admission.check_awake()
         self._users += 1
         self._cancel_timer()
@@ -127,6 +188,9 @@ class ModelSlot:
                 finally:
                     call.end()
         finally:
+            for item in call.items:
+                if item.handle.error is not None:
+                    self._health.judge(item.handle.error)
             self._calls.discard(call)
             self.admission.leave(call, finished=call.finished)
 
@@ -145,6 +209,7 @@ class ModelSlot:
         if not self.admission.is_asleep:
             self._wakes_loaded = False
         self.admission.is_asleep = True
+        self._health.forget()
         while self._users or self._change is not None or self._model is not None:
             if self._users:
                 self._unused.clear()
@@ -180,6 +245,9 @@ class ModelSlot:
 
     async def unload_adapter(self, name: str) -> None:
         """Unload one of ``adapters``; its open requests finish."""
+        while self._change is not None:
+            # A model that is being loaded takes the names of before.
+            await asyncio.wait([self._change])
         engine = self.engine
         if engine is not None:
             await asyncio.to_thread(engine.unload_adapter, name)
@@ -187,7 +255,7 @@ class ModelSlot:
         self.adapters = tuple(each for each in self.adapters if each != name)
 
     async def _loaded(self) -> ServedModel:
-        while self._model is None or self._change is not None:
+        while self._model is None or self._change is not None or self._is_lost:
             # Shielded: the others wait for it too.
             await asyncio.shield(self._change or self._start(self._load()))
         return self._model
@@ -198,26 +266,47 @@ class ModelSlot:
         return task
 
     async def _load(self) -> None:
+        self._is_loading = True
         try:
+            if self._is_lost:
+                self._count_reload()
             await self._in_thread(self.load)
         except Exception as error:
-            raise load_failure(self.name, error) from error
+            failure = load_failure(self.name, error)
+            self._health.suspect(failure.message)
+            raise failure from error
         finally:
+            self._is_loading = False
             self._change = None
         self._unload_later()
 
+    def _count_reload(self) -> None:
+        """Count that a lost engine is loaded again; raises ``RunnerError``."""
+        now, times = time.monotonic(), self._reloads
+        if len(times) == MOST_RELOADS and now - times[0] < RELOAD_SECONDS:
+            raise RunnerError(
+                f"its engine was lost {MOST_RELOADS} times within {RELOAD_SECONDS:g} s"
+            )
+        times.append(now)
+        log.warning("model %s: its engine is lost and is loaded again", self.name)
+
     def load(self) -> None:
-        """Load the model; raises the engine's errors. Called once at a time."""
+        """Load the model, also in place of a lost engine; raises the engine's errors.
+
+        Called once at a time.
+        """
+        self.close()
         began = time.perf_counter()
         engine = self._source.open(self.metrics.record_step)
         try:
             self._restore_adapters(engine)
-            model = ServedModel(engine)
+            model = ServedModel(engine, self.name)
             model.warm_up()
         except BaseException:
             engine.close()
             raise
         self.metrics.record_load(engine)
+        self._failed_steps = self._lost_tests = 0
         self._model = model
         seconds = time.perf_counter() - began
         log.info("%s on %s loaded in %.2f s", self.name, engine.device, seconds)

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
-from inl.errors import RequestError
+from inl.errors import InlError, RequestError, TemplateError
 from inl.serve.generic_tools import with_tools
 from inl.serve.job import Conversation, Job, Prompt
 from inl.serve.markup import CallMarkup, Markup, ReasoningMarkup, derive
 from inl.serve.markup_parser import MarkupParser
 from inl.serve.output_parser import PLAIN, OutputParser
 from inl.serve.structured import forced_call
+from inl.text.detokenize import Detokenizer
 from inl.text.measure import check_length
+from inl.text.tokenizer import BYTE_TOKEN, SPACE
 
 if TYPE_CHECKING:
-    from inl.engine.options import GenerationOptions
     from inl.text.template import ChatTemplate
     from inl.text.tokenizer import Tokenizer
 
 TAIL = 64
 """Tokens at the end of a prompt that may begin the reasoning."""
+
+
+MAX_BEGINNINGS = 256
+"""Variables of templates for which is kept whether they begin the reasoning."""
 
 
 class TextSource(Protocol):
@@ -54,6 +60,8 @@ class ModelText:
 
     def __init__(self, source: TextSource) -> None:
         self._source = source
+        self._beginnings: dict[str, bool] = {}
+        """Whether the template begins the reasoning, with some variables."""
         self.markup = Markup(CallMarkup())
         """How the model writes calls and reasoning, once it is warmed up."""
 
@@ -62,6 +70,11 @@ class ModelText:
         """The tokenizer; raises ``RequestError`` if the model has none."""
         return self._source.tokenizer
 
+    @property
+    def token_texts(self) -> VocabularyTexts:
+        """The texts of the tokens."""
+        return VocabularyTexts(self._source)
+
     def warm_up(self) -> None:
         """Build the tokenizer and start the template's process, if it has them."""
         with suppress(RequestError):
@@ -69,15 +82,23 @@ class ModelText:
         template = self._source.chat_template
         if template is not None:
             self.markup = derive(template.apply, template.source)
+            self._beginnings.clear()
 
-    def token_bytes(self, token: int) -> bytes:
-        """Return the bytes of a token's text; empty for an unknown id."""
-        tokenizer = self.tokenizer
-        if tokenizer.token(token) is None:
-            return b""
-        if tokenizer.byte_level:
-            return tokenizer.token_bytes(token)
-        return tokenizer.decode([token], skip_special=False).encode()
+    def encode_test(self) -> list[int]:
+        """Encode a text and a conversation; return the ids of the text.
+
+        Raises what would keep others from being encoded.
+        """
+        ids = [0]
+        with suppress(RequestError):  # without a tokenizer
+            ids = self.tokenizer.encode("a") or ids
+        try:
+            if self._source.chat_template is not None:
+                self._source.chat_ids([{"role": "user", "content": "a"}])
+        except (RequestError, TemplateError) as error:
+            if isinstance(error.__cause__, OSError):
+                raise  # its process cannot start; else a template of other messages
+        return ids
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Return the token ids of a prompt; raises the engine's errors."""
@@ -96,30 +117,47 @@ class ModelText:
             messages = with_tools(conversation, tools)
         elif tools:
             variables["tools"] = [tool.as_template_value() for tool in tools]
-        return self._source.chat_ids(
+        ids = self._source.chat_ids(
             messages,
             continue_final_message=conversation.continue_final,
             **variables,
         )
+        # Renders here, on a thread, what the event loop asks for later.
+        self._begun_reasoning(conversation, ids)
+        return ids
 
     def encode_all(self, prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:
         """Return the token ids of several prompts; raises the engine's errors."""
         return [tuple(self.encode(prompt)) for prompt in prompts]
 
-    def structure_of(self, job: Job, prompt: Prompt) -> Mapping[str, Any] | None:
-        """Return the structure of a prompt's output; ``None`` is any text."""
+    def structure_of(
+        self, job: Job, prompt: Prompt, ids: Sequence[int]
+    ) -> Mapping[str, Any] | None:
+        """Return the structure of a prompt's output; ``None`` is any text.
+
+        It begins behind the reasoning that the prompt has begun.
+        """
+        structure = job.structure
         if isinstance(prompt, Conversation) and is_forced(prompt):
             calls = self.markup.calls or CallMarkup()
-            return forced_call(prompt.tools, prompt.tool_choice, calls)
-        return job.structure
+            structure = forced_call(prompt.tools, prompt.tool_choice, calls)
+        reasoning = self._begun_reasoning(prompt, ids)
+        if structure is None or reasoning is None:
+            return structure
+        return {**structure, "after": reasoning.end}
 
     def parser(self, prompt: Prompt, ids: Sequence[int]) -> OutputParser:
         """Return the parser of a prompt's output; texts have no markup."""
         if not isinstance(prompt, Conversation):
             return PLAIN
+        begun = self._begun_reasoning(prompt, ids)
         if is_forced(prompt):
             forced = self.markup.calls or CallMarkup()
-            return MarkupParser(forced, None, is_forced=True)
+            is_reasoning = begun is not None
+            return MarkupParser(
+                forced, begun, is_reasoning=is_reasoning, is_forced=True
+            )
+        tools = [tool.name for tool in prompt.tools]
         offered = prompt.tools and prompt.tool_choice != "none"
         calls = self.markup.calls if offered else None
         reasoning = self.markup.reasoning
@@ -128,21 +166,96 @@ class ModelText:
         return MarkupParser(
             calls,
             reasoning,
-            is_reasoning=reasoning is not None and self._has_begun(reasoning, ids),
+            is_reasoning=begun is not None,
+            tools=tools,
+            only_tools=prompt.only_tools,
+            one_call=not prompt.parallel_calls,
         )
 
-    def _has_begun(self, reasoning: ReasoningMarkup, ids: Sequence[int]) -> bool:
-        """Whether a prompt ends within reasoning."""
-        tail = self.tokenizer.decode(ids[-TAIL:], skip_special=False)
-        return tail.rfind(reasoning.begin) > tail.rfind(reasoning.end)
+    def text_tokens(self, ids: Sequence[int], characters: int) -> int:
+        """Return how many tokens have the first ``characters`` of the text of ids.
 
-    def stop_string(self, options: GenerationOptions, ids: list[int]) -> str | None:
-        """Return the stop string with which the text of ``ids`` was ended."""
-        text = self.tokenizer.decode(ids)
-        stop = options.get("stop") or ()
-        strings = [stop] if isinstance(stop, str) else stop
-        ends = [(text.find(each) + len(each), each) for each in strings if each in text]
-        return min(ends)[1] if ends else None
+        The text has that of special tokens.
+        """
+        detokenizer, length = Detokenizer(self.tokenizer, skip_special=False), 0
+        for count, token in enumerate(ids, 1):
+            length += len(detokenizer.add(token))
+            if length >= characters:
+                return count
+        return len(ids)
+
+    def _begun_reasoning(
+        self, prompt: Prompt, ids: Sequence[int]
+    ) -> ReasoningMarkup | None:
+        """Return the markup of the reasoning within which a prompt ends, if it does.
+
+        The template begins it behind the last message, or the client in an answer that
+        is continued; what other messages say of marks has no meaning.
+        """
+        reasoning = self.markup.reasoning
+        if reasoning is None or not isinstance(prompt, Conversation):
+            return None
+        tail = self.tokenizer.decode(ids[-TAIL:], skip_special=False)
+        if not prompt.continue_final:
+            has_begun = tail.rstrip().endswith(reasoning.begin)
+            return reasoning if has_begun and self._begins(prompt) else None
+        last = prompt.messages[-1]
+        text = last.get("content") or ""
+        if not text and last.get("reasoning_content"):
+            return None if reasoning.end in tail else reasoning
+        has_begun = text.rfind(reasoning.begin) > text.rfind(reasoning.end)
+        return reasoning if has_begun else None
+
+    def _begins(self, prompt: Conversation) -> bool:
+        """Whether the template itself, not the last message, begins the reasoning."""
+        reasoning, template = self.markup.reasoning, self._source.chat_template
+        if reasoning is None or template is None:
+            return False
+        key = json.dumps(prompt.variables, sort_keys=True, default=repr)
+        if key not in self._beginnings:
+            if len(self._beginnings) >= MAX_BEGINNINGS:
+                self._beginnings.clear()
+            self._beginnings[key] = True
+            # A template that refuses the probe keeps what the prompt's end says.
+            with suppress(InlError):
+                messages = template.shapes.fit([{"role": "user", "content": "a"}])
+                text = template.apply(messages, **prompt.variables)
+                self._beginnings[key] = text.rstrip().endswith(reasoning.begin)
+        return self._beginnings[key]
+
+
+class VocabularyTexts:
+    """The texts of a model's tokens, see :class:`TokenTexts`."""
+
+    def __init__(self, source: TextSource) -> None:
+        self._source = source
+
+    def __call__(self, token: int) -> bytes:
+        """Return the bytes of a token within a text; empty for an unknown id."""
+        tokenizer = self._source.tokenizer
+        spelled = tokenizer.token(token)
+        if spelled is None:
+            return b""
+        if tokenizer.byte_level:
+            return tokenizer.token_bytes(token)
+        if token in tokenizer.special_ids:
+            return spelled.encode()
+        if not tokenizer.marks_spaces:
+            return self.first(token)
+        if byte := BYTE_TOKEN.fullmatch(spelled):
+            return bytes.fromhex(byte[1])
+        return spelled.replace(SPACE, " ").encode()
+
+    def first(self, token: int) -> bytes:
+        """Return the bytes of a token at the beginning of a text."""
+        tokenizer = self._source.tokenizer
+        if tokenizer.byte_level or tokenizer.is_byte(token):
+            return self(token)
+        return tokenizer.decode([token], skip_special=False).encode()
+
+    def is_special(self, token: int) -> bool:
+        """Whether a token is special, and so no part of an answer's text."""
+        return token in self._source.tokenizer.special_ids
 
 
 def is_forced(conversation: Conversation) -> bool:

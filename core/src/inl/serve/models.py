@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from inl.errors import RequestError
 from inl.serve.admission import Admission, Clients
-from inl.serve.api_error import ApiError
+from inl.serve.api_error import ApiError, model_not_found
 from inl.serve.metrics import Metrics
 from inl.serve.model_slot import ModelSlot, ModelSource
 from inl.serve.settings import ServerConfig
@@ -57,6 +57,8 @@ class Models:
         self._index()
         self.on_names: Callable[[], Awaitable[None]] | None = None
         """Called after the names of adapters have changed."""
+        self.frontend_problem: Callable[[], str | None] = lambda: None
+        """Returns why requests may not reach this process."""
         self._naming = asyncio.Lock()
         self.is_draining = False
         """Whether the server stops."""
@@ -148,13 +150,3 @@ class Models:
         self._executor.shutdown()
         for slot in self:
             slot.close()
-
-
-def model_not_found(name: str, known: Iterable[str]) -> ApiError:
-    """Return the error for the name of a model that is not known."""
-    return ApiError(
-        404,
-        f"model: found {name!r:.80}, this server has {', '.join(known)}",
-        param="model",
-        code="model_not_found",
-    )

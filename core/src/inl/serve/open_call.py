@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, final
 
@@ -9,12 +10,14 @@ from inl.serve.admission import Ticket
 from inl.serve.generations import Generations
 
 if TYPE_CHECKING:
+    import asyncio
+
     from inl.engine.request_handle import RequestHandle
     from inl.serve.admission import Admission
-    from inl.serve.dialect import TokenText
     from inl.serve.generations import Generation
     from inl.serve.job import Job
     from inl.serve.metrics import ModelMetrics
+    from inl.serve.token_texts import TokenTexts
 
 
 @final
@@ -38,7 +41,7 @@ class OpenCall(Ticket, Generations):
     def run(
         self,
         items: list[Generation],
-        token_text: TokenText,
+        token_text: TokenTexts,
         cancel: Callable[[RequestHandle], None],
     ) -> None:
         """Set the completions, once the model is loaded.
@@ -49,6 +52,22 @@ class OpenCall(Ticket, Generations):
         self.start(items, token_text)
         if self._is_aborted:
             self.abort()
+        self.free_places()
+
+    def free_places(self) -> None:
+        """Free the places of the call if all of its completions have finished.
+
+        A client that reads slowly holds none of them.
+        """
+        if not self.has_places or not self.items:
+            return
+        is_aborted = False
+        for item in self.items:
+            reason = item.handle.finish_reason
+            if reason is None:
+                return
+            is_aborted |= reason in ("cancelled", "error")
+        self._admission.computed(self, finished=not is_aborted)
 
     def begin(self) -> None:
         """Record that a completion has produced a token."""
@@ -80,3 +99,19 @@ class OpenCall(Ticket, Generations):
                 self.cancel(item)
         for item in self.items:
             self._metrics.record_end(item)
+
+
+class Waiter:
+    """What the handles of a call wake. They have no reference to the call."""
+
+    __slots__ = ("_call", "_event")
+
+    def __init__(self, call: OpenCall) -> None:
+        self._event: asyncio.Event = call.event
+        self._call = weakref.ref(call)
+
+    def set(self) -> None:
+        """Wake what reads the completions, after an event of one of them."""
+        self._event.set()
+        if (call := self._call()) is not None:
+            call.free_places()

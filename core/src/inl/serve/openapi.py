@@ -30,7 +30,7 @@ BODIES: dict[str, tuple[type, str]] = {
 GETS = {
     "/v1/models": "List the models.",
     "/health": "Return 200 while the process runs.",
-    "/ready": "Return 200 if new requests are accepted.",
+    "/ready": "Return 200 if the next request would be answered.",
     "/version": "Return the version.",
     "/load": "Return open requests and the use of the cache.",
     "/metrics": "Return Prometheus metrics.",

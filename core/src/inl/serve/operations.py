@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -50,13 +51,28 @@ class Operations:
         """Return 200 while the process runs."""
         return json_response({"status": "ok"})
 
-    async def ready(self, _: Request) -> Response:
-        """Return 200 if new requests are accepted, 503 if not."""
+    async def ready(self, request: Request) -> Response:
+        """Return 200 if the next request would be answered, 503 with the reason if not.
+
+        Of several models one suffices, unless the query names a ``model``.
+        """
         if self._models.is_draining:
             return json_response({"status": "draining"}, 503)
-        if self._models.is_asleep:
+        slots = self._models.chosen(request.query_params.get("model"))
+        if all(slot.admission.is_asleep for slot in slots):
             return json_response({"status": "asleep"}, 503)
-        return json_response({"status": "ready"})
+        if (reason := self._models.frontend_problem()) is not None:
+            return json_response({"status": "not ready", "reason": reason}, 503)
+        found = await asyncio.gather(*(slot.problem() for slot in slots))
+        problems = {
+            slot.name: problem
+            for slot, problem in zip(slots, found, strict=True)
+            if problem is not None
+        }
+        if len(problems) < len(slots):
+            return json_response({"status": "ready"})
+        reason = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
+        return json_response({"status": "not ready", "reason": reason}, 503)
 
     async def version(self, _: Request) -> Response:
         """Return the version of the server."""

@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from inl.serve.job import Delta
 
+if TYPE_CHECKING:
+    from inl.engine.output_text import Span
+
 
 class OutputParser(Protocol):
-    """Parser of the text of one completion."""
+    """Parser of the text of one completion.
+
+    sees_special: whether it is fed the text of special tokens too. is_done: whether
+    the completion ends, as nothing more is read.
+    """
+
+    sees_special: bool
+    is_done: bool
 
     @property
     def has_calls(self) -> bool:
         """Whether a tool call was found."""
 
-    def feed(self, text: str) -> Delta:
-        """Return the parts of the next text that are certain."""
+    @property
+    def reasoning_end(self) -> int | None:
+        """Characters up to the end of the reasoning and its mark, of all that were fed;
+        0 if there is none, ``None`` while it lasts.
+        """
+
+    def feed(self, text: str, special: Sequence[Span] = ()) -> Delta:
+        """Return the parts of the next text that are certain.
+
+        special: places of special tokens in the text.
+        """
 
     def finish(self) -> Delta:
         """Return the rest: no more text will follow."""
@@ -24,10 +44,12 @@ class OutputParser(Protocol):
 class PlainParser:
     """All text is content."""
 
-    has_calls = False
+    sees_special = has_calls = is_done = False
+    reasoning_end: int | None = 0
 
-    def feed(self, text: str) -> Delta:
+    def feed(self, text: str, special: Sequence[Span] = ()) -> Delta:
         """Return the text as content."""
+        del special
         return Delta(content=text)
 
     def finish(self) -> Delta:

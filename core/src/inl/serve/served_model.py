@@ -3,33 +3,47 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from inl.engine.options import GenerationOptions
-from inl.serve.api_error import as_api_error
+from inl.errors import RequestError
+from inl.serve.api_error import as_api_error, model_not_found
 from inl.serve.generations import Generation
 from inl.serve.job import Conversation, Job, Prompt
 from inl.serve.model_text import ModelText, is_forced
+from inl.serve.open_call import Waiter
 from inl.serve.wakeups import Reader, Steps, Wakeups
 
 if TYPE_CHECKING:
+    from inl.adapters.registry import AdapterUse
     from inl.engine.inference_engine import InferenceEngine
     from inl.serve.open_call import OpenCall
 
 
 COMPILING = 32
-"""Threads that wait for a grammar; no other work does."""
+"""Threads that wait for a grammar, or check many token ids; no other work does."""
+
+SHORT = 1 << 14
+"""Token ids, and values of an option, that the event loop checks, in some
+milliseconds at most."""
+
+TEST_KEY = "a test of the server"
+"""Key of test requests, which wait for no other key's."""
 
 
 class ServedModel(ModelText):
-    """One engine, and what its model needs to serve requests."""
+    """One engine, and what its model needs to serve requests.
 
-    def __init__(self, engine: InferenceEngine) -> None:
+    name: of the model itself in requests; other names are those of adapters.
+    """
+
+    def __init__(self, engine: InferenceEngine, name: str) -> None:
         super().__init__(engine)
-        self.engine = engine
+        self.engine, self.name = engine, name
         self._wakeups: Wakeups | None = None
         self._steps: Steps | None = None
         self._compiling = ThreadPoolExecutor(COMPILING, "inl-grammars")
@@ -43,34 +57,71 @@ class ServedModel(ModelText):
         started: list[Generation] = []
         job = call.job
         try:
+            # First: whoever unloads it from now on, this call uses it.
+            use = self._adapter_use(job.model)
             # A long text takes a while to encode.
-            is_encoded = all(isinstance(prompt, list) for prompt in job.prompts)
             prompts = (
                 self.encode_all(job.prompts)
-                if is_encoded
+                if _is_short(job.prompts)
                 else await asyncio.to_thread(self.encode_all, job.prompts)
             )
-            call.charge(sum(map(len, prompts)) * job.count)
-            listener = self._listener(call.event, reader)
-            submit = partial(self._submit_all, call, prompts, listener, started)
-            await self._call(submit, in_thread=_has_structure(job))
+            tokens = sum(map(len, prompts))
+            call.charge(tokens * job.count)
+            listener = self._listener(call, reader)
+            submit = partial(self._submit_all, call, prompts, use, listener, started)
+            is_long = tokens > SHORT or _has_structure(job) or _has_long_option(job)
+            await self._call(submit, in_thread=is_long)
         except BaseException as error:
             for item in started:
                 self.engine.cancel(item.handle)
             if isinstance(error, Exception):
                 raise as_api_error(error) from error
             raise
-        call.run(started, self.token_bytes, self.engine.cancel)
+        call.run(started, self.token_texts, self.engine.cancel)
+
+    async def test(self) -> None:
+        """Generate a token; raises what would keep other requests from an answer."""
+        ids = await asyncio.to_thread(self.encode_test)
+        loop, changed = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            with suppress(RuntimeError):  # a closed loop
+                loop.call_soon_threadsafe(changed.set)
+
+        handle = self.engine.start(
+            ids,
+            listener=wake,
+            max_tokens=1,
+            key=TEST_KEY,
+            priority=100,
+        )
+        try:
+            while not handle.completed:
+                await changed.wait()
+                changed.clear()
+            handle.completion()
+        finally:
+            self.engine.cancel(handle)
+
+    def _adapter_use(self, name: str | None) -> AdapterUse | None:
+        """Find the adapter of a name; raises :class:`ApiError` 404."""
+        if name is None or name == self.name:
+            return None
+        try:
+            return self.engine.use_adapter(name)
+        except RequestError as error:
+            # It was unloaded after the call had found its model.
+            raise model_not_found(name, (self.name, *self.engine.adapters)) from error
 
     def _listener(
-        self, event: asyncio.Event, reader: Reader | None
+        self, call: OpenCall, reader: Reader | None
     ) -> Callable[[], None] | None:
         """Return the listener of handles; ``None`` if a reader reads them."""
         loop = asyncio.get_running_loop()
         if reader is None:
             if self._wakeups is None:
                 self._wakeups = Wakeups(loop)
-            return partial(self._wakeups.wake, event)
+            return partial(self._wakeups.wake, Waiter(call))
         if self._steps is None:
             self._steps = Steps(loop)
             self.engine.after_step(self._steps.wake)
@@ -78,7 +129,7 @@ class ServedModel(ModelText):
         return None
 
     async def _call(self, submit: Callable[[], object], *, in_thread: bool) -> None:
-        """Submit prompts; compiling a grammar takes a while."""
+        """Submit prompts; compiling a grammar takes a while, as checking many ids."""
         if not in_thread:
             submit()
             return
@@ -90,43 +141,61 @@ class ServedModel(ModelText):
         except asyncio.CancelledError:
             await asyncio.wait([work])
             raise
+        finally:
+            del work  # an error has this frame, and would be kept by it
 
     def _submit_all(
         self,
         call: OpenCall,
         prompts: Sequence[Sequence[int]],
+        use: AdapterUse | None,
         listener: Callable[[], None] | None,
         started: list[Generation],
     ) -> None:
         job = call.job
         for prompt, ids in zip(job.prompts, prompts, strict=True):
-            options = self._options(job, prompt)
+            options = self._options(job, prompt, ids)
             options["key"], options["n"] = call.client, job.count
-            started += self._submit(options, prompt, ids, listener)
+            started += self._submit(options, prompt, ids, use, listener)
 
     def _submit(
         self,
         options: GenerationOptions,
         prompt: Prompt,
         ids: Sequence[int],
+        use: AdapterUse | None,
         listener: Callable[[], None] | None,
     ) -> list[Generation]:
-        handle = self.engine.start(ids, listener=listener, **options)
-        stop = partial(self.stop_string, options)
+        handle = self.engine.start(ids, listener=listener, adapter_use=use, **options)
+        cancel = self.engine.cancel
         return [
-            Generation(sample, self.parser(prompt, ids), stop, first=handle)
+            Generation(
+                sample, self.parser(prompt, ids), cancel, self.text_tokens, first=handle
+            )
             for sample in handle.samples
         ]
 
-    def _options(self, job: Job, prompt: Prompt) -> GenerationOptions:
+    def _options(
+        self, job: Job, prompt: Prompt, ids: Sequence[int]
+    ) -> GenerationOptions:
         """Return the options of a prompt, with the structure of its output."""
         options: dict[str, Any] = {**job.options}
-        if job.model in self.engine.adapters:
-            options["adapter"] = job.model
-        structure = self.structure_of(job, prompt)
+        structure = self.structure_of(job, prompt, ids)
         if structure is not None:
             options["structured"] = structure
         return cast("GenerationOptions", options)
+
+
+def _is_short(prompts: Sequence[Prompt]) -> bool:
+    """Whether prompts are few token ids."""
+    ids = [prompt for prompt in prompts if isinstance(prompt, list)]
+    return len(ids) == len(prompts) and sum(map(len, ids)) <= SHORT
+
+
+def _has_long_option(job: Job) -> bool:
+    """Whether an option has many values, which are checked one by one."""
+    values = [each for each in job.options.values() if isinstance(each, Sized)]
+    return any(len(each) > SHORT for each in values)
 
 
 def _has_structure(job: Job) -> bool:

@@ -56,6 +56,7 @@ class Server:
             places = {each.name: (each.place, each.context) for each in sources}
             self.frontends = FrontEnds(endpoints, self.models, config, places)
             self.models.on_names = self.frontends.announce
+            self.models.frontend_problem = self.frontends.problem
         else:
             self._http = HttpServer(self.app, config)
         self.description = ", ".join(slot.name for slot in self.models)

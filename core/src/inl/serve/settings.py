@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from inl.errors import RequestError
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+BYTES_PER_SECOND = 16 << 10
+"""Least rate of a client, beyond the time that it may wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +34,22 @@ class ServerConfig:
     """Maximum number of prompt tokens that wait to run."""
     max_per_key: int | None = None
     """Maximum number of open requests of one key; more are refused with 429."""
-    max_body_bytes: int = 32 << 20
+    max_body_bytes: int = 8 << 20
     """Maximum size of a request body."""
+    max_header_bytes: int = 64 << 10
+    """Maximum size of a request's headers with its path."""
+    max_connections: int | None = None
+    """Maximum number of open connections of one process; ``None``: 10,000, or what the
+    limit of open files allows."""
+    receive_seconds: float = 30.0
+    """Time in which a client sends the headers of a request, and again its body; a body
+    has one second more for each 16 KiB."""
+    send_seconds: float = 60.0
+    """Time after which a client that takes nothing of its answer is disconnected."""
+    idle_seconds: float = 75.0
+    """Time without a request after which a connection is closed."""
+    frontend_seconds: float = 30.0
+    """Time without a reply after which a front-end is replaced."""
     cors_origins: tuple[str, ...] = ()
     """Web origins, besides the server's own, whose pages may send requests."""
     allowed_hosts: tuple[str, ...] = ()
@@ -59,10 +77,14 @@ class ServerConfig:
                 raise RequestError(
                     f"{name}: found {getattr(self, name)}, accepts 0 and above"
                 )
-        if self.idle_unload is not None and not self.idle_unload > 0:
-            raise RequestError(
-                f"idle unload: found {self.idle_unload}, accepts seconds above 0"
-            )
+        for name in (
+            "receive_seconds", "send_seconds", "idle_seconds", "frontend_seconds",
+            "idle_unload", "max_header_bytes", "max_connections",
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if value is not None and not 0 < value < inf:
+                shown = name.replace("_", " ")
+                raise RequestError(f"{shown}: found {value}, accepts values above 0")
         if self.private_key is not None and self.certificate is None:
             raise RequestError("private key: found no certificate; pass both files")
         for name, keys in (("api key", self.api_keys), ("admin key", self.admin_keys)):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
-
+from inl.bounded_json import parse_json
 from inl.errors import RequestError
 from inl.guidance.json_schemas import as_resource
 from inl.guidance.structural_tags import read_tag
@@ -74,9 +73,9 @@ def structural_tag(value: Any, field: str) -> dict[str, Any]:
     """Return the structure of free text with tagged parts; raises :class:`ApiError`."""
     try:
         if isinstance(value, str):
-            value = msgspec.json.decode(value)
+            value = parse_json(value, "structural_tag")
         return {"structural_tag": read_tag(value, "structural_tag")}
-    except (msgspec.DecodeError, RequestError) as error:
+    except RequestError as error:
         raise unsupported(field, str(error)) from error
 
 

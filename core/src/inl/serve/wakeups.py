@@ -10,6 +10,13 @@ from typing import Protocol
 from weakref import WeakSet
 
 
+class Waiter(Protocol):
+    """What is woken, such as :class:`asyncio.Event`."""
+
+    def set(self) -> None:
+        """Wake it; called by the event loop."""
+
+
 class Wakeups:
     """Sets events of an event loop from another thread, many at a time.
 
@@ -18,10 +25,10 @@ class Wakeups:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._events: deque[asyncio.Event] = deque()
+        self._events: deque[Waiter] = deque()
         self._is_scheduled = False
 
-    def wake(self, event: asyncio.Event) -> None:
+    def wake(self, event: Waiter) -> None:
         """Set an event soon; callable from any thread."""
         self._events.append(event)
         if not self._is_scheduled:

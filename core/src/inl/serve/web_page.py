@@ -31,7 +31,7 @@ def page_routes() -> list[Route]:
 
 
 async def _file(request: Request) -> Response:
-    name, kind = FILES[request.url.path]
+    name, kind = FILES[request.scope["path"]]
     return Response(_read(name), headers=HEADERS, media_type=kind)
 
 

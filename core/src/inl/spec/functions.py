@@ -50,3 +50,9 @@ class Functions:
     """(dense [..., K], values [B, b, b], :class:`~inl.spec.block_structure.\
 BlockStructure`): the product [..., N], or ``None`` where it has no kernel for these
     arrays. ``None``: dense products of gathered blocks."""
+    attention: Callable[..., Any] | None = None
+    """(queries [..., L, d], keys [..., S, d], values [..., S, e],
+    :class:`~inl.spec.attention_pattern.AttentionPattern`, *, mask, precision): their
+    attention, of scaled queries in float32 or wider, without an array of all scores.
+    mask: as of :func:`inl.kernels.flash_attention`. precision: of products, "high",
+    "highest" or ``None``. ``None``: tile by tile, by the functions of ``arrays``."""

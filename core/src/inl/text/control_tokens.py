@@ -27,6 +27,10 @@ OPEN, CLOSE = "\ufdd0", "\ufdd1"
 """Code points that are never assigned to characters, for use within a process."""
 
 
+PIECE = 1 << 16
+"""Characters that are searched at a time."""
+
+
 class MarkedMessages:
     """Variables of a template with marks in what reads like a control token.
 
@@ -65,7 +69,19 @@ class MarkedMessages:
         return marked
 
     def _places(self, text: str) -> list[int]:
-        return [match.start() + 1 for match in self._begins.finditer(text)]
+        """Return the places behind each first character; other threads run meanwhile.
+
+        A piece of the text is searched at a time, with what a control token that begins
+        in it may need of the next one.
+        """
+        return [
+            match.start() + 1
+            for start in range(0, len(text), PIECE)
+            for match in self._begins.finditer(
+                text, start, start + PIECE + self._longest
+            )
+            if match.start() < start + PIECE
+        ]
 
     def _insert(self, text: str, places: Sequence[int]) -> str:
         parts = [text[a:b] for a, b in zip([0, *places], [*places, None], strict=True)]

@@ -32,6 +32,7 @@ class Detokenizer:
         )
         self._add: Callable[[int], str] = decoder.add
         self._extend: Callable[[Sequence[int]], str] = decoder.extend
+        self._complete: Callable[[], str] = decoder.complete
         self._finish: Callable[[], str] = decoder.finish
 
     def add(self, index: int) -> str:
@@ -40,7 +41,13 @@ class Detokenizer:
 
     def extend(self, ids: Sequence[int]) -> str:
         """Append several ids; returns the text that they complete."""
-        return self._extend([index for index in ids if index not in self._skipped])
+        if self._skipped and not self._skipped.isdisjoint(ids):
+            ids = [index for index in ids if index not in self._skipped]
+        return self._extend(ids)
+
+    def complete(self) -> str:
+        """Return the complete characters that wait for further tokens."""
+        return self._complete()
 
     def finish(self) -> str:
         """Return the remaining text; an incomplete character becomes U+FFFD."""
@@ -59,6 +66,9 @@ class _ByteDecoder:
 
     def extend(self, ids: Sequence[int]) -> str:
         return self._decoder.decode(b"".join(map(self._bytes, ids)))
+
+    def complete(self) -> str:
+        return ""
 
     def finish(self) -> str:
         return self._decoder.decode(b"", final=True)
@@ -85,6 +95,9 @@ class _WindowDecoder:
 
     def extend(self, ids: Sequence[int]) -> str:
         return "".join(map(self.add, ids))
+
+    def complete(self) -> str:
+        return self._emit(final=False) if self._pending else ""
 
     def finish(self) -> str:
         return self._emit(final=True)

@@ -10,6 +10,7 @@ from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
+from inl.bounded_json import parse_json
 from inl.errors import (
     CheckpointError,
     InlError,
@@ -17,6 +18,7 @@ from inl.errors import (
     RequestError,
 )
 from inl.garbage_collection import gc_disabled
+from inl.install_command import install_command
 from inl.text.spelling import bytes_of
 
 if TYPE_CHECKING:
@@ -187,7 +189,7 @@ class Tokenizer:
         decoder = self.rules.decoder
         if decoder is None:
             return False
-        state = json.loads(decoder.__getstate__())
+        state = parse_json(decoder.__getstate__(), "decoder")
         return SPACE in json.dumps(state, ensure_ascii=False)
 
     def token_bytes(self, index: int) -> bytes:
@@ -222,7 +224,7 @@ def library() -> Any:
     except ImportError as error:
         raise MissingPackage(
             "tokenizers, which encodes text, is not installed. "
-            "Try: pip install 'inl-core[text]'"
+            f"Try: {install_command('inl-core[text]')}"
         ) from error
     return tokenizers
 
@@ -296,7 +298,7 @@ def _decoder_kind(rules: tokenizers.Tokenizer) -> str | None:
     """Return the type of the decoder; for a sequence of one, that of its element."""
     if rules.decoder is None:
         return None
-    state = json.loads(rules.decoder.__getstate__())
+    state = parse_json(rules.decoder.__getstate__(), "decoder")
     if state["type"] == "Sequence" and len(state["decoders"]) == 1:
         state = state["decoders"][0]
     return str(state["type"])

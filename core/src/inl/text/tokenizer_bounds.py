@@ -7,11 +7,11 @@ multiplies; a decoder likewise. The growth is computed from the rules, not measu
 from __future__ import annotations
 
 import base64
-import json
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
+from inl.bounded_json import parse_json
 from inl.errors import CheckpointError
 
 MAX_GROWTH: Final = 256
@@ -74,7 +74,7 @@ def added_tokens(state: Any) -> int:
 
 
 def _state(part: Any) -> Any:
-    return None if part is None else json.loads(part.__getstate__())
+    return None if part is None else parse_json(part.__getstate__(), "rules")
 
 
 def _bytes(text: Any) -> int:

@@ -10,15 +10,19 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
+from time import monotonic
 from types import TracebackType
 from typing import IO, Any
 
 from inl.errors import RequestError, WorkerLost
-from inl.exit_status import describe_exit
+from inl.exit_status import describe_exit, kill_group
 from inl.tune.trials import TuningOptions
 
 STARTUP_SECONDS = 600.0
 """Time limit for importing a framework and reading a model's config."""
+
+CLOSE_SECONDS = 1.0
+"""Time limit for the rest of the output of a process that has ended."""
 
 
 class ChildDied(Exception):
@@ -62,9 +66,13 @@ class Child:
     def close(self) -> None:
         """Kill the process."""
         if self._process is not None:
-            self._process.kill()
+            kill_group(self._process)  # compilers that it has started hold its pipe
             self._process.wait()
-            for stream in (self._process.stdin, self._process.stdout):
+            self._reader.join(CLOSE_SECONDS)
+            streams = [self._process.stdin]
+            if not self._reader.is_alive():  # closing waits for a reading thread
+                streams.append(self._process.stdout)
+            for stream in streams:
                 if stream is not None:
                     with suppress(OSError):
                         stream.close()
@@ -87,12 +95,13 @@ class Child:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            start_new_session=True,  # and so a process group of its own
         )
         self._replies = queue.Queue()
-        reader = threading.Thread(
+        self._reader = threading.Thread(
             target=_read_lines, args=(self._process.stdout, self._replies), daemon=True
         )
-        reader.start()
+        self._reader.start()
         request = {"do": "open", "options": asdict(self._options), "seed": self._seed}
         try:
             reply = self._exchange(request, STARTUP_SECONDS)
@@ -116,18 +125,34 @@ class Child:
         try:
             process.stdin.write(json.dumps(request) + "\n")
             process.stdin.flush()
-            line = self._replies.get(timeout=limit)
+            line = self._reply(process, limit)
         except queue.Empty:
             self.close()
             raise ChildDied(f"did not reply within {limit:g} s") from None
         except OSError:
             line = ""
         if not line:
-            code = process.wait()
+            with suppress(
+                subprocess.TimeoutExpired
+            ):  # it may only have closed the pipe
+                process.wait(CLOSE_SECONDS)
             self.close()
-            raise ChildDied(describe_exit(code))
+            raise ChildDied(describe_exit(process.returncode))
         reply: dict[str, Any] = json.loads(line)
         return reply
+
+    def _reply(self, process: subprocess.Popen[str], limit: float) -> str:
+        """Return a line; empty once the process has ended, ``queue.Empty`` is late."""
+        end = monotonic() + limit
+        while True:
+            has_ended = process.poll() is not None
+            try:
+                return self._replies.get(timeout=min(CLOSE_SECONDS, limit))
+            except queue.Empty:
+                if has_ended:  # something that it has started holds its pipe
+                    return ""
+                if monotonic() >= end:
+                    raise
 
 
 def _read_lines(stream: IO[str], replies: queue.Queue[str]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from inl.errors import RunnerError, WorkerLost
-from inl.exit_status import describe_exit, signal_name
+from inl.exit_status import describe_exit, read_output, signal_name
 from inl.forks import disconnect
 from inl.protocol.wire import Channel
 from inl.workers.connection import new_connection
@@ -62,8 +62,7 @@ class WorkerProcess:
         try:
             return self._connection.connected(self._process)
         except BaseException as error:
-            self._process.kill()
-            output, _ = self._process.communicate()
+            output, _, _ = read_output(self._process, 0.0)
             if isinstance(error, OSError) and output:
                 last = output.decode(errors="replace").splitlines()[-OUTPUT_LINES:]
                 raise OSError("\n    ".join([f"{error}. Its output:", *last])) from None

@@ -134,6 +134,12 @@ def _kernels() -> Iterable[Kernel]:
     return (*(k for k in KERNELS if k.op != "expert_linear"), batched)
 
 
+def _attention(*args: Any, **kwargs: Any) -> Array:
+    from inl_jax.xla import tiled_attention
+
+    return tiled_attention.attend(*args, **kwargs)
+
+
 FUNCTIONS = Functions(
     inl_dynamics=inl_dynamics,
     inl_dynamics_step=inl_dynamics_step,
@@ -142,5 +148,6 @@ FUNCTIONS = Functions(
     from_numpy=lambda array, like: jnp.asarray(array, getattr(like, "dtype", None)),
     kernels=_kernels,
     is_traced=lambda x: isinstance(x, jax.core.Tracer),
+    attention=_attention,
 )
 """The functions of ``inl`` for JAX arrays."""

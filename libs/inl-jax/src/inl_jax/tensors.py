@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import jax
@@ -18,13 +17,22 @@ BITS = jnp.uint16
 """Dtype of bfloat16 caches on CPUs: XLA converts all of a cache of bfloat16 to float32
 and back to write to it there. No other array has it."""
 
-einsum = partial(
-    jnp.einsum,
-    precision=jax.lax.Precision.HIGHEST,
-    preferred_element_type=jnp.float32,
-)
-"""Products accumulated in float32; those of float32 have float32 precision on every
-device, including those that use a lower precision by default."""
+
+def accumulated(*operands: Any) -> Any:
+    """Return the dtype of sums of products: float32, or that of wider operands."""
+    return jnp.promote_types(jnp.result_type(*operands), jnp.float32)
+
+
+def einsum(form: str, *operands: Any) -> Array:
+    """Products accumulated in float32 or wider.
+
+    Those of float32 have float32 precision on every device, including those that use a
+    lower precision by default.
+    """
+    return jnp.einsum(
+        form, *operands, precision=jax.lax.Precision.HIGHEST,
+        preferred_element_type=accumulated(*operands),
+    )  # fmt: skip
 
 
 def jax_dtype(name: str) -> Any:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
-from typing import final
+from typing import Any, Self, final
 
 import torch
 from torch import nn
@@ -26,7 +27,11 @@ STORED = {
 
 @final
 class QuantizedLinear(nn.Module):
-    """A linear layer with weights in another format; it has no gradients."""
+    """A linear layer with weights in another format; it has no gradients.
+
+    Computes in the dtype of its input. Conversions of the module, such as ``half()``,
+    leave the stored format.
+    """
 
     packed: torch.Tensor
     scale: torch.Tensor | None
@@ -46,13 +51,25 @@ class QuantizedLinear(nn.Module):
         return unpack(self.packed, self.scale, self.dtype, self.inputs).to(dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.linear(x, self.weight(x.dtype), self.bias)
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        return functional.linear(x, self.weight(x.dtype), bias)
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
+        """Move the stored format to another device, but convert no dtype of it."""
+        super()._apply(lambda each: _moved(each, fn), recurse)  # type: ignore[no-untyped-call]
+        return self
 
     @property
     def nbytes(self) -> int:
         """Bytes of weights and scales."""
         held = [self.packed] + ([] if self.scale is None else [self.scale])
         return sum(each.numel() * each.element_size() for each in held)
+
+
+def _moved(stored: torch.Tensor, fn: Callable[..., Any]) -> torch.Tensor:
+    """Apply a conversion of modules to the bits, whose dtype it leaves."""
+    bits: torch.Tensor = fn(stored.view(torch.uint8))
+    return bits.view(stored.dtype)
 
 
 def pack(weight: torch.Tensor, dtype: str) -> tuple[torch.Tensor, torch.Tensor | None]:

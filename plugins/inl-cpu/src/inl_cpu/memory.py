@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import sys
+import weakref
 from collections import defaultdict
 from contextlib import suppress
 from typing import Any, Final
@@ -113,12 +114,18 @@ class BufferPlanner:
 
     A block is free for reuse once no Python object refers to its tensor: instructions
     recorded after that point may overwrite it.
+
+    A tensor may be freed anywhere. No Python code runs then, in which Ctrl-C would be
+    swallowed, and the block lost: the callback of a weak reference is ``list.append``.
     """
 
     def __init__(self, scratch: Scratch) -> None:
         self._scratch = scratch
         self._used: dict[int, int] = defaultdict(int)
-        self._free: dict[int, list[NDArray[np.uint8]]] = defaultdict(list)
+        self._free: dict[int, list[_Owner]] = defaultdict(list)
+        """Owners that are gone, by the size of their blocks."""
+        self._owners: dict[int, _Owner] = {}
+        """The last owner of each block, by its address."""
         self.blocks: list[NDArray[np.uint8]] = []
         """Every block that the program uses."""
         self._count = 0
@@ -131,37 +138,40 @@ class BufferPlanner:
         while size < nbytes:
             size *= 2
         self._count += 1
-        handle = BufferHandle(self, self._block(size), self._count)
+        block = self._block(size)
+        handle = BufferHandle(block, self._count)
+        owner = _Owner(handle, self._free[size].append)
+        owner.block = block
+        self._owners[handle.address] = owner
         array: NDArray[Any] = np.asarray(handle)[:nbytes].view(kind).reshape(shape)
         return array
 
     def _block(self, size: int) -> NDArray[np.uint8]:
-        if self._free[size]:
-            return self._free[size].pop()
+        free = self._free[size]
+        while free:
+            # ``None`` if the allocation was interrupted; its block is then not used.
+            if (freed := free.pop().block) is not None:
+                return freed
         block = self._scratch.block(size, self._used[size])
         self._used[size] += 1
         self.blocks.append(block)
         return block
 
-    def free(self, block: NDArray[np.uint8]) -> None:
-        """Make a block available for reuse."""
-        self._free[block.nbytes].append(block)
-
 
 class BufferHandle:
-    """Owner of a scratch block for a tensor and its views; frees it when collected."""
+    """Owner of a scratch block for a tensor and its views, which is then free."""
 
-    def __init__(
-        self, planner: BufferPlanner, block: NDArray[np.uint8], number: int
-    ) -> None:
-        self._planner, self._block = planner, block
+    def __init__(self, block: NDArray[np.uint8], number: int) -> None:
         self.number = number
         """Number of this allocation in the program, from 1."""
         self.address = address(block)
         self.__array_interface__ = block.__array_interface__
 
-    def __del__(self) -> None:
-        self._planner.free(self._block)
+
+class _Owner(weakref.ref[BufferHandle]):
+    """The handle of a block, and the block."""
+
+    block: NDArray[np.uint8] | None = None
 
 
 def handle_of(array: NDArray[Any]) -> BufferHandle | None:

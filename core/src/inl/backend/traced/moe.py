@@ -82,7 +82,7 @@ def drop_overflow(
 
 def load_balance_loss(xp: Any, logits: Array, *, k: int) -> Array:
     wide, count = xp.upcast(logits), logits.shape[-1]
-    chosen = xp.one_hot(xp.top(wide, k).reshape(-1), count)
+    chosen = xp.one_hot(xp.top(wide, k).reshape(-1), count).astype(wide.dtype)
     share = xp.mean_of(chosen, 0) * xp.mean_of(xp.softmax(wide), 0)
     return xp.sum_of(share) * float(count)
 

@@ -70,7 +70,8 @@ def read_header(file: TensorFile) -> Header:
             f"accepted: 2 to {min(MAX_HEADER, max(file.size - 8, 2))}"
         )
     begin = 8 + length
-    header = parse_json(file.read(8, begin), f"{path}: header", file.size)
+    text, where = file.read(8, begin), f"{path}: header"
+    header = parse_json(text, where, file.size, unique_keys=True)
     if len(header) > MAX_TENSORS:
         raise CheckpointError(
             f"{path}: header: found {len(header)} tensors; accepted: at most "

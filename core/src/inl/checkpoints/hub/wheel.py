@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from inl.checkpoints.hub.disk_space import free_bytes, is_full, no_space
 from inl.errors import CheckpointError
+from inl.exit_status import read_output
 
 INSTEAD: Final = (
     "Try: --model PATH for a local model, or set INL_CACHE to a folder that contains it"
@@ -96,8 +97,12 @@ def _run(
         while True:
             with suppress(subprocess.TimeoutExpired):
                 output, _ = process.communicate(timeout=0.2)
-                return process.returncode, output.decode("utf-8", "replace")
+                break
+            if process.poll() is not None:
+                output, _, _ = read_output(process, 0.0)
+                break
             tick()
+        return process.returncode, output.decode("utf-8", "replace")
 
 
 def _size(folder: Path) -> int:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, Final, final
 
 import numpy as np
 
+from inl.bounded_json import parse_json
 from inl.checkpoints.quantized.matrix import QuantMatrix
 from inl.checkpoints.quantized.matrix_format import MatrixFormat, Parts, Shape, option
 
@@ -74,7 +74,7 @@ class Bnb4(MatrixFormat):
             parts.refuse(self._state, str(parts.shape(self._state)), "a short text")
         text = bytes(parts.integers(self._state).astype(np.uint8))
         try:
-            state = json.loads(text)
+            state = parse_json(text, self._state)
             shape = [int(one) for one in state["shape"]]
             found = {
                 "shape": shape,
@@ -82,7 +82,7 @@ class Bnb4(MatrixFormat):
                 "nested_blocksize": int(state.get("nested_blocksize") or 256),
                 "nested_offset": float(state.get("nested_offset") or 0.0),
             }
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (ValueError, KeyError, TypeError, AttributeError):
             parts.refuse(self._state, f"{text[:60]!r}", "a JSON object with shape")
         valid = len(shape) == 2 and min(shape) > 0
         if not valid or not {found["blocksize"], found["nested_blocksize"]} <= {

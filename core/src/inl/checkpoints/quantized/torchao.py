@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, final
 
 import numpy as np
 
+from inl.bounded_json import parse_json
 from inl.checkpoints.blocks.dtypes import dequantize
 from inl.checkpoints.files.tensor_file import show
 from inl.checkpoints.quantized.matrix import QuantMatrix
@@ -82,12 +82,12 @@ def _layout(parts: Parts) -> tuple[Parts, Layout]:
     if text is None:
         parts.refuse(QDATA, f"no metadata {owner!r} in the header of the file", "some")
     try:
-        fields = json.loads(str(text))
+        fields = parse_json(str(text), owner)
         kind, data = fields["_type"], fields["_data"]
         block = tuple(data["block_size"])
         target = data.get("target_dtype", {"_data": "int8"})["_data"]
         given = data.get("shape")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         parts.refuse(QDATA, f"metadata {show(text)}", "a subclass with a block_size")
     if kind not in READERS:
         parts.refuse(QDATA, f"the subclass {show(kind)}", ", ".join(READERS))

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
+from inl.bounded_json import parse_json
+from inl.errors import InvalidJson
 from inl.serve.anthropic.messages import MessagesRequest, job_of
 from inl.serve.api_error import ApiError
-from inl.serve.dialect import ReadUsage, TokenText, no_token_text, parse
+from inl.serve.dialect import ReadUsage, parse
 from inl.serve.event_stream import event
 from inl.serve.job import Answer, Delta, Usage
+from inl.serve.token_texts import NoTokenTexts, TokenTexts
 
 STOP_REASONS = {
     "stop": "end_turn",
@@ -50,7 +51,7 @@ class MessagesExchange:
             "container": None,
         }
         self._blocks = _Blocks()
-        self.token_text: TokenText = no_token_text
+        self.token_text: TokenTexts = NoTokenTexts()
 
     def body(self, answers: Sequence[Answer], usage: Usage) -> Any:
         """Return the whole response."""
@@ -117,8 +118,8 @@ def _tool_use(call: str, name: str, arguments: Any) -> dict[str, Any]:
 def _input(arguments: str) -> Any:
     """Return the arguments of a call, which may be cut off."""
     try:
-        value = msgspec.json.decode(arguments or "{}")
-    except msgspec.DecodeError:
+        value = parse_json(arguments or "{}", "arguments")
+    except InvalidJson:
         return {}
     return value if isinstance(value, dict) else {}
 

@@ -135,11 +135,15 @@ def conversation_of(request: CountRequest) -> Conversation:
     variables: dict[str, Any] = {}
     if request.thinking is not None:
         variables["enable_thinking"] = request.thinking.type != "disabled"
+    if effort := (request.output_config or {}).get("effort"):
+        variables["reasoning_effort"] = effort
+    choice = request.tool_choice
     return Conversation(
         messages,
         tools,
-        _choice_of(request.tool_choice, tools),
-        variables,
+        _choice_of(choice, tools),
+        variables=variables,
+        parallel_calls=choice is None or choice.disable_parallel_tool_use is not True,
         # A last turn of the assistant is the beginning of the answer.
         continue_final=request.messages[-1].role == "assistant",
     )

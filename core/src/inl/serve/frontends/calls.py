@@ -98,6 +98,11 @@ class Call:
         assert self._open_call is not None, "it has outputs"
         self._open_call.begin()
 
+    def free_places(self) -> None:
+        """Free the places of the call if all of its completions have finished."""
+        assert self._open_call is not None, "it has outputs"
+        self._open_call.free_places()
+
     def stop(self, index: int) -> None:
         """End a completion at a stop string, as the engine itself would."""
         if self._open_call is not None:
@@ -192,7 +197,7 @@ class Calls:
             if reason is not None:
                 news.ends.append(_end(output))
         for end in news.ends:
-            del self.outputs[end.number]
+            self.outputs.pop(end.number).call.free_places()
         if numbers or news.ends:
             self.link.send(news)
         for slot, each in found.items():

@@ -19,6 +19,8 @@ from inl.serve.frontends.messages import (
     Named,
     Names,
     News,
+    Ping,
+    Pong,
     Settings,
 )
 from inl.serve.frontends.outputs import Outputs
@@ -100,6 +102,8 @@ class EngineClient:
         elif isinstance(message, Names):
             self._name(message.models)
             self.send(Named())
+        elif isinstance(message, Ping):
+            self.send(Pong())
         elif isinstance(message, Drain):
             self._drain(message.force)
 
@@ -110,8 +114,15 @@ class EngineClient:
             for name in (each.name, *each.adapters)
         }
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether the engine's process runs."""
+        return self._link is not None
+
     def _lost(self) -> None:
         self._link = None
+        if not self.settings.done():
+            self.settings.set_exception(_ended())
         for reply in self._replies.values():
             if not reply.done():
                 reply.set_exception(_ended())

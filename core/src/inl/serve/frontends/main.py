@@ -15,7 +15,7 @@ import socket
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from inl.serve.api_error import as_api_error
+from inl.serve.api_error import ApiError, as_api_error
 from inl.serve.app import GENERATING, error_shape, generate_endpoint
 from inl.serve.frontends.client import EngineClient
 from inl.serve.frontends.forwarding import Forwarder
@@ -75,12 +75,17 @@ async def serve(end: socket.socket, listening: socket.socket) -> None:
 
     client = EngineClient(drain)
     await client.connect(end)
-    settings = await client.settings
+    try:
+        settings = await client.settings
+    except ApiError:  # the engine's process has ended
+        return
     logging.getLogger("inl.serve.access").disabled = not settings.has_access_log
     models = RemoteModels(settings.models, client)
     if len(models.all) == 1:
         await models.default.opened()
     app = make_frontend_app(models, client, settings.server)
+    if not client.is_connected:
+        return
     server = HttpServer(app, settings.server)
     gc.collect()
     gc.freeze()

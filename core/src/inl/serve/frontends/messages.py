@@ -63,8 +63,23 @@ class Named(msgspec.Struct, array_like=True, tag="named"):
     """The front-end uses the names of the last :class:`Names`."""
 
 
+class Ping(msgspec.Struct, array_like=True, tag="ping"):
+    """Answered with :class:`Pong` at once."""
+
+
+class Pong(msgspec.Struct, array_like=True, tag="pong"):
+    """The front-end handles its messages."""
+
+
 class Ready(msgspec.Struct, array_like=True, tag="ready"):
     """The front-end accepts connections."""
+
+
+class Trouble(msgspec.Struct, array_like=True, tag="trouble"):
+    """Why the next request of a model would fail here; ``None``: it would not."""
+
+    model: str
+    problem: str | None
 
 
 class Drain(msgspec.Struct, array_like=True, tag="drain"):
@@ -178,8 +193,8 @@ class News(msgspec.Struct, array_like=True, tag="news"):
     ends: list[End]
 
 
-ToEngine = Ready | Named | Submit | Stop | Leave | Check | Forward
-ToFrontEnd = Settings | Names | Drain | Answered | Forwarded | News
+ToEngine = Ready | Trouble | Named | Pong | Submit | Stop | Leave | Check | Forward
+ToFrontEnd = Settings | Names | Ping | Drain | Answered | Forwarded | News
 Message = ToEngine | ToFrontEnd
 
 encode = msgspec.msgpack.Encoder().encode

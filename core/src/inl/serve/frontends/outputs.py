@@ -13,6 +13,7 @@ from inl.engine.options import stop_strings
 from inl.engine.request_handle import RequestHandle
 
 if TYPE_CHECKING:
+    from inl.engine.options import GenerationOptions
     from inl.engine.request_handle import TokenLogprob
     from inl.serve.frontends.messages import End, News
     from inl.text.tokenizer import Tokenizer
@@ -44,13 +45,14 @@ class RemoteHandle(RequestHandle):
         self,
         request: RemoteRequest,
         tokenizer: Tokenizer | None,
-        stop: str | Sequence[str] | None,
+        options: GenerationOptions,
     ) -> None:
         super().__init__(
             cast("Any", request),
             tokenizer,
-            stop_strings(stop, EngineConfig()),
+            stop_strings(options.get("stop"), EngineConfig()),
             time.perf_counter(),
+            skip_special=options.get("skip_special_tokens", True),
         )
 
     def receive(self, tokens: Sequence[int]) -> None:
@@ -62,7 +64,7 @@ class RemoteHandle(RequestHandle):
             self.token_ids.append(token)
             if self._text.may_stop(token):
                 self._text.update(self._text_ids, ended=False)
-            if self._text.stopped:
+            if self.stopped:
                 self.finish_reason = "stop"
                 return
 

@@ -27,10 +27,13 @@ from inl.serve.frontends.messages import (
     ModelSettings,
     Named,
     Names,
+    Ping,
+    Pong,
     Ready,
     Settings,
     Stop,
     Submit,
+    Trouble,
 )
 from inl.serve.http_server import listen_shared
 
@@ -47,14 +50,26 @@ log = logging.getLogger("inl.serve")
 RESTART_SECONDS = 1.0
 """Least time between two starts of a front-end."""
 
+START_SECONDS = 300.0
+"""Time until a front-end accepts connections."""
+
+PING_PARTS = 10
+"""Waits for a reply. One of them ends late if this process itself was stopped, so that
+a front-end still has the time of the others."""
+
 EXIT_SECONDS = 10.0
 """Time to exit, beyond that of open requests, before a front-end is killed."""
+
+
+SILENT_SECONDS = 3.0
+"""Time without a reply after which a front-end is no longer ready."""
 
 
 class FrontEnd:
     """One front-end process at a time, on one listening socket.
 
-    settings: returns the first message to a process.
+    settings: returns the first message to a process. seconds: time after which a
+    process that does not reply is killed.
     """
 
     def __init__(
@@ -63,11 +78,20 @@ class FrontEnd:
         models: Models,
         settings: Callable[[], Settings],
         listening: socket.socket,
+        seconds: float,
     ) -> None:
         self.ready = asyncio.Event()
         """Whether it has accepted connections."""
+        self._is_accepting = False
+        self._troubles: dict[str, str] = {}
+        """Problems of its process by name of the model."""
         self.listening = listening
         self._app, self._models, self._settings = app, models, settings
+        self._seconds = seconds
+        self._replied = asyncio.Event()
+        """Set when the process accepts connections, and at each :class:`Pong`."""
+        self._pinged = 0.0
+        """When the last :class:`Ping` was sent, in seconds of the monotonic clock."""
         self._process: subprocess.Popen[bytes] | None = None
         self._link: Link | None = None
         self._calls: Calls | None = None
@@ -81,6 +105,16 @@ class FrontEnd:
         """Process id."""
         assert self._process is not None, "started"
         return self._process.pid
+
+    @property
+    def problem(self) -> str | None:
+        """Why its process would not answer the next request."""
+        if not self._is_accepting:
+            return "a front-end is being started"
+        silent = time.monotonic() - self._pinged
+        if not self._replied.is_set() and silent > SILENT_SECONDS:
+            return f"a front-end has not replied for {silent:.0f} s"
+        return next(iter(self._troubles.values()), None)
 
     async def run(self) -> None:
         """Run until :meth:`stop`; starts another process if one ends before.
@@ -120,12 +154,18 @@ class FrontEnd:
                 # So that Ctrl-C in a terminal reaches only this process.
                 process_group=0,
             )
+        watching: asyncio.Task[None] | None = None
         try:
             link = await Link.open(ours, self._receive, lost.set, self._resumed)
             self._link, self._calls = link, Calls(self._models, link)
             link.send(self._settings())
+            watching = asyncio.create_task(self._watch(link, process))
             await lost.wait()
         finally:
+            if watching is not None:
+                watching.cancel()
+            self._is_accepting = False
+            self._troubles.clear()
             if self._link is not None:
                 self._link.close()
                 self._link = None
@@ -134,6 +174,27 @@ class FrontEnd:
                 await self._calls.abort()
             status = await asyncio.to_thread(_end, process)
         return status
+
+    async def _watch(self, link: Link, process: subprocess.Popen[bytes]) -> None:
+        """Kill a process that does not reply, which ends all waits for it."""
+        self._replied.clear()
+        seconds = START_SECONDS
+        while await self._replies_within(seconds):
+            seconds = self._seconds
+            await asyncio.sleep(seconds / PING_PARTS)
+            self._replied.clear()
+            self._pinged = time.monotonic()
+            link.send(Ping())
+        log.warning("a front-end did not reply for %g s and was killed", seconds)
+        process.kill()
+
+    async def _replies_within(self, seconds: float) -> bool:
+        for _ in range(PING_PARTS):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds / PING_PARTS):
+                    await self._replied.wait()
+                return True
+        return False
 
     def stop(self, *, force: bool) -> None:
         """Finish the open requests and exit."""
@@ -179,8 +240,16 @@ class FrontEnd:
             task.add_done_callback(self._forwards.discard)
         elif isinstance(message, Named):
             self._know_names()
+        elif isinstance(message, Pong):
+            self._replied.set()
+        elif isinstance(message, Trouble):
+            self._troubles.pop(message.model, None)
+            if message.problem is not None:
+                self._troubles[message.model] = message.problem
         elif isinstance(message, Ready):
             self.ready.set()
+            self._replied.set()
+            self._is_accepting = True
             if self._is_stopping:
                 link.send(Drain(force=False))
 
@@ -233,6 +302,10 @@ class FrontEnds:
             for slot in self._models
         ]
 
+    def problem(self) -> str | None:
+        """Return why one of the processes would not answer the next request."""
+        return next((each.problem for each in self.processes if each.problem), None)
+
     async def announce(self) -> None:
         """Send the names of models to all front-ends, and wait until they use them."""
         names = Names(self._model_settings())
@@ -247,7 +320,10 @@ class FrontEnds:
         server = self._config
         sockets = listen_shared(server.host, server.port, server.frontends)
         self.processes = [
-            FrontEnd(self._app, self._models, self.settings, each) for each in sockets
+            FrontEnd(
+                self._app, self._models, self.settings, each, server.frontend_seconds
+            )
+            for each in sockets
         ]
         tasks = [asyncio.create_task(each.run()) for each in self.processes]
         running: asyncio.Future[Any] = asyncio.gather(*tasks)

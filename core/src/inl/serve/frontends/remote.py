@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING, final
 
 from inl.engine.text_model import TextModel
 from inl.errors import RequestError
-from inl.serve.frontends.messages import Leave, Stop, Submit, plain
+from inl.serve.api_error import model_not_found
+from inl.serve.frontends.messages import Leave, Stop, Submit, Trouble, plain
 from inl.serve.frontends.outputs import RemoteHandle, RemoteRequest
 from inl.serve.generations import Generation, Generations
+from inl.serve.health import Health
 from inl.serve.load_failure import load_failure
 from inl.serve.model_text import ModelText
-from inl.serve.models import model_not_found
 
 if TYPE_CHECKING:
     from inl.engine.request_handle import RequestHandle
     from inl.serve.frontends.client import EngineClient
     from inl.serve.frontends.messages import ModelSettings
-    from inl.serve.job import Job
+    from inl.serve.job import Job, Prompt
 
 
 @final
@@ -41,6 +42,8 @@ class RemoteModel:
         self._client = client
         self._text: ModelText | None = None
         self._opening = asyncio.Lock()
+        # The engine's process knows nothing of errors of texts here.
+        self._health = Health(self.name, self._test, self._report)
 
     async def opened(self) -> ModelText:
         """Return the text side of the model; raises :class:`ApiError` 503."""
@@ -52,29 +55,47 @@ class RemoteModel:
                     raise load_failure(self.name, error) from error
             return self._text
 
+    async def _test(self) -> None:
+        await asyncio.to_thread((await self.opened()).encode_test)
+
+    def _report(self, problem: str | None) -> None:
+        self._client.send(Trouble(self.name, problem))
+
+    async def _encoded(
+        self, prompts: Sequence[Prompt]
+    ) -> tuple[ModelText, list[tuple[int, ...]]]:
+        """Return the text side of the model, and the token ids of prompts."""
+        try:
+            text = self._text or await self.opened()
+            # A long text takes a while to encode.
+            return text, await asyncio.to_thread(text.encode_all, prompts)
+        except Exception as error:
+            self._health.judge(error)
+            raise
+
     @asynccontextmanager
     async def generate(self, job: Job, client: str) -> AsyncIterator[Generations]:
         """Submit a job, and end it after the body; raises :class:`ApiError`."""
-        text = self._text or await self.opened()
-        # A long text takes a while to encode.
-        prompts = await asyncio.to_thread(text.encode_all, job.prompts)
+        text, prompts = await self._encoded(job.prompts)
         first = self._client.numbers(job.completions)
+        stopped = partial(self._stopped, first)
         handles = _handles(text, job, prompts, first)
         items = [
             Generation(
                 handle,
                 text.parser(job.prompts[at // job.count], prompts[at // job.count]),
-                partial(text.stop_string, job.options),
+                stopped,
+                text.text_tokens,
                 first=handles[at - at % job.count],
             )
             for at, handle in enumerate(handles)
         ]
         generations = RemoteGenerations()
-        generations.start(items, text.token_bytes)
+        generations.start(items, text.token_texts)
         for handle in handles:
             handle.listener = generations.event.set
         try:
-            with self._client.outputs.open(handles, partial(self._stopped, first)):
+            with self._client.outputs.open(handles, stopped):
                 await self._client.call(
                     first, _submit(text, job, client, prompts, first)
                 )
@@ -103,7 +124,7 @@ def _submit(
     """Return the message of a job. Its stop strings are found here."""
     options = {name: plain(value) for name, value in job.options.items()}
     options.pop("stop", None)
-    structure = plain(text.structure_of(job, job.prompts[0]))
+    structure = plain(text.structure_of(job, job.prompts[0], prompts[0]))
     ids = [list(prompt) for prompt in prompts]
     return Submit(
         first, job.model, client, ids, options, job.count, structure, job.number
@@ -128,7 +149,7 @@ def _handles(
                 job.options.get("logprobs"),
                 job.options.get("prompt_logprobs"),
             )
-            handles.append(RemoteHandle(request, tokenizer, job.options.get("stop")))
+            handles.append(RemoteHandle(request, tokenizer, job.options))
     return handles
 
 

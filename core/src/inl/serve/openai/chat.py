@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
 from inl.serve.api_error import unsupported
-from inl.serve.dialect import ReadUsage, TokenText, no_token_text, parse
+from inl.serve.dialect import ReadUsage, parse
 from inl.serve.job import Answer, CallDelta, Conversation, Delta, Job, Usage
 from inl.serve.openai.chunks import ChunkedExchange, chunk_head
 from inl.serve.openai.fields import (
+    DEFAULTS,
     FINISH_REASONS,
     GenerationFields,
     TopLogprobs,
@@ -23,19 +25,21 @@ from inl.serve.openai.messages import (
     Message,
     ToolChoice,
     ToolSchema,
-    choice_of,
     template_messages,
+    tool_use,
     tools_of,
 )
 from inl.serve.openai.usage import chat_logprobs, prompt_logprobs, usage_body
 from inl.serve.sampling import Count
 from inl.serve.structured import structure_of
+from inl.serve.token_texts import NoTokenTexts, TokenPlaces, TokenTexts
 
 
 class ChatRequest(GenerationFields, kw_only=True, forbid_unknown_fields=True):
     """Body of a chat completion."""
 
     messages: Annotated[list[Message], Meta(min_length=1)]
+    max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
     logprobs: bool | None = False
     top_logprobs: TopLogprobs | None = None
@@ -47,9 +51,12 @@ class ChatRequest(GenerationFields, kw_only=True, forbid_unknown_fields=True):
     modalities: list[Literal["text"]] | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
+    add_generation_prompt: bool | None = True
+    continue_final_message: bool | None = False
 
+
+CHAT_DEFAULTS = {**DEFAULTS, "add_special_tokens": (True, False)}
+"""The template writes special tokens in any case."""
 
 RESERVED = {
     "messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token",
@@ -66,20 +73,19 @@ def conversation_of(request: ChatRequest) -> Conversation:
     if request.reasoning_effort is not None:
         variables["reasoning_effort"] = request.reasoning_effort
         variables.setdefault("enable_thinking", request.reasoning_effort != "none")
-    if not request.add_generation_prompt:
+    if request.add_generation_prompt is False:
         variables["add_generation_prompt"] = False
     messages = template_messages(request.messages)
     if request.continue_final_message and messages[-1]["role"] != "assistant":
         raise unsupported(
             "continue_final_message", "needs a last message of the assistant"
         )
-    tools = tools_of(request.tools)
     return Conversation(
         messages,
-        tools,
-        choice_of(request.tool_choice, tools),
-        variables,
-        continue_final=request.continue_final_message,
+        *tool_use(request.tool_choice, tools_of(request.tools)),
+        variables=variables,
+        continue_final=bool(request.continue_final_message),
+        parallel_calls=request.parallel_tool_calls is not False,
     )
 
 
@@ -87,7 +93,7 @@ class ChatExchange(ChunkedExchange):
     """A chat completion."""
 
     def __init__(self, body: bytes, number: str, model: str) -> None:
-        request = parse(body, ChatRequest)
+        request = parse(body, ChatRequest, CHAT_DEFAULTS)
         self.stream_options = check_stream_options(request)
         options = options_of(request)
         if request.max_completion_tokens is not None:
@@ -106,8 +112,9 @@ class ChatExchange(ChunkedExchange):
             number=number,
         )
         self._has_logprobs = bool(request.logprobs)
-        self._has_token_ids = request.return_token_ids
-        self.token_text: TokenText = no_token_text
+        self._has_token_ids = bool(request.return_token_ids)
+        self.token_text: TokenTexts = NoTokenTexts()
+        self._places = defaultdict[int, TokenPlaces](self._new_places)
         self._head = {
             "id": f"chatcmpl-{number}",
             "created": int(time.time()),
@@ -116,6 +123,10 @@ class ChatExchange(ChunkedExchange):
         self.encoded_head = chunk_head(
             {**self._head, "object": "chat.completion.chunk"}
         )
+
+    def _new_places(self) -> TokenPlaces:
+        skip_special = self.job.options["skip_special_tokens"]
+        return TokenPlaces(self.token_text, skip_special=skip_special)
 
     def body(self, answers: Sequence[Answer], usage: Usage) -> Any:
         """Return the whole response."""
@@ -154,18 +165,18 @@ class ChatExchange(ChunkedExchange):
         choice = {
             "index": index,
             "message": message,
-            "logprobs": self._logprobs(answer),
+            "logprobs": self._logprobs(index, answer),
             "finish_reason": FINISH_REASONS[answer.finish_reason],
         }
         if self._has_token_ids:
             choice["token_ids"] = answer.token_ids
         return choice
 
-    def _logprobs(self, part: Answer | Delta) -> dict[str, Any] | None:
+    def _logprobs(self, index: int, part: Answer | Delta) -> dict[str, Any] | None:
         if not self._has_logprobs:
             return None
         return {
-            "content": chat_logprobs(part.logprobs, self.token_text),
+            "content": chat_logprobs(part.logprobs, self._places[index]),
             "refusal": None,
         }
 
@@ -192,7 +203,9 @@ class ChatExchange(ChunkedExchange):
             extra["token_ids"] = delta.token_ids
         if not (value or reason or extra or delta.logprobs):
             return b""
-        return self._chunk(index, value, self._logprobs(delta), reason, usage, extra)
+        return self._chunk(
+            index, value, self._logprobs(index, delta), reason, usage, extra
+        )
 
     def _chunk(
         self,

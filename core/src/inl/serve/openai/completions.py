@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from msgspec import Meta
 
 from inl.serve.api_error import unsupported
-from inl.serve.dialect import ReadUsage, TokenText, no_token_text, parse
+from inl.serve.dialect import ReadUsage, parse
 from inl.serve.job import Answer, Delta, Job, Usage
 from inl.serve.openai.chunks import ChunkedExchange, chunk_head
 from inl.serve.openai.fields import (
+    DEFAULTS,
     FINISH_REASONS,
     GenerationFields,
     TokenId,
@@ -22,16 +23,17 @@ from inl.serve.openai.fields import (
 )
 from inl.serve.openai.usage import completion_logprobs, prompt_logprobs, usage_body
 from inl.serve.structured import structure_of
-
-if TYPE_CHECKING:
-    from inl.engine.request_handle import TokenLogprob
+from inl.serve.token_texts import NoTokenTexts, TokenPlaces, TokenTexts
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default for text completions."""
 
 Text = Annotated[str, Meta(min_length=1)]
 Tokens = Annotated[list[TokenId], Meta(min_length=1)]
-Many = Meta(min_length=1, max_length=2048)
+Many = Meta(min_length=1)
+
+MOST_PROMPTS = 2048
+"""Prompts of a request; one of token ids may have more of them."""
 
 
 class CompletionRequest(GenerationFields, kw_only=True, forbid_unknown_fields=True):
@@ -52,6 +54,10 @@ def prompts_of(
         return [prompt]
     if all(isinstance(item, int) for item in prompt):
         return [[item for item in prompt if isinstance(item, int)]]
+    if len(prompt) > MOST_PROMPTS:
+        raise unsupported(
+            "prompt", f"found {len(prompt)} prompts, accepts up to {MOST_PROMPTS}"
+        )
     texts = [item for item in prompt if isinstance(item, str) and item]
     lists = [item for item in prompt if isinstance(item, list)]
     if len(prompt) not in (len(texts), len(lists)):
@@ -65,10 +71,11 @@ class CompletionExchange(ChunkedExchange):
     """A text completion, of one or several prompts."""
 
     def __init__(self, body: bytes, number: str, model: str) -> None:
-        request = parse(body, CompletionRequest)
+        request = parse(body, CompletionRequest, DEFAULTS)
         self.stream_options = check_stream_options(request)
         options = options_of(request)
-        options["max_tokens"] = request.max_tokens or DEFAULT_MAX_TOKENS
+        if request.max_tokens is None:
+            options["max_tokens"] = DEFAULT_MAX_TOKENS
         options["logprobs"] = request.logprobs
         if request.echo and request.logprobs is not None:
             if request.stream:
@@ -86,9 +93,9 @@ class CompletionExchange(ChunkedExchange):
         )
         self._echo = bool(request.echo)
         self._has_logprobs = request.logprobs is not None
-        self._has_token_ids = request.return_token_ids
-        self.token_text: TokenText = no_token_text
-        self._offsets = [0] * self.job.completions
+        self._has_token_ids = bool(request.return_token_ids)
+        self.token_text: TokenTexts = NoTokenTexts()
+        self._places: dict[int, TokenPlaces] = {}
         self._head = {
             "id": f"cmpl-{number}",
             "object": "text_completion",
@@ -96,6 +103,14 @@ class CompletionExchange(ChunkedExchange):
             "model": request.model or model,
         }
         self.encoded_head = chunk_head(self._head)
+
+    def _places_of(self, index: int) -> TokenPlaces:
+        places = self._places.get(index)
+        if places is None:
+            skip_special = self.job.options["skip_special_tokens"]
+            places = TokenPlaces(self.token_text, skip_special=skip_special)
+            self._places[index] = places
+        return places
 
     def body(self, answers: Sequence[Answer], usage: Usage) -> Any:
         """Return the whole response."""
@@ -111,7 +126,7 @@ class CompletionExchange(ChunkedExchange):
             return ""
         prompt = self.job.prompts[index // self.job.count]
         if isinstance(prompt, list):
-            return b"".join(map(self.token_text, prompt)).decode("utf-8", "replace")
+            return self._text_of(prompt)
         assert isinstance(prompt, str), "conversations are not completed here"
         return prompt
 
@@ -132,16 +147,34 @@ class CompletionExchange(ChunkedExchange):
             choice["token_ids"] = part.token_ids
         return choice
 
-    def _logprobs(self, index: int, part: Answer | Delta) -> dict[str, Any]:
-        scores: list[TokenLogprob | int] = list(part.logprobs)
-        if self._echo and part.prompt is not None:
-            first, *others = part.prompt.token_ids
-            known = [each for each in part.prompt.logprobs if each is not None]
-            assert len(known) == len(others), "of all tokens but the first"
-            scores = [first, *known, *scores]
-        found = completion_logprobs(scores, self.token_text, self._offsets[index])
-        self._offsets[index] += sum(map(len, found["tokens"]))
-        return found
+    def _text_of(self, prompt: list[int]) -> str:
+        """Return the text of a prompt of token ids, special ones included."""
+        places, data = TokenPlaces(self.token_text, skip_special=False), b""
+        for token in prompt:
+            data += places.data(token)
+            places.add(token)
+        return data.decode("utf-8", "replace")
+
+    def _logprobs(self, index: int, part: Answer | Delta) -> dict[str, list[Any]]:
+        places = self._places_of(index)
+        if not self._echo or part.prompt is None:
+            return completion_logprobs(part.logprobs, places)
+        first, *others = part.prompt.token_ids
+        known = [each for each in part.prompt.logprobs if each is not None]
+        assert len(known) == len(others), "of all tokens but the first"
+        text = self._echoed(index)
+
+        def is_shown(token: int) -> bool:
+            """Whether the client wrote it: a tokenizer adds some."""
+            name = self.token_text(token).decode("utf-8", "replace")
+            special = self.token_text.is_special(token)
+            return not special or text.startswith(name, places.offset)
+
+        echoed = completion_logprobs([first, *known], places, is_shown)
+        places.offset = len(text)
+        places.begin()
+        found = completion_logprobs(part.logprobs, places)
+        return {name: echoed[name] + values for name, values in found.items()}
 
     def opening(self, usage: Usage) -> bytes:
         """Return the prompts, if they are part of the completions."""

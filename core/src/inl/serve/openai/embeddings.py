@@ -18,6 +18,7 @@ from inl.serve.api_error import ApiError, as_api_error
 from inl.serve.bounded_calls import BoundedCalls
 from inl.serve.dialect import parse
 from inl.serve.event_stream import encode
+from inl.serve.http_messages import decoded
 from inl.serve.openai.fields import TokenId
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class EmbeddingsRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
 
     input: str | Items
     model: str | None = None
-    encoding_format: Literal["float", "base64"] = "float"
+    encoding_format: Literal["float", "base64"] | None = "float"
     user: str | None = None
 
 
@@ -58,7 +59,7 @@ class Embeddings:
     async def embed(self, request: Request) -> Response:
         """Return the embedding of each text; raises :class:`ApiError`."""
         async with self._calls.admitted(request) as (ticket, body):
-            fields = parse(body, EmbeddingsRequest)
+            fields, texts = await decoded(body, _read)
             slot = self._models.find(fields.model)
             if fields.model in slot.adapters:
                 raise ApiError(
@@ -67,7 +68,6 @@ class Embeddings:
                     f"of {slot.name}",
                     param="model",
                 )
-            texts = _texts(fields.input)
             async with slot.lease() as model:
                 prompts = await self._run(partial(_encode, model, texts))
                 self._charge(ticket, prompts)
@@ -86,6 +86,12 @@ class Embeddings:
         admission = self._calls.admission
         admission.charge(ticket, sum(map(len, prompts)))
         admission.begun(ticket)
+
+
+def _read(body: bytes) -> tuple[EmbeddingsRequest, list[Any]]:
+    """Return the fields of a request, and its texts or lists of token ids."""
+    fields = parse(body, EmbeddingsRequest)
+    return fields, _texts(fields.input)
 
 
 def _texts(given: Any) -> list[Any]:
@@ -134,7 +140,7 @@ def _body(
                 {
                     "object": "embedding",
                     "index": index,
-                    "embedding": _encoded(row, fields.encoding_format),
+                    "embedding": _encoded(row, fields.encoding_format or "float"),
                 }
                 for index, row in enumerate(rows)
             ],

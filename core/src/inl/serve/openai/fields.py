@@ -9,9 +9,9 @@ import msgspec
 from msgspec import Meta
 
 from inl.engine.options import GenerationOptions
+from inl.serve.absent_fields import Defaults
 from inl.serve.api_error import unsupported
 from inl.serve.sampling import (
-    Count,
     StopString,
     Temperature,
     TopK,
@@ -29,6 +29,33 @@ TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 Completions = Annotated[int, Meta(ge=1, le=128)]
 
 
+DEFAULTS: Defaults = {
+    "function_call": ("none",),
+    "functions": ([],),
+    "verbosity": ("medium",),
+    "best_of": (1,),
+    "suffix": ("",),
+    "spaces_between_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "use_beam_search": (False,),
+    "length_penalty": (1,),
+    "early_stopping": (False,),
+    "add_special_tokens": (True,),
+    "cache_prompt": (True,),
+    "repeat_penalty": (1,),
+    "typical_p": (1,),
+    "tfs_z": (1,),
+    "mirostat": (0,),
+    "dry_multiplier": (0,),
+    "detokenize": (True,),
+    "return_tokens_as_token_ids": (False,),
+    "separate_reasoning": (True,),
+    "stream_reasoning": (True,),
+    "no_stop_trim": (False,),
+}
+"""Fields of other servers and their defaults, which ask for what happens anyway."""
+
+
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     """Options of a stream."""
 
@@ -41,7 +68,7 @@ class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     """Sampling fields, and fields that have no effect here."""
 
     model: str | None = None
-    max_tokens: Count | None = None
+    max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     n: Completions | None = 1
     temperature: Temperature | None = None
     top_p: TopP | None = None
@@ -60,17 +87,19 @@ class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     timeout_seconds: Annotated[float, Meta(gt=0, le=1e9)] | None = None
     stop: StopString | list[StopString] | None = None
     stop_token_ids: list[TokenId] | None = None
-    ignore_eos: bool = False
+    skip_special_tokens: bool | None = True
+    ignore_eos: bool | None = False
     cache_salt: str | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
-    return_token_ids: bool = False
+    return_token_ids: bool | None = False
     user: str | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
 
 
 def options_of(fields: GenerationFields) -> GenerationOptions:
@@ -81,7 +110,8 @@ def options_of(fields: GenerationFields) -> GenerationOptions:
         "seed": fields.seed,
         "stop": fields.stop,
         "stop_ids": fields.stop_token_ids or (),
-        "ignore_eos": fields.ignore_eos,
+        "skip_special_tokens": fields.skip_special_tokens is not False,
+        "ignore_eos": bool(fields.ignore_eos),
         "cache_salt": fields.cache_salt,
         "logit_bias": fields.logit_bias,
         "allowed_token_ids": fields.allowed_token_ids,

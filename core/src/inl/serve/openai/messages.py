@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
+from msgspec import Meta
 
+from inl.bounded_json import parse_json
+from inl.errors import InvalidJson
 from inl.serve.api_error import ApiError, unsupported
 from inl.serve.job import Tool
 
@@ -67,11 +70,35 @@ class NamedFunction(msgspec.Struct):
     name: str
 
 
-class ToolChoice(msgspec.Struct):
-    """The tool that must be called."""
+class AllowedTool(msgspec.Struct):
+    """A tool that may be called: its name, in the object of chat completions or not."""
 
-    function: NamedFunction
     type: Literal["function"] = "function"
+    name: str | None = None
+    function: NamedFunction | None = None
+
+
+class AllowedTools(msgspec.Struct):
+    """Tools of which one may, or must, be called."""
+
+    tools: Annotated[list[AllowedTool], Meta(min_length=1)]
+    mode: Literal["auto", "required"] = "auto"
+
+
+class ToolChoice(msgspec.Struct):
+    """The tool that must be called, or the tools that may be."""
+
+    type: Literal["function", "allowed_tools"] = "function"
+    function: NamedFunction | None = None
+    allowed_tools: AllowedTools | None = None
+
+
+class ToolUse(NamedTuple):
+    """Tools of a job and how they are chosen, as fields of a conversation."""
+
+    tools: Sequence[Tool]
+    tool_choice: str = "auto"
+    only_tools: bool = False
 
 
 def text_of(content: str | Sequence[ContentPart] | None, where: str) -> str:
@@ -121,8 +148,8 @@ def _template_call(call: ToolCall, where: str) -> dict[str, Any]:
         raise unsupported(f"{where}.tool_calls", f"found type {call.type!r:.40}")
     try:
         # Templates print arguments as JSON themselves.
-        arguments = msgspec.json.decode(call.function.arguments or "{}")
-    except msgspec.DecodeError:
+        arguments = parse_json(call.function.arguments or "{}", where)
+    except InvalidJson:
         arguments = call.function.arguments
     function = {"name": call.function.name, "arguments": arguments}
     return {"id": call.id, "type": "function", "function": function}
@@ -140,18 +167,40 @@ def tools_of(tools: Sequence[ToolSchema] | None) -> list[Tool]:
     ]
 
 
-def choice_of(
+def tool_use(
     choice: Literal["none", "auto", "required"] | ToolChoice | None,
     tools: Sequence[Tool],
-) -> str:
-    """Return the tool choice of a job; raises :class:`ApiError`."""
+) -> ToolUse:
+    """Return the use of the tools of a request; raises :class:`ApiError`."""
     if choice is None:
-        return "auto"
+        return ToolUse(tools)
     if isinstance(choice, str):
         if choice == "required" and not tools:
             raise unsupported("tool_choice", "'required' needs tools")
-        return choice
-    name = choice.function.name
+        return ToolUse(tools, choice)
+    if choice.type == "allowed_tools":
+        if choice.allowed_tools is None:
+            raise unsupported("tool_choice", "'allowed_tools' needs allowed_tools")
+        return allowed_use(choice.allowed_tools, tools)
+    name = None if choice.function is None else choice.function.name
+    return named_use(name, tools)
+
+
+def named_use(name: str | None, tools: Sequence[Tool]) -> ToolUse:
+    """Return the use of one tool that must be called; raises :class:`ApiError`."""
     if name not in [tool.name for tool in tools]:
         raise unsupported("tool_choice", f"found {name!r:.60}, which is no tool")
-    return f"tool:{name}"
+    return ToolUse(tools, f"tool:{name}")
+
+
+def allowed_use(allowed: AllowedTools, tools: Sequence[Tool]) -> ToolUse:
+    """Return the use of some of the tools; raises :class:`ApiError`."""
+    names = {
+        each.name if each.function is None else each.function.name
+        for each in allowed.tools
+    }
+    if unknown := names - {tool.name for tool in tools}:
+        name = next(iter(unknown))
+        raise unsupported("tool_choice", f"found {name!r:.60}, which is no tool")
+    some = [tool for tool in tools if tool.name in names]
+    return ToolUse(some, allowed.mode, only_tools=True)

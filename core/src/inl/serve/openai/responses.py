@@ -9,14 +9,20 @@ import msgspec
 from msgspec import Meta
 
 from inl.engine.options import GenerationOptions
-from inl.serve.api_error import ApiError, unsupported
+from inl.serve.api_error import unsupported
 from inl.serve.job import Conversation, Job, Tool
 from inl.serve.openai.messages import (
+    AllowedTool,
+    AllowedTools,
     ContentPart,
     FunctionCall,
     Message,
     ToolCall,
+    ToolUse,
+    allowed_use,
+    named_use,
     template_messages,
+    tool_use,
 )
 from inl.serve.sampling import Count, Temperature, TopK, TopP, sampling_options
 from inl.serve.structured import structure_of
@@ -45,11 +51,13 @@ class ToolSchema(msgspec.Struct):
     strict: bool | None = None
 
 
-class NamedTool(msgspec.Struct):
-    """The tool that must be called."""
+class ChosenTools(msgspec.Struct):
+    """The tool that must be called, or the tools that may be."""
 
     type: str
     name: str | None = None
+    mode: Literal["auto", "required"] = "auto"
+    tools: Annotated[list[AllowedTool], Meta(min_length=1)] | None = None
 
 
 class Reasoning(msgspec.Struct):
@@ -79,7 +87,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     top_k: TopK | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     tools: list[ToolSchema] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenTools | None = None
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
     stream: bool | None = False
@@ -159,9 +167,9 @@ def _conversation_of(request: ResponsesRequest) -> Conversation:
         variables = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
     return Conversation(
         template_messages(messages),
-        tools,
-        _choice_of(request.tool_choice, tools),
-        variables,
+        *_tool_use(request.tool_choice, tools),
+        variables=variables,
+        parallel_calls=request.parallel_tool_calls is not False,
     )
 
 
@@ -201,17 +209,14 @@ def _function(item: Item) -> FunctionCall:
     return FunctionCall(item.name, item.arguments)
 
 
-def _choice_of(
-    choice: Literal["none", "auto", "required"] | NamedTool | None,
+def _tool_use(
+    choice: Literal["none", "auto", "required"] | ChosenTools | None,
     tools: Sequence[Tool],
-) -> str:
+) -> ToolUse:
     if choice is None or isinstance(choice, str):
-        if choice == "required" and not tools:
-            raise unsupported("tool_choice", "'required' needs tools")
-        return choice or "auto"
-    if choice.name not in [tool.name for tool in tools]:
-        raise ApiError(
-            400, f"tool_choice: found {choice.name!r:.60}, which is no tool",
-            param="tool_choice",
-        )  # fmt: skip
-    return f"tool:{choice.name}"
+        return tool_use(choice, tools)
+    if choice.type == "allowed_tools":
+        if choice.tools is None:
+            raise unsupported("tool_choice", "'allowed_tools' needs tools")
+        return allowed_use(AllowedTools(choice.tools, choice.mode), tools)
+    return named_use(choice.name, tools)

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from inl.serve.api_error import ApiError
-from inl.serve.dialect import ReadUsage, TokenText, no_token_text, parse
+from inl.serve.dialect import ReadUsage, parse
 from inl.serve.event_stream import event
 from inl.serve.job import Answer, Delta, Usage
 from inl.serve.openai.responses import ResponsesRequest, job_of
 from inl.serve.openai.usage import chat_logprobs
+from inl.serve.token_texts import NoTokenTexts, TokenPlaces, TokenTexts
 
 
 def usage_body(usage: Usage) -> dict[str, Any]:
@@ -35,7 +36,8 @@ class ResponsesExchange:
         self._request = request
         self._number = number
         self._model = request.model or model
-        self.token_text: TokenText = no_token_text
+        self.token_text: TokenTexts = NoTokenTexts()
+        self._places: TokenPlaces | None = None
         self._created = int(time.time())
         self._sequence = itertools.count()
         self._items: list[_Item] = []
@@ -72,7 +74,9 @@ class ResponsesExchange:
             item.logprobs += self._logprobs(delta)
 
     def _logprobs(self, delta: Delta) -> list[dict[str, Any]]:
-        return chat_logprobs(delta.logprobs, self.token_text)
+        if self._places is None:
+            self._places = TokenPlaces(self.token_text)
+        return chat_logprobs(delta.logprobs, self._places)
 
     def _start(self, kind: str, call: str = "", name: str = "") -> _Item:
         item = _Item(kind, f"{self._number}{len(self._items)}", call, name)
@@ -280,6 +284,8 @@ def _choice(request: ResponsesRequest) -> Any:
     choice = request.tool_choice
     if choice is None or isinstance(choice, str):
         return choice or "auto"
+    if choice.type == "allowed_tools":
+        return choice
     return {"type": choice.type, "name": choice.name}
 
 

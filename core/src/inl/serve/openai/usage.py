@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
+
+from inl.serve.token_texts import token_name
 
 if TYPE_CHECKING:
     from inl.engine.request_handle import TokenLogprob
-    from inl.serve.dialect import TokenText
     from inl.serve.job import Usage
+    from inl.serve.token_texts import TokenPlaces, TokenTexts
 
 LEAST_LOGPROB = -9999.0
 """Reported instead of negative infinity, which JSON cannot represent."""
@@ -26,29 +28,32 @@ def usage_body(usage: Usage) -> dict[str, Any]:
 
 
 def chat_logprobs(
-    logprobs: Sequence[TokenLogprob], text: TokenText
+    logprobs: Sequence[TokenLogprob], places: TokenPlaces
 ) -> list[dict[str, Any]]:
-    """Return one entry per token, with its alternatives."""
-    return [
-        {
-            **_entry(each.token, each.logprob, text),
-            "top_logprobs": [_entry(token, value, text) for token, value in each.top],
-        }
-        for each in logprobs
-    ]
+    """Return one entry per token, with its alternatives.
+
+    The bytes of all entries join to the text: special tokens have none.
+    """
+    entries = []
+    for each in logprobs:
+        top = [_entry(token, value, places) for token, value in each.top]
+        entry = _entry(each.token, each.logprob, places)
+        entries.append({**entry, "top_logprobs": top})
+        places.add(each.token)
+    return entries
 
 
-def _entry(token: int, logprob: float, text: TokenText) -> dict[str, Any]:
-    data = text(token)
+def _entry(token: int, logprob: float, places: TokenPlaces) -> dict[str, Any]:
+    data = places.data(token)
     return {
-        "token": data.decode("utf-8", "replace"),
+        "token": token_name(data),
         "logprob": _finite(logprob),
-        "bytes": list(data),
+        "bytes": list(data) if places.is_shown(token) else [],
     }
 
 
 def prompt_logprobs(
-    logprobs: Sequence[TokenLogprob | None] | None, text: TokenText
+    logprobs: Sequence[TokenLogprob | None] | None, text: TokenTexts
 ) -> list[dict[str, Any] | None] | None:
     """Return one object by token id for each token of a prompt, as vLLM does.
 
@@ -60,45 +65,45 @@ def prompt_logprobs(
     return [None if each is None else _ranked(each, text) for each in logprobs]
 
 
-def _ranked(each: TokenLogprob, text: TokenText) -> dict[str, Any]:
+def _ranked(each: TokenLogprob, text: TokenTexts) -> dict[str, Any]:
     ranks = {token: at for at, (token, _) in enumerate(each.top, 1)}
     return {
         str(token): {
             "logprob": _finite(value),
             "rank": ranks.get(token),
-            "decoded_token": _text(token, text),
+            "decoded_token": token_name(text(token)),
         }
         for token, value in ((each.token, each.logprob), *each.top)
     }
 
 
 def completion_logprobs(
-    logprobs: Sequence[TokenLogprob | int], text: TokenText, offset: int
-) -> dict[str, Any]:
+    logprobs: Sequence[TokenLogprob | int],
+    places: TokenPlaces,
+    is_shown: Callable[[int], bool | None] = lambda _: None,
+) -> dict[str, list[Any]]:
     """Return the parallel lists of text completions.
 
-    logprobs: an entry for each token; a token id has no log-probability. offset: of
-    the first token in the text.
+    logprobs: an entry for each token; a token id has no log-probability. is_shown:
+    whether a token is part of the text, ``None``: as in an answer.
     """
     found: dict[str, list[Any]] = {
         "tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []
     }  # fmt: skip
     for each in logprobs:
         if isinstance(each, int):
-            token, logprob, top = _text(each, text), None, None
+            token, logprob, top = each, None, None
         else:
-            token, logprob = _text(each.token, text), _finite(each.logprob)
-            top = {_text(other, text): _finite(value) for other, value in each.top}
-        found["tokens"].append(token)
+            token, logprob = each.token, _finite(each.logprob)
+            top = {
+                token_name(places.data(other)): _finite(value)
+                for other, value in each.top
+            }
+        found["tokens"].append(token_name(places.data(token)))
         found["token_logprobs"].append(logprob)
         found["top_logprobs"].append(top)
-        found["text_offset"].append(offset)
-        offset += len(token)
+        found["text_offset"].append(places.add(token, is_shown=is_shown(token)))
     return found
-
-
-def _text(token: int, text: TokenText) -> str:
-    return text(token).decode("utf-8", "replace")
 
 
 def _finite(logprob: float) -> float:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from inl.ops.sink_attention import Sinks
 from inl.spec.step import Step
 from inl_jax.pages import Pages, read_kv, write_kv
-from inl_jax.tensors import Array, einsum
+from inl_jax.tensors import Array, accumulated, einsum, upcast
 from inl_jax.xla.kernel import inlined, kernel
 
 LABEL, SINK_LABEL = "attention/xla", "sink_attention/xla"
@@ -217,11 +217,11 @@ def attend_blocks(
         return accumulate(sums, scores, seen[:, None, None], v)
 
     shape = (len(tiles.rows), kv_heads, heads // kv_heads, tiles.tokens.shape[1])
-    zeros = jnp.zeros(shape, jnp.float32)
+    zeros = jnp.zeros(shape, accumulated(q))
     start, stop = chunk_range(tiles.positions, window, keys)
     if given.most is not None:
         start, stop = 0, -(-given.most // blocks)
-    sums = Sums(zeros + MASKED, zeros, jnp.zeros((*shape, dim), jnp.float32))
+    sums = Sums(zeros + MASKED, zeros, jnp.zeros((*shape, dim), zeros.dtype))
     done: Sums = jax.lax.fori_loop(start, stop, chunk, sums)
     return done
 
@@ -230,7 +230,7 @@ def finished(sums: Sums, tiles: Plan, q: Array, sinks: Array | None) -> Array:
     """Return the attention of each token, in the shape and dtype of ``q``."""
     highest, total, out = sums
     if sinks is not None:
-        shared = sinks.astype(jnp.float32).reshape(highest.shape[1], -1, 1)
+        shared = upcast(sinks).reshape(highest.shape[1], -1, 1)
         top = jnp.maximum(highest, shared)
         out = out * jnp.exp(highest - top)[..., None]
         total = total * jnp.exp(highest - top) + jnp.exp(shared - top)
@@ -247,7 +247,7 @@ def accumulate(sums: Sums, scores: Array, seen: Array, v: Array) -> Sums:
     new = jnp.maximum(highest, scores.max(-1))
     mass = jnp.where(seen, jnp.exp(scores - new[..., None]), 0)
     rescale = jnp.exp(highest - new)
-    added = einsum("nhgql,nhld->nhgqd", mass, v.astype(jnp.float32))
+    added = einsum("nhgql,nhld->nhgqd", mass, upcast(v))
     out = out * rescale[..., None] + added
     return Sums(new, total * rescale + mass.sum(-1), out)
 

@@ -6,11 +6,13 @@ import jax
 import jax.numpy as jnp
 
 from inl.ops.moe import ExpertLinear
-from inl_jax.tensors import Array, einsum
+from inl_jax.tensors import Array, accumulated, einsum
 
 
 def expert_product(x: Array, ids: Array, weight: Array) -> Array:
-    """Multiply row s of ``x`` [S, K] by ``weight[ids[s]]`` [K, N]: float32 [S, N].
+    """Multiply row s of ``x`` [S, K] by ``weight[ids[s]]`` [K, N].
+
+    Returns [S, N], of float32 or wider.
 
     As many copies of a matrix as there are rows, if these are fewer than the experts;
     otherwise one grouped product of the rows in order of their experts.
@@ -24,7 +26,7 @@ def expert_product(x: Array, ids: Array, weight: Array) -> Array:
         weight,
         sizes,
         precision=jax.lax.Precision.HIGHEST,
-        preferred_element_type=jnp.float32,
+        preferred_element_type=accumulated(x, weight),
     )
     return jnp.zeros_like(y).at[order].set(y, unique_indices=True)
 
@@ -42,7 +44,7 @@ def dense_expert_linear(x: Array, ids: Array, w: ExpertLinear) -> Array:
         y = einsum("tsk,nk->tsn", rows, weight)
         return total + jnp.where((ids == index)[:, :, None], y, 0), None
 
-    zeros = jnp.zeros((*ids.shape, w.weight.shape[1]), jnp.float32)
+    zeros = jnp.zeros((*ids.shape, w.weight.shape[1]), accumulated(x, w.weight))
     index = jnp.arange(w.weight.shape[0])
     total, _ = jax.lax.scan(add, zeros, (index, w.weight))
     return total.astype(x.dtype)

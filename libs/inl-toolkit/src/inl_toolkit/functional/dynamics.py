@@ -12,6 +12,8 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from inl.errors import MissingPackage, PluginError, RequestError
+from inl.install_command import install_command
+from inl_toolkit.functional.out_of_memory import translating
 
 if TYPE_CHECKING:
     from inl.spec.functions import Functions
@@ -81,17 +83,24 @@ def set_backend(name: str) -> None:
 
 
 def get_backend(*arrays: Any) -> str:
-    """Return the framework that computes these functions.
+    """Return what computes.
 
-    ``get_backend()`` returns the setting, "auto" by default. ``get_backend(x)`` returns
-    the framework that a call with ``x`` would use.
+    ``get_backend(x)`` returns the framework that computes these functions for ``x``.
+    ``get_backend()`` returns the setting of :func:`set_backend`; where that is "auto",
+    the type of the device that was detected, such as "cuda" or "cpu", as
+    ``EngineConfig(backend="auto")`` selects it.
     """
-    if _Setting.backend != AUTO or not arrays:
+    if _Setting.backend != AUTO:
         return _Setting.backend
+    if not arrays:
+        from inl.plugin import choose_device
+
+        return str(choose_device(AUTO).type)
     return _framework("get_backend", dict(enumerate(arrays)))
 
 
 @whole
+@translating
 def inl_dynamics(
     x: Any, v: Any, mu: Any, alpha: Any, beta: Any, gate: Any, dt: Any = 0.1
 ) -> Pair:
@@ -116,6 +125,7 @@ def inl_dynamics(
 
 
 @whole
+@translating
 def inl_dynamics_step(
     x: Any,
     v: Any,
@@ -140,6 +150,7 @@ def inl_dynamics_step(
     )
 
 
+@translating
 def inl_dynamics_n_steps(
     x: Any,
     v: Any,
@@ -170,6 +181,7 @@ def inl_dynamics_n_steps(
 
 
 @whole
+@translating
 def _fixed_steps(
     x: Any, v: Any, mu: Any, controller: Any, n_steps: int, dt: Any, **clamps: Any
 ) -> Pair:
@@ -323,7 +335,7 @@ def _import_functions(framework: str) -> bool:
     except PluginError as error:
         if isinstance(error.__cause__, ImportError) and framework in PACKAGES:
             raise MissingPackage(
-                f"arrays of {framework}: pip install {PACKAGES[framework]}"
+                f"arrays of {framework}: {install_command(PACKAGES[framework])}"
             ) from error
         raise
     return True

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from inl.dtypes import FLOATS
 from inl.errors import RequestError
 from inl_toolkit.functional.dynamics import discovery, framework_of, functions_of
+from inl_toolkit.functional.out_of_memory import translating
 
 if TYPE_CHECKING:
     from inl.spec.functions import Functions
@@ -27,6 +28,7 @@ class Dispatched(NamedTuple):
     """float32 [T, k]: 0 for experts that were full."""
 
 
+@translating
 def route(
     router_logits: Any, *, k: int, kind: str = "softmax_topk", renormalize: bool = True
 ) -> Dispatched:
@@ -40,6 +42,7 @@ def route(
     return Dispatched(*_call("route", router_logits, **attrs))
 
 
+@translating
 def experts(
     inputs: Any,
     ids: Any,
@@ -54,6 +57,7 @@ def experts(
     [E, N, H] of plain matrices. Returns [T, H] or [T, N]. No token is dropped. Raises
     :class:`RequestError` for shapes that do not match or an id outside 0 to E - 1.
     """
+    _check_arrays("experts", inputs=inputs, ids=ids, weights=weights)
     matrices = _matrices(inputs, expert_weights)
     count = matrices[0].shape[0]
     if tuple(ids.shape) != tuple(weights.shape) or ids.shape[0] != inputs.shape[0]:
@@ -66,6 +70,7 @@ def experts(
     return _apply(inputs, ids, weights, matrices, activation)
 
 
+@translating
 def moe_dispatch(
     inputs: Any,
     router_logits: Any,
@@ -84,6 +89,7 @@ def moe_dispatch(
     :class:`RequestError` for a k outside 1 to E, a factor not above 0, shapes that do
     not match, and NaN in ``router_logits``.
     """
+    _check_arrays("moe_dispatch", inputs=inputs, router_logits=router_logits)
     matrices = _matrices(inputs, expert_weights)
     shape = inputs.shape[0], matrices[0].shape[0]
     if tuple(router_logits.shape) != shape:
@@ -97,6 +103,7 @@ def moe_dispatch(
     return _apply(inputs, *dispatched, matrices, activation)
 
 
+@translating
 def capacity(
     dispatched: Dispatched, experts: int, *, capacity_factor: float
 ) -> Dispatched:
@@ -106,12 +113,22 @@ def capacity(
     """
     from inl.ops.moe_dispatch import capacity_of
 
+    if not isinstance(dispatched, tuple) or len(dispatched) != 2:
+        raise RequestError(
+            f"capacity: dispatched: found {type(dispatched).__name__}, accepted: what "
+            "route returns"
+        )
+    if type(experts) is not int or not 0 < experts < 2**31:
+        raise RequestError(
+            f"capacity: experts: found {experts!r:.80}, accepted: 1 or more"
+        )
     ids, weights = dispatched
     limit = capacity_of(ids.shape[0], experts, ids.shape[1], capacity_factor)
     attrs = {"experts": experts, "capacity": limit}
     return Dispatched(ids, _call("drop_overflow", ids, weights, **attrs))
 
 
+@translating
 def load_balance_loss(router_logits: Any, *, k: int = 1) -> Any:
     """Load-balancing loss of ``router_logits`` [T, E]: 1 if balanced, E at worst.
 
@@ -125,6 +142,7 @@ def load_balance_loss(router_logits: Any, *, k: int = 1) -> Any:
 def _check_logits(logits: Any, k: int, *kind: str) -> None:
     from inl.ops.moe import check_routing
 
+    _check_arrays("route", router_logits=logits)
     if len(logits.shape) != 2 or 0 in logits.shape:
         raise RequestError(
             f"router_logits: found {list(logits.shape)}, accepted: [tokens, experts]"
@@ -140,6 +158,15 @@ def _check_logits(logits: Any, k: int, *kind: str) -> None:
         )
 
 
+def _check_arrays(where: str, **arrays: Any) -> None:
+    for name, each in arrays.items():
+        if not hasattr(each, "shape"):
+            raise RequestError(
+                f"{where}: {name}: found {type(each).__name__}, accepted: an array of "
+                "NumPy, torch or JAX"
+            )
+
+
 def _has_values(array: Any) -> bool:
     is_traced = functions_of(framework_of("moe", "inputs", array)).is_traced
     return is_traced is None or not is_traced(array)
@@ -148,6 +175,8 @@ def _has_values(array: Any) -> bool:
 def _matrices(inputs: Any, given: Any) -> tuple[Any, ...]:
     """Validate expert weights against inputs [T, H] and return them as a tuple."""
     matrices = tuple(given) if isinstance(given, (tuple, list)) else (given,)
+    for one in matrices:
+        _check_arrays("experts", expert_weights=one)
     shapes = [tuple(one.shape) for one in matrices]
     if len(inputs.shape) == 2 and shapes and len(shapes[0]) == 3:
         count, inner, hidden = *shapes[0][:2], inputs.shape[1]

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from inl.errors import KernelError
+from inl.spec.attention_pattern import HIDDEN, AttentionPattern
 from inl_toolkit.functional.arrays import ArrayModule, cast, dtype_name, like, module_of
+from inl_toolkit.functional.dynamics import functions_of
+from inl_toolkit.functional.out_of_memory import translating
 from inl_toolkit.kernels.config import configured
 from inl_toolkit.kernels.dense import widened
-from inl_toolkit.kernels.operands import check_arrays
+from inl_toolkit.kernels.operands import check_arrays, check_number
 from inl_toolkit.kernels.precision import rounded
 from inl_toolkit.kernels.profile import recorded
 
@@ -21,32 +24,9 @@ if TYPE_CHECKING:
 
 TILE = 128
 """Default tile."""
-HIDDEN = -1e30
-"""Score of a key that a query does not see."""
 
 
-class Pattern(NamedTuple):
-    """Which keys a query sees, by position."""
-
-    causal: bool
-    window: int | None
-    offset: int
-    """Position of the first query; keys start at 0."""
-
-    def seen(self, queries: slice, keys: slice) -> NDArray[np.bool_] | None:
-        """Return [queries, keys]; ``None`` if all are seen."""
-        query = np.arange(queries.start, queries.stop)[:, None] + self.offset
-        distance = query - np.arange(keys.start, keys.stop)
-        seen = np.ones(distance.shape, bool)
-        if self.causal:
-            seen &= distance >= 0
-        if self.window is not None:
-            seen &= distance < self.window
-            if not self.causal:
-                seen &= -distance < self.window
-        return None if seen.all() else seen
-
-
+@translating
 def flash_attention(
     query: Any,
     key: Any,
@@ -68,31 +48,41 @@ def flash_attention(
     scores. causal: a query sees keys up to its position, the last query at the last
     key. window: keys less than this far away. block_mask: boolean [tiles of L, tiles of
     S]; tiles that are not set take no time. scale: 1 / sqrt(d) by default. use_flash:
-    by tiles of ``block_size``, with memory for one tile of scores; otherwise all scores
-    at once. Raises :class:`~inl.errors.KernelError` for shapes that do not match.
+    without memory for all scores, by tiles of ``block_size``, or by torch's
+    ``scaled_dot_product_attention``, in a program whose size does not depend on L and
+    S; otherwise all scores at once. Raises :class:`~inl.errors.KernelError` for shapes
+    that do not match.
     """
-    _check(query, key, value, window)
+    framework = _check(query, key, value, window)
     mask = _usable_mask(mask, query, key)
     config = configured(block_size=block_size, use_efficient_attention=use_flash)
     length, keys = query.shape[-2], key.shape[-2]
-    size = config.block_size or TILE
-    if not config.use_efficient_attention and block_mask is None:
-        size = max(length, keys, 1)
-    tiles = -(-length // size), -(-keys // size)
-    blocks = np.ones(tiles, bool) if block_mask is None else _blocks(block_mask, tiles)
-    pattern = Pattern(causal, window, keys - length if causal else 0)
-    if scale is None:
-        scale = 1 / math.sqrt(query.shape[-1])
     tiled = config.use_efficient_attention or block_mask is not None
-    xp, dtype = module_of("flash_attention", "query", query), query.dtype
+    size = (config.block_size or TILE) if tiled else max(length, keys)
+    pattern = AttentionPattern(length, keys, size, causal, window)
+    if block_mask is not None:
+        pattern = pattern._replace(blocks=_blocks(block_mask, pattern))
+    if scale is not None:
+        check_number("flash_attention", "scale", scale)
+    else:
+        scale = 1 / math.sqrt(query.shape[-1])
+    own, dtype = functions_of(framework), query.dtype
+    xp = module_of("flash_attention", "query", query)
+    precise = config.precision in ("high", "highest")
 
     def run() -> Any:
         q, k, v = (widened(each) for each in (query, key, value))
         if config.rounding in ("bfloat16", "float16"):
             q, k, v = (rounded(each, config.rounding) for each in (q, k, v))
+        q = q * scale
+        if own.attention is not None and tiled:
+            precision = config.precision if precise else None
+            y = own.attention(q, k, v, pattern, mask=mask, precision=precision)
+            return cast(y, dtype)
+        wanted = pattern.tiles().wanted
         rows = [
-            _row(xp, q[..., part, :] * scale, k, v, mask, part, pattern, keep, size)
-            for part, keep in zip(_parts(length, size), blocks, strict=True)
+            _row(xp, q, k, v, mask, part, pattern, keep)
+            for part, keep in zip(_parts(length, size), wanted, strict=True)
         ]
         y = rows[0] if len(rows) == 1 else xp.concatenate(rows, axis=-2)
         return cast(y, dtype)
@@ -107,16 +97,16 @@ def _row(
     v: Any,
     mask: Any,
     part: slice,
-    pattern: Pattern,
+    pattern: AttentionPattern,
     keep: NDArray[np.bool_],
-    size: int,
 ) -> Any:
     """Attention of one tile of queries, already scaled."""
-    top: Any = None
-    for keys, wanted in zip(_parts(k.shape[-2], size), keep, strict=True):
-        seen = pattern.seen(part, keys)
-        if not wanted or (seen is not None and not seen.any()):
+    q, top = q[..., part, :], None
+    for keys, wanted in zip(_parts(k.shape[-2], pattern.size), keep, strict=True):
+        if not wanted:
             continue
+        at = [np.arange(each.start, each.stop) for each in (part, keys)]
+        seen = pattern.seen(at[0][:, None], at[1])
         scores = xp.matmul(q, xp.swapaxes(k[..., keys, :], -1, -2))
         scores = _masked(xp, scores, seen, mask, part, keys)
         largest = xp.max(scores, axis=-1, keepdims=True)
@@ -141,7 +131,7 @@ def _masked(
     xp: ArrayModule, scores: Any, seen: Any, mask: Any, part: slice, keys: slice
 ) -> Any:
     hidden = xp.ones_like(scores) * HIDDEN
-    if seen is not None:
+    if seen is not None and not seen.all():
         scores = xp.where(like(seen, scores), scores, hidden)
     if mask is None:
         return scores
@@ -161,8 +151,8 @@ def _parts(length: int, size: int) -> Iterator[slice]:
         yield slice(start, min(start + size, length))
 
 
-def _blocks(given: Any, tiles: tuple[int, int]) -> NDArray[np.bool_]:
-    blocks = np.asarray(given, bool)
+def _blocks(given: Any, pattern: AttentionPattern) -> NDArray[np.bool_]:
+    blocks, tiles = np.asarray(given, bool), (pattern.rows, pattern.columns)
     if blocks.shape != tiles:
         raise KernelError(
             f"flash_attention: block_mask: found {list(blocks.shape)}, accepted: "
@@ -191,8 +181,11 @@ def _usable_mask(mask: Any, query: Any, key: Any) -> Any:
     return mask
 
 
-def _check(query: Any, key: Any, value: Any, window: int | None) -> None:
-    check_arrays("flash_attention", floating=True, query=query, key=key, value=value)
+def _check(query: Any, key: Any, value: Any, window: int | None) -> str:
+    """Return the framework of the arrays."""
+    framework = check_arrays(
+        "flash_attention", floating=True, query=query, key=key, value=value
+    )
     shapes = [tuple(each.shape) for each in (query, key, value)]
     q, k, v = shapes
     fits = min(map(len, shapes)) >= 2 and q[-1] == k[-1] and k[-2] == v[-2]
@@ -205,3 +198,4 @@ def _check(query: Any, key: Any, value: Any, window: int | None) -> None:
         raise KernelError(
             f"flash_attention: window: found {window!r}, accepted: 1 or more"
         )
+    return framework

@@ -53,7 +53,8 @@ class KernelConfig:
     use_fused_ops: bool = True
     """Whether layer normalization is the fused function of torch or XLA."""
     use_tensor_cores: bool = False
-    """Whether float32 products on NVIDIA GPUs may round their inputs to TF32."""
+    """Whether float32 products on NVIDIA GPUs may round their inputs to TF32; elsewhere
+    it has no effect, which ``notes`` says."""
     auto_optimize: bool = True
     """Whether the function is compiled: by XLA for JAX arrays, by torch.compile for
     tensors on a GPU."""
@@ -63,7 +64,7 @@ class KernelConfig:
 
     def __post_init__(self) -> None:
         size = self.block_size
-        if size is not None and (type(size) is not int or size < 1):
+        if size is not None and (type(size) is not int or not 0 < size < 2**31):
             raise _refused("block_size", size, "a whole number above 0, or None")
         for field in fields(self):
             value = getattr(self, field.name)

@@ -14,7 +14,8 @@ from typing import Any, overload
 from inl.device import Device
 from inl.errors import BackendUnavailable, KernelError, RequestError
 from inl_toolkit.functional.dynamics import framework_of
-from inl_toolkit.kernels.compiling import compiled_by
+from inl_toolkit.functional.out_of_memory import check_memory
+from inl_toolkit.kernels.compiling import compiled_by, is_structure
 from inl_toolkit.kernels.config import KernelConfig, in_force, make_config
 from inl_toolkit.kernels.profile import recorded
 
@@ -31,35 +32,51 @@ class DecoratedKernel:
     """
 
     def __init__(
-        self, function: Function, platforms: tuple[str, ...], config: KernelConfig
+        self,
+        function: Function,
+        platforms: tuple[str, ...],
+        config: KernelConfig,
+        *,
+        has_structure: bool = False,
     ) -> None:
         functools.update_wrapper(self, function)
         self.function, self.platforms, self.config = function, platforms, config
+        self.has_structure = has_structure
+        """Whether arrays of integers say where blocks are: constants of programs, which
+        stay where they are."""
         self.compiled: dict[str, Function] = {}
         """Compiled function by framework."""
         self.notes: list[str] = []
         """What was asked for and has no effect here, as sentences."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        arrays = [each for each in args if hasattr(each, "shape")]
-        framework = _framework(self.function.__name__, arrays)
-        target = self._target(framework)
-        run = self._compiled(framework, target)
-        if target is not None:
-            args = tuple(_moved(each, target) for each in args)
-            kwargs = {name: _moved(each, target) for name, each in kwargs.items()}
-
-        def call() -> Any:
-            with in_force(self.config), self._tensor_cores(framework, target):
-                return run(*args, **kwargs)
-
-        result = recorded(self.function.__name__, arrays[0] if arrays else None, call)
+        try:
+            result = self._call(args, kwargs)
+        except (MemoryError, RuntimeError) as error:
+            check_memory(self.function.__name__, error)
+            raise
         if result is None:
             raise KernelError(
                 f"{self.function.__name__}: returned None; accepted: a function that "
                 "returns its results"
             )
         return result
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        arrays = [x for x in (*args, *kwargs.values()) if hasattr(x, "shape")]
+        framework = _framework(self.function.__name__, arrays)
+        target = self._target(framework)
+        run = self._compiled(framework, target)
+        if target is not None:
+            args = tuple(self._moved(each, target) for each in args)
+            kwargs = {name: self._moved(each, target) for name, each in kwargs.items()}
+
+        def call() -> Any:
+            with in_force(self.config), self._tensor_cores(framework, target, arrays):
+                return run(*args, **kwargs)
+
+        first = arrays[0] if arrays else None
+        return recorded(self.function.__name__, first, call)
 
     def __get__(self, owner: Any, kind: type | None = None) -> Any:
         """Bind a method to its object, which is a constant of compiled programs."""
@@ -96,25 +113,39 @@ class DecoratedKernel:
         if framework != "jax" and (framework != "torch" or target is None):
             return self.function
         if framework not in self.compiled:
-            self.compiled[framework] = compiled_by(framework, self.function)
+            self.compiled[framework] = compiled_by(
+                framework, self.function, has_structure=self.has_structure,
+                note=self._note,
+            )  # fmt: skip
         return self.compiled[framework]
 
     @contextmanager
-    def _tensor_cores(self, framework: str, target: Any) -> Iterator[None]:
-        """Let torch round float32 products to TF32 inside, if that is configured."""
-        wanted = self.config.use_tensor_cores and framework == "torch"
-        if not wanted or getattr(target, "type", "cpu") != "cuda":
-            if wanted:
-                self._note("use_tensor_cores has no effect without an NVIDIA GPU")
+    def _tensor_cores(
+        self, framework: str, target: Any, arrays: list[Any]
+    ) -> Iterator[None]:
+        """Round float32 products to TF32 inside, if that is configured."""
+        wanted = self.config.use_tensor_cores
+        if wanted and not _on_nvidia(framework, target, arrays):
+            self._note("use_tensor_cores has no effect without an NVIDIA GPU")
+            wanted = False
+        if wanted and framework == "jax":
+            with import_module("jax").default_matmul_precision("tensorfloat32"):
+                yield
+        elif wanted:
+            torch = import_module("torch")
+            before = torch.get_float32_matmul_precision()
+            torch.set_float32_matmul_precision("high")
+            try:
+                yield
+            finally:
+                torch.set_float32_matmul_precision(before)
+        else:
             yield
-            return
-        torch = import_module("torch")
-        before = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision("high")
-        try:
-            yield
-        finally:
-            torch.set_float32_matmul_precision(before)
+
+    def _moved(self, value: Any, target: Any) -> Any:
+        if self.has_structure and is_structure(value):
+            return value
+        return _moved(value, target)
 
     def _note(self, sentence: str) -> None:
         if sentence not in self.notes:
@@ -124,10 +155,31 @@ class DecoratedKernel:
 
 
 def _framework(name: str, arrays: list[Any]) -> str:
+    """Return the framework of the arrays; those of NumPy may be beside another's."""
     try:
-        return framework_of(name, "x", arrays[0]) if arrays else "numpy"
+        found = [framework_of(name, "x", each) for each in arrays]
     except RequestError as error:
         raise KernelError(str(error)) from error
+    others = [each for each in found if each != "numpy"]
+    if len({*others}) > 1:
+        listed = " and ".join(dict.fromkeys(others))
+        raise KernelError(
+            f"{name}: found arrays of {listed}, accepted: arrays of one framework"
+        )
+    return others[0] if others else "numpy"
+
+
+def _on_nvidia(framework: str, target: Any, arrays: list[Any]) -> bool:
+    """Whether a call computes on a GPU of NVIDIA."""
+    if framework == "torch":
+        places = [target] if target is not None else [x.device for x in arrays]
+        is_rocm = import_module("torch").version.hip is not None
+        kinds = (getattr(place, "type", "cpu") for place in places)
+        return not is_rocm and "cuda" in kinds
+    if framework == "jax":
+        devices = [target] if target is not None else import_module("jax").devices()
+        return devices[0].platform == "gpu" and "NVIDIA" in devices[0].device_kind
+    return False
 
 
 def _devices(framework: str, platforms: tuple[str, ...]) -> Any:
@@ -149,10 +201,11 @@ def _devices(framework: str, platforms: tuple[str, ...]) -> Any:
 
 
 def _moved(value: Any, target: Any) -> Any:
-    if not hasattr(value, "shape"):
-        return value
+    """Move an array; what is no array, or NumPy's beside tensors, stays."""
     if hasattr(value, "to"):
         return value.to(target)
+    if not hasattr(value, "shape") or hasattr(target, "type"):
+        return value
     traced = type(value).__name__.endswith("Tracer")
     if not traced and hasattr(value, "devices") and target in value.devices():
         return value
@@ -160,14 +213,21 @@ def _moved(value: Any, target: Any) -> Any:
 
 
 def _decorator(
-    where: str, platforms: tuple[str, ...], function: Any, config: Any, given: Any
+    where: str,
+    platforms: tuple[str, ...],
+    function: Any,
+    config: Any,
+    given: Any,
+    has_structure: bool = False,
 ) -> Any:
     made = make_config(where, config, given)
-    if function is None:
-        return lambda function: DecoratedKernel(function, platforms, made)
-    if not callable(function):
-        raise KernelError(f"{where}: found {function!r:.80}, accepted: a function")
-    return DecoratedKernel(function, platforms, made)
+
+    def decorate(function: Any) -> DecoratedKernel:
+        if not callable(function):
+            raise KernelError(f"{where}: found {function!r:.80}, accepted: a function")
+        return DecoratedKernel(function, platforms, made, has_structure=has_structure)
+
+    return decorate if function is None else decorate(function)
 
 
 Decorator = Callable[[Function], DecoratedKernel]
@@ -233,17 +293,21 @@ def sparse_kernel(
 
     ``block_size`` is also the required size of the blocks in the function's second
     argument [..., b, b]; a call with another raises :class:`~inl.errors.KernelError`.
+    Arrays of integers, such as indices, are read before the function is compiled: it is
+    compiled again for others.
     """
     size = make_config("sparse_kernel", config, given).block_size
 
     def refuse(sparse_values: Any) -> str | None:
-        found = tuple(sparse_values.shape[-2:])
+        found = _shape("sparse_values", sparse_values)[-2:]
         if size is None or found == (size, size):
             return None
         return f"sparse_values: found blocks of {list(found)}, accepted: {[size, size]}"
 
     where = "sparse_kernel", platform
-    return _of_checked_operand(where, refuse, function, config, given)
+    return _of_checked_operand(
+        where, refuse, function, config, given, has_structure=True
+    )
 
 
 def expert_kernel(
@@ -262,7 +326,7 @@ def expert_kernel(
     """
 
     def refuse(expert_weights: Any) -> str | None:
-        found = expert_weights.shape[0]
+        (found, *_) = _shape("expert_weights", expert_weights) or (0,)
         if num_experts in (None, found):
             return None
         return f"expert_weights: found {found} experts, accepted: {num_experts}"
@@ -277,6 +341,8 @@ def _of_checked_operand(
     function: Function | None,
     config: KernelConfig | None,
     given: dict[str, Any],
+    *,
+    has_structure: bool = False,
 ) -> Any:
     """Decorate a function whose second argument is checked at each call.
 
@@ -295,9 +361,19 @@ def _of_checked_operand(
                 raise KernelError(f"{function.__name__}: {why}")
             return function(*args, **kwargs)
 
-        return _decorator(name, platforms, call, config, given)
+        return _decorator(name, platforms, call, config, given, has_structure)
 
     return decorate if function is None else decorate(function)
+
+
+def _shape(name: str, value: Any) -> tuple[int, ...]:
+    """Return the shape of an array, or of the first of several."""
+    first = value[0] if isinstance(value, (tuple, list)) and value else value
+    if not hasattr(first, "shape"):
+        raise KernelError(
+            f"{name}: found {type(value).__name__}, accepted: an array, or several"
+        )
+    return tuple(first.shape)
 
 
 def _parameters(where: str, function: Function) -> inspect.Signature:

@@ -9,8 +9,9 @@ from typing import Any
 from inl.errors import KernelError
 from inl_toolkit.functional.arrays import ArrayModule, cast, dtype_name, module_of
 from inl_toolkit.functional.dynamics import framework_of
+from inl_toolkit.functional.out_of_memory import translating
 from inl_toolkit.kernels.config import KernelConfig, configured
-from inl_toolkit.kernels.operands import check_arrays
+from inl_toolkit.kernels.operands import check_arrays, check_number
 from inl_toolkit.kernels.precision import FLOAT8, rounded, scaled_float8
 from inl_toolkit.kernels.profile import recorded
 
@@ -25,6 +26,7 @@ def widened(x: Any) -> Any:
     return x.float() if narrow_only else cast(x, "float32")
 
 
+@translating
 def gemm(
     a: Any,
     b: Any,
@@ -83,6 +85,7 @@ def product(xp: ArrayModule, x: Any, y: Any, config: KernelConfig) -> Any:
     return xp.matmul(x, y)
 
 
+@translating
 def layer_norm(
     x: Any,
     scale: Any = None,
@@ -97,6 +100,7 @@ def layer_norm(
     default that of the decorated function around the call. Raises
     :class:`~inl.errors.KernelError` for shapes that do not match.
     """
+    check_number("layer_norm", "eps", eps, -1e-30)
     given = {"scale": scale, "bias": bias}
     rows = {name: each for name, each in given.items() if each is not None}
     framework = check_arrays("layer_norm", floating=True, x=x, **rows)

@@ -8,10 +8,13 @@ import numpy as np
 
 from inl.errors import KernelError
 from inl_toolkit.functional.arrays import cast, like, module_of
+from inl_toolkit.functional.out_of_memory import translating
 from inl_toolkit.kernels.dense import widened
+from inl_toolkit.kernels.operands import check_arrays, check_number, check_size
 from inl_toolkit.kernels.profile import recorded
 
 
+@translating
 def create_rope_cache(
     length: int, dim: int, *, theta: float = 10000.0, array: Any = None
 ) -> tuple[Any, Any]:
@@ -21,7 +24,10 @@ def create_rope_cache(
     framework and device they get; NumPy by default. Raises
     :class:`~inl.errors.KernelError` for an odd ``dim``.
     """
-    if dim < 2 or dim % 2 or length < 0:
+    check_size("create_rope_cache", "length", length, 0)
+    check_size("create_rope_cache", "dim", dim)
+    check_number("create_rope_cache", "theta", theta, 0)
+    if dim % 2:
         raise KernelError(
             f"create_rope_cache: found length {length} and dim {dim}, accepted: 0 or "
             "more, and an even number"
@@ -33,12 +39,14 @@ def create_rope_cache(
     return cos, sin
 
 
+@translating
 def apply_rope(x: Any, cos: Any, sin: Any) -> Any:
     """Rotate ``x`` [..., L, d] by the first L rows of a cache [length, d / 2].
 
     Pairs are element i and i + d / 2, as in Llama. Computed in float32. Raises
     :class:`~inl.errors.KernelError` for a cache that is too short or of another width.
     """
+    check_arrays("apply_rope", x=x, cos=cos, sin=sin)
     length, half = x.shape[-2], x.shape[-1] // 2
     if cos.shape[0] < length or cos.shape[-1] != half or x.shape[-1] % 2:
         raise KernelError(

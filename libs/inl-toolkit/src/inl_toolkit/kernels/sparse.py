@@ -10,12 +10,15 @@ import numpy as np
 from inl.spec.block_structure import structure_of
 from inl_toolkit.functional.arrays import like, module_of
 from inl_toolkit.functional.dynamics import framework_of, functions_of
+from inl_toolkit.functional.out_of_memory import translating
+from inl_toolkit.kernels.operands import check_arrays, check_size
 from inl_toolkit.kernels.profile import recorded
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+@translating
 def block_sparse_matmul(
     dense: Any, sparse_values: Any, indices: Any, *, columns: int
 ) -> Any:
@@ -26,6 +29,8 @@ def block_sparse_matmul(
     follow B. Returns [..., columns]. Raises :class:`~inl.errors.KernelError` for shapes
     that do not match, an index outside the matrix, and a block that is given twice.
     """
+    check_arrays("block_sparse_matmul", dense=dense, sparse_values=sparse_values)
+    check_size("block_sparse_matmul", "columns", columns)
     shape = tuple(sparse_values.shape)
     structure = structure_of(indices, shape, dense.shape[-1], columns)
     where = structure.where

@@ -10,6 +10,7 @@ import numpy as np
 
 from inl.device import Device
 from inl.errors import RequestError
+from inl_toolkit.functional.out_of_memory import translating_methods
 from inl_toolkit.nn.checks import broadcast_shape, host_array
 from inl_toolkit.nn.gradients import Gradient, topological
 from inl_toolkit.nn.place import DTYPES, Place, default_device, place_of
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 Number = float | int
 
 
+@translating_methods
 class TensorBase:
     """Base of :class:`~inl.nn.Tensor`, which documents the arguments."""
 

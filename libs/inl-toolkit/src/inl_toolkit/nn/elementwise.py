@@ -6,10 +6,12 @@ import math
 from typing import Any, Self
 
 from inl.errors import RequestError
+from inl_toolkit.functional.out_of_memory import translating_methods
 from inl_toolkit.nn.base import Number, TensorBase
 from inl_toolkit.nn.gradients import unbroadcast
 
 
+@translating_methods
 class Elementwise(TensorBase):
     """Operators and functions whose operands broadcast as NumPy's do."""
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from inl.device import Device
 from inl.errors import RequestError
+from inl_toolkit.functional.out_of_memory import translating_methods
 from inl_toolkit.nn.checks import check_sizes
 from inl_toolkit.nn.module import Module
 from inl_toolkit.nn.tensor import Tensor, linear
@@ -39,6 +40,7 @@ class Sequential(Module):
         return ((str(index), layer) for index, layer in enumerate(self.layers))
 
 
+@translating_methods
 @final
 class Linear(Module):
     """``x`` [..., inputs] @ ``weight`` [outputs, inputs].T + ``bias`` [outputs].
@@ -84,6 +86,7 @@ class ReLU(Module):
         return x.relu()
 
 
+@translating_methods
 @final
 class LayerNorm(Module):
     """Layer normalization (Ba et al., 2016) over the last axis, of ``size``."""
@@ -108,6 +111,7 @@ class LayerNorm(Module):
         return centered * (variance + self.eps) ** -0.5 * self.weight + self.bias
 
 
+@translating_methods
 @final
 class Embedding(Module):
     """Rows of ``weight`` [rows, width], initialized from a normal distribution."""

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 from inl.device import Device
 from inl.errors import RequestError
+from inl_toolkit.functional.out_of_memory import translating_methods
 from inl_toolkit.nn.tensor import Tensor
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+@translating_methods
 class Module:
     """A layer: its attributes hold its parameters and inner layers.
 

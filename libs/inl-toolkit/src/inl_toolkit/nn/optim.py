@@ -6,9 +6,11 @@ from collections.abc import Iterable
 from typing import Any, final
 
 from inl.errors import RequestError
+from inl_toolkit.functional.out_of_memory import translating_methods
 from inl_toolkit.nn.tensor import Tensor
 
 
+@translating_methods
 class Optimizer:
     """Base class: holds the parameters; :meth:`step` changes those with a gradient.
 

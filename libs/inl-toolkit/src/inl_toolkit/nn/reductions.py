@@ -8,11 +8,13 @@ from typing import Any, Self
 import numpy as np
 
 from inl.errors import RequestError
+from inl_toolkit.functional.out_of_memory import translating_methods
 from inl_toolkit.nn.elementwise import Elementwise
 
 Axis = int | tuple[int, ...] | None
 
 
+@translating_methods
 class Reductions(Elementwise):
     """``axis`` is an axis, a tuple, or ``None`` for all; negative ones count back."""
 

@@ -7,11 +7,13 @@ from operator import itemgetter
 from typing import Any, final
 
 from inl.errors import RequestError
+from inl_toolkit.functional.out_of_memory import translating, translating_methods
 from inl_toolkit.nn.checks import broadcast_shape
 from inl_toolkit.nn.gradients import Gradient
 from inl_toolkit.nn.views import Views
 
 
+@translating_methods
 @final
 class Tensor(Views):
     """An array on one device.
@@ -35,6 +37,7 @@ class Tensor(Views):
         return matmul(other, self)
 
 
+@translating
 def matmul(a: Any, b: Any) -> Tensor:
     """Product of ``a`` [..., K] and ``b`` [K, N]: [..., N].
 
@@ -53,6 +56,7 @@ def matmul(a: Any, b: Any) -> Tensor:
     return linear(a, b.T)
 
 
+@translating
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``x`` [..., K] @ ``weight`` [N, K].T + ``bias`` [N]: [..., N]."""
     place, xp = x.place, x.place.xp
@@ -76,6 +80,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return x._result(xp.reshape(y, (*shape[:-1], w.shape[0])), edges)
 
 
+@translating
 def where(condition: Tensor, x: Any, y: Any) -> Tensor:
     """Return ``x`` where ``condition``, of bool, is true, and ``y`` elsewhere.
 
@@ -91,6 +96,7 @@ def where(condition: Tensor, x: Any, y: Any) -> Tensor:
     return first.broadcast_to(shape)._select(~condition.broadcast_to(shape), second)
 
 
+@translating
 def concatenate(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     """Join tensors of one dtype along an axis; their other sizes are equal."""
     first, *others = _listed("concatenate", tensors)

@@ -9,11 +9,13 @@ from typing import Any, Self
 import numpy as np
 
 from inl.errors import RequestError
+from inl_toolkit.functional.out_of_memory import translating_methods
 from inl_toolkit.nn.base import TensorBase
 from inl_toolkit.nn.gradients import scatter, unbroadcast
 from inl_toolkit.nn.reductions import Reductions
 
 
+@translating_methods
 class Views(Reductions):
     """Indexing as NumPy's, and changes of shape."""
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from inl.device import Device
 from inl.errors import RequestError
+from inl_toolkit.functional.out_of_memory import translating
 from inl_toolkit.optimizers.quantize import is_torch_module
 
 STRATEGIES = ("auto", "triton", "compile", "xla", "onednn")
@@ -27,6 +28,7 @@ class Fusion(NamedTuple):
     seconds_after: float | None = None
 
 
+@translating
 def apply_kernel_fusion(
     model: Any, strategy: str = "auto", *, example: tuple[Any, ...] | None = None
 ) -> Any:

@@ -6,11 +6,13 @@ from typing import Any
 
 from inl.errors import RequestError
 from inl_toolkit.functional.arrays import module_of
+from inl_toolkit.functional.out_of_memory import translating
 
 TILE = 128
 """Side of the tiles that a TPU multiplies."""
 
 
+@translating
 def to_tiles(x: Any, *, tile: int = TILE, pad: bool = True) -> Any:
     """Rearrange ``x`` [B, H, W, C] to [B, H / tile, W / tile, tile, tile, C].
 
@@ -39,6 +41,7 @@ def to_tiles(x: Any, *, tile: int = TILE, pad: bool = True) -> Any:
     return xp.swapaxes(split, 2, 3)
 
 
+@translating
 def from_tiles(x: Any, height: int, width: int) -> Any:
     """Undo :func:`to_tiles` for an image of ``height`` and ``width``.
 

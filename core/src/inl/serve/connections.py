@@ -1,0 +1,415 @@
+"""HTTP connections whose number, messages and waits have limits."""
+
+from __future__ import annotations
+
+import asyncio
+import http
+import logging
+import time
+import weakref
+from typing import Any, cast
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from inl.serve.api_error import ApiError
+from inl.serve.event_stream import encode
+from inl.serve.settings import BYTES_PER_SECOND, ServerConfig
+
+log = logging.getLogger("inl.serve")
+
+MAX_HEADERS = 128
+"""Header lines of a request."""
+
+MAX_PIPELINED = 16
+"""Requests that a connection may send before the answer of an earlier one."""
+
+FRAMING_PER_BYTE = 8
+"""Bytes that a chunked body may have beside each byte of its content."""
+
+PARSED_BYTES = 16 << 10
+"""Bytes of a connection that are parsed before the event loop does other work: small
+chunks cost hundreds of times what their bytes are worth."""
+
+FIRST_BYTES = 4 << 10
+"""As ``PARSED_BYTES``, until the head of a message has been checked."""
+
+DRAIN_BYTES = 256 << 10
+"""Bytes of a message that are read and dropped after it was answered."""
+
+DRAIN_SECONDS = 2.0
+"""Time in which a client may read an answer that came before its message's end."""
+
+WARNING_SECONDS = 60.0
+"""Least time between two log lines about refused connections."""
+
+
+class Connections:
+    """All connections of a server: their limit, and those that can be closed first.
+
+    limit: connections that are open at the same time.
+    """
+
+    def __init__(self, config: ServerConfig, limit: int) -> None:
+        self.config = config
+        self.limit = limit
+        self.idle: dict[Connection, None] = {}
+        """Connections without a request, the one that is idle longest first."""
+        self.count = 0
+        """Open connections."""
+        self._refused = 0
+        self._next_warning = 0.0
+
+    def add(self, connection: Connection) -> bool:
+        """Count a connection; return whether there is room for it.
+
+        At the limit, the connection that is idle longest is closed in its favor.
+        """
+        self.count += 1
+        if self.count > self.limit:
+            self._warn()
+            if not self.idle:
+                return False
+            next(iter(self.idle)).evict()
+        self.idle[connection] = None
+        return True
+
+    def remove(self, connection: Connection) -> None:
+        """Count a connection as closed. Removing it twice is allowed."""
+        self.idle.pop(connection, None)
+        if connection.is_counted:
+            connection.is_counted = False
+            self.count -= 1
+
+    def _warn(self) -> None:
+        self._refused += 1
+        if time.monotonic() >= self._next_warning:
+            self._next_warning = time.monotonic() + WARNING_SECONDS
+            log.warning(
+                "connections: %d are open, accepts %d (--max-connections); %d idle or "
+                "new ones were closed so far",
+                self.count - 1, self.limit, self._refused,
+            )  # fmt: skip
+
+
+class Connection(HttpToolsProtocol):
+    """One connection: bounds what uvicorn's protocol does not.
+
+    - The head of a message, its trailers and the framing of its chunks have a limit in
+      bytes and lines, and the head arrives within ``receive_seconds``.
+    - A client that takes none of an answer for ``send_seconds`` is disconnected.
+    - A message that was answered before its end is not read to its end.
+
+    The time and the size of bodies are bounded by the gate.
+    """
+
+    _raw: asyncio.Transport
+
+    def __init__(self, connections: Connections, **options: Any) -> None:
+        super().__init__(**options)
+        self.is_counted = True
+        self._connections = connections
+        self._config = connections.config
+        self._timer: asyncio.TimerHandle | None = None
+        """Ends the wait for a head, or for the end of the connection."""
+        self._send_timer: asyncio.TimerHandle | None = None
+        self._error: ApiError | None = None
+        """What the parser's error was caused by."""
+        self._has_begun = False
+        """Whether a message has begun in the data that is parsed."""
+        self._in_head = True
+        """Whether the head of the next message is not complete."""
+        self._in_message = False
+        self._keeps_alive = True
+        self._is_draining = False
+        self.held = bytearray()
+        """What has arrived and is not parsed yet; no more is read meanwhile."""
+        self._header_count = 0
+        self._overhead = 0
+        """Bytes of the message that are no content of its body."""
+        self._allowed = 0
+        """What ``_overhead`` may be."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # Those of uvloop are no subclass, but have all of its methods.
+        self._raw = raw = cast("asyncio.Transport", transport)
+        super().connection_made(cast("asyncio.Transport", _Transport(self, raw)))
+        self._allowed = self._config.max_header_bytes
+        if self._connections.add(self):
+            self._expect_head()
+            return
+        self._refuse(
+            ApiError(
+                503,
+                f"connections: this server accepts {self._connections.limit} at the "
+                "same time (--max-connections); try again later",
+                code="too_many_connections",
+                retry_after=1,
+            ),
+            drains=False,
+        )
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.remove(self)
+        self._cancel_timer()
+        self._cancel_send_timer()
+        super().connection_lost(exc)
+
+    def evict(self) -> None:
+        """Close the connection, which has no request, in favor of another one."""
+        self._connections.remove(self)
+        self._raw.abort()
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_draining:
+            self._overhead += len(data)
+            if self._overhead > DRAIN_BYTES:
+                self._raw.pause_reading()
+            return
+        if self.held or len(data) > self._parsed_bytes:
+            if not self.held:
+                self._raw.pause_reading()
+                self.loop.call_soon(self._parse_held)
+            self.held += data
+            return
+        self._parse(data)
+
+    def _parse_held(self) -> None:
+        size = self._parsed_bytes
+        data = bytes(self.held[:size])
+        del self.held[:size]
+        if self.is_closing:
+            self.held.clear()
+            return
+        self._parse(data)
+        if self.held:
+            self.loop.call_soon(self._parse_held)
+        elif not (self.is_closing or self.flow.read_paused):
+            self._raw.resume_reading()
+
+    @property
+    def _parsed_bytes(self) -> int:
+        return FIRST_BYTES if self._in_head else PARSED_BYTES
+
+    def _parse(self, data: bytes) -> None:
+        self._has_begun = False
+        super().data_received(data)
+        if self.is_closing:
+            return
+        if not self._has_begun:
+            # Else the data may end another message, so parsed headers are counted.
+            self._overhead += len(data)
+            if self._overhead > self._allowed:
+                self._error = self._too_large()
+                self._refuse(self._error)
+                return
+        if self._in_head and self._timer is None and not self._is_answering:
+            self._expect_head()
+
+    @property
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._has_begun, self._in_message = True, True
+        self._header_count = self._overhead = 0
+        self._allowed = self._config.max_header_bytes
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._header_count += 1
+        if self._header_count > MAX_HEADERS:
+            self._stop(ApiError(
+                431, f"headers: found more than {MAX_HEADERS}; send fewer",
+                code="headers_too_large",
+            ))  # fmt: skip
+        self._count(len(name) + len(value))
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._cancel_timer()
+        self._connections.idle.pop(self, None)
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self._stop(ApiError(
+                400, f"pipelining: found more than {MAX_PIPELINED} requests before an "
+                "answer; wait for answers",
+            ))  # fmt: skip
+        super().on_headers_complete()
+        # An answer before the end of the message ends the connection, and says so.
+        self._keeps_alive = self.cycle.keep_alive
+        self.cycle.keep_alive = False
+
+    def on_body(self, body: bytes) -> None:
+        self._allowed += FRAMING_PER_BYTE * len(body)
+        self._overhead -= len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._in_message, self._in_head = False, True
+        if not self.cycle.response_started:
+            self.cycle.keep_alive = self._keeps_alive
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not (self.is_closing or self._is_answering):
+            self._connections.idle[self] = None
+
+    def shutdown(self) -> None:
+        self._keeps_alive = False
+        super().shutdown()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_reader()
+
+    def resume_writing(self) -> None:
+        self._cancel_send_timer()
+        super().resume_writing()
+
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002
+        if self._error is None:
+            text = "request: found none of HTTP/1.1"
+            self._error = ApiError(400, text, code="invalid_http")
+        self._refuse(self._error)
+
+    def _count(self, size: int) -> None:
+        if self._has_begun:
+            self._overhead += size
+            if self._overhead > self._allowed:
+                self._stop(self._too_large())
+
+    def _too_large(self) -> ApiError:
+        limit = self._config.max_header_bytes
+        text = f"headers: found more than {limit} bytes, accepts {limit} (--max-header)"
+        return ApiError(431, text, code="headers_too_large")
+
+    def _stop(self, error: ApiError) -> None:
+        """End the parser from one of its callbacks."""
+        self._error = error
+        raise _Stopped
+
+    def _refuse(self, error: ApiError, *, drains: bool = True) -> None:
+        """Answer what is no complete request, and close."""
+        if self._is_answering:
+            if self.cycle.response_started or self.pipeline:
+                self._raw.abort()  # this answer would be read as part of another one
+                return
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        elif self.headers is not None:
+            self.headers.clear()
+        body = encode(error.openai())
+        headers = {
+            **error.headers,
+            "content-type": "application/json",
+            "content-length": str(len(body)),
+            "connection": "close",
+        }
+        lines = [f"HTTP/1.1 {error.status} {http.HTTPStatus(error.status).phrase}"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        self._raw.write("\r\n".join([*lines, "", ""]).encode() + body)
+        self._in_message = drains
+        self.close()
+
+    def _expect_head(self) -> None:
+        self._cancel_timer()
+        seconds = self._config.receive_seconds
+        self._timer = self.loop.call_later(seconds, self._head_is_late)
+
+    def _head_is_late(self) -> None:
+        self._timer = None
+        if not self._in_message:
+            self.close()
+            return
+        seconds = self._config.receive_seconds
+        text = f"headers: found no end within {seconds:g} s (--receive-seconds)"
+        self._refuse(ApiError(408, text, code="request_timeout"))
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether no further request is read."""
+        return self._is_draining or self._raw.is_closing()
+
+    def close(self) -> None:
+        """Close once what was written has been sent.
+
+        A client that is still sending could not read the answer if its data were
+        refused, so some of them are read first.
+        """
+        if self.is_closing:
+            return
+        self._connections.idle.pop(self, None)
+        self._cancel_timer()
+        seconds = self._config.send_seconds
+        if self._in_message and self._raw.can_write_eof():
+            self._is_draining, self._overhead = True, 0
+            self.parser = None  # type: ignore[assignment]  # it has a part of a header
+            self._raw.write_eof()
+            if self._error is None:
+                self._raw.resume_reading()
+            else:  # the rest is no request, and may have no end
+                self._raw.pause_reading()
+            seconds = min(seconds, DRAIN_SECONDS)
+        else:
+            self._raw.close()
+        self._timer = self.loop.call_later(seconds, self._raw.abort)
+
+    def _watch_reader(self) -> None:
+        self._cancel_send_timer()
+        size = self._raw.get_write_buffer_size()
+        seconds = self._config.send_seconds
+        self._send_timer = self.loop.call_later(seconds, self._check_reader, size)
+
+    def _check_reader(self, before: int) -> None:
+        taken = before - self._raw.get_write_buffer_size()
+        if taken >= BYTES_PER_SECOND * self._config.send_seconds:
+            self._watch_reader()
+            return
+        log.warning(
+            "a client took %d bytes of its answer in %g s and was disconnected "
+            "(--send-seconds)", taken, self._config.send_seconds,
+        )  # fmt: skip
+        self._raw.abort()
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _cancel_send_timer(self) -> None:
+        if self._send_timer is not None:
+            self._send_timer.cancel()
+            self._send_timer = None
+
+
+class _Stopped(Exception):
+    """Ends the parser; the connection has the error."""
+
+
+class _Transport:
+    """A transport that is closed by its connection, to which it has no reference."""
+
+    def __init__(self, connection: Connection, transport: asyncio.Transport) -> None:
+        self.write = transport.write
+        self.pause_reading = transport.pause_reading
+        self._resume_reading = transport.resume_reading
+        self.get_extra_info = transport.get_extra_info
+        self._connection = weakref.ref(connection)
+
+    def resume_reading(self) -> None:
+        connection = self._connection()
+        if connection is not None and not connection.held:
+            self._resume_reading()
+
+    def close(self) -> None:
+        if (connection := self._connection()) is not None:
+            connection.close()
+
+    def is_closing(self) -> bool:
+        connection = self._connection()
+        return connection is None or connection.is_closing

@@ -1,0 +1,296 @@
+"""Every field of a request takes effect, or is named here as one that asks for nothing.
+
+Null is absent, everywhere but in objects of any content, such as JSON schemas.
+"""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+
+from inl.serve.anthropic.exchange import MessagesExchange
+from inl.serve.anthropic.messages import CountRequest, MessagesRequest
+from inl.serve.api_error import ApiError
+from inl.serve.conversions import DetokenizeRequest, TokenizeRequest
+from inl.serve.dialect import parse
+from inl.serve.openai.chat import CHAT_DEFAULTS, ChatExchange, ChatRequest
+from inl.serve.openai.completions import CompletionExchange, CompletionRequest
+from inl.serve.openai.embeddings import EmbeddingsRequest
+from inl.serve.openai.fields import DEFAULTS
+from inl.serve.openai.responses import ResponsesRequest
+from inl.serve.openai.responses_exchange import ResponsesExchange
+
+TURN = {"role": "user", "content": "Hi"}
+SCHEMA = {"type": "object", "properties": {"x": {"default": None}}}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
+CHAT_TOOL = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
+REPLY_TOOL = {"type": "function", "name": "f", "parameters": SCHEMA}
+ANTHROPIC_TOOL = {"name": "f", "input_schema": SCHEMA}
+DIALECTS = {
+    "chat": (ChatExchange, ChatRequest, {"messages": [TURN], "tools": [CHAT_TOOL]}),
+    "completions": (CompletionExchange, CompletionRequest, {"prompt": "Hi"}),
+    "responses": (ResponsesExchange, ResponsesRequest,
+                  {"input": "Hi", "tools": [REPLY_TOOL]}),
+    "messages": (MessagesExchange, MessagesRequest,
+                 {"messages": [TURN], "max_tokens": 9, "tools": [ANTHROPIC_TOOL]}),
+}  # fmt: skip
+
+SHARED = {
+    "model": "b", "max_tokens": 3, "n": 2, "temperature": 0.5, "top_p": 0.5, "top_k": 5,
+    "min_p": 0.1, "repetition_penalty": 1.5, "presence_penalty": 1,
+    "frequency_penalty": 1, "logit_bias": {"5": 1}, "allowed_token_ids": [5],
+    "min_tokens": 1, "bad_words": ["a"], "seed": 5, "prompt_logprobs": 1, "priority": 1,
+    "timeout_seconds": 9, "stop": "a", "stop_token_ids": [5], "ignore_eos": True,
+    "skip_special_tokens": False, "cache_salt": "a", "stream": True,
+    "return_token_ids": True, "response_format": FORMAT,
+    "structured_outputs": {"regex": "a"},
+}  # fmt: skip
+EFFECTS = {
+    "chat": SHARED | {
+        "messages": [TURN, TURN], "max_completion_tokens": 3, "logprobs": True,
+        "tools": [], "tool_choice": "required", "parallel_tool_calls": False,
+        "reasoning_effort": "low", "chat_template_kwargs": {"a": 1},
+        "add_generation_prompt": False,
+    },
+    "completions": SHARED | {"prompt": "a", "logprobs": 1, "echo": True},
+    "responses": {
+        "input": "a", "model": "b", "instructions": "a", "max_output_tokens": 3,
+        "temperature": 0.5, "top_p": 0.5, "top_k": 5, "top_logprobs": 2, "tools": [],
+        "tool_choice": "required", "text": {"format": {"type": "json_object"}},
+        "reasoning": {"effort": "low"}, "stream": True, "parallel_tool_calls": False,
+        "include": ["message.output_text.logprobs"],
+    },
+    "messages": {
+        "messages": [TURN, TURN], "model": "b", "system": "a", "tools": [],
+        "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
+        "thinking": {"type": "disabled"}, "output_config": {"effort": "low"},
+        "max_tokens": 3, "temperature": 0.5, "top_p": 0.5, "top_k": 5,
+        "stop_sequences": ["a"], "stream": True,
+    },
+}  # fmt: skip
+WITH_OTHERS = {
+    "chat": {"top_logprobs": {"logprobs": True, "top_logprobs": 3},
+             "stream_options": {"stream": True,
+                                "stream_options": {"include_usage": True}},
+             "continue_final_message": {
+                 "messages": [TURN, {"role": "assistant", "content": "a"}],
+                 "continue_final_message": True}},
+    "completions": {"stream_options": {"stream": True,
+                                       "stream_options": {"include_usage": True}}},
+    "responses": {}, "messages": {},
+}  # fmt: skip
+"""Fields that take effect together with others, which take effect too."""
+
+REFUSED = {
+    "responses": {"previous_response_id": "a", "conversation": "a", "background": True},
+    "chat": {}, "completions": {}, "messages": {},
+}  # fmt: skip
+ACCOUNTING = {
+    "user", "metadata", "store", "service_tier", "safety_identifier",
+    "prompt_cache_key", "prompt_cache_retention", "client_metadata", "inference_geo",
+    "cache_control",
+}  # fmt: skip
+"""Who asks, what is billed and kept: nothing that changes an answer."""
+
+ELSEWHERE = {
+    "modalities": "only text is accepted",
+    "stream_options": "of responses: pads events, to hide their lengths",
+    "truncation": "a prompt that is too long is an error",
+    "max_tool_calls": "limits tools that run at the server, of which there are none",
+    "context_management": "edits at the server, documented as without effect",
+}
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_the_table_has_every_field(dialect):
+    _, schema, _ = DIALECTS[dialect]
+    named = {*EFFECTS[dialect], *WITH_OTHERS[dialect], *REFUSED[dialect]}
+    fields = set(schema.__struct_fields__)
+    assert named <= fields
+    assert fields - named <= ACCOUNTING | ELSEWHERE.keys()
+
+
+def outcome(dialect, **fields):
+    """Return what a request asks for."""
+    make, _, base = DIALECTS[dialect]
+    exchange = make(json.dumps({**base, **fields}).encode(), "1", "m")
+    names = "stream_options", "_echo", "_has_token_ids", "_has_logprobs"
+    return exchange.job, [getattr(exchange, name, None) for name in names]
+
+
+@pytest.mark.parametrize(
+    ("dialect", "name"), [(d, n) for d, fields in EFFECTS.items() for n in fields]
+)
+def test_a_field_takes_effect_and_null_is_absent(dialect, name):
+    base = outcome(dialect)
+    assert outcome(dialect, **{name: EFFECTS[dialect][name]}) != base
+    if name in ("messages", "prompt", "input") or (dialect, name) == (
+        "messages", "max_tokens",
+    ):  # fmt: skip
+        with pytest.raises(ApiError) as caught:
+            outcome(dialect, **{name: None})
+        assert caught.value.status == 400
+    elif name != "tools":
+        assert outcome(dialect, **{name: None}) == base
+
+
+@pytest.mark.parametrize(
+    ("dialect", "name"), [(d, n) for d, fields in WITH_OTHERS.items() for n in fields]
+)
+def test_a_field_takes_effect_with_others(dialect, name):
+    fields = WITH_OTHERS[dialect][name]
+    without = {**fields, name: None}
+    assert outcome(dialect, **fields) != outcome(dialect, **without)
+
+
+@pytest.mark.parametrize(
+    ("dialect", "name"), [(d, n) for d, fields in REFUSED.items() for n in fields]
+)
+def test_what_has_no_effect_is_refused(dialect, name):
+    with pytest.raises(ApiError):
+        outcome(dialect, **{name: REFUSED[dialect][name]})
+    assert outcome(dialect, **{name: None}) == outcome(dialect)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_unknown_fields_may_be_null_only(dialect):
+    assert outcome(dialect, prediction=None, web_search=None) == outcome(dialect)
+    with pytest.raises(ApiError, match=r"prediction: is not supported"):
+        outcome(dialect, prediction={}, web_search=None)
+
+
+@pytest.mark.parametrize(
+    ("schema", "body"),
+    [
+        (EmbeddingsRequest, {"input": "a"}),
+        (TokenizeRequest, {"prompt": "a"}),
+        (DetokenizeRequest, {"tokens": [1]}),
+        (CountRequest, {"messages": [TURN]}),
+    ],
+)
+def test_null_is_absent_in_other_requests(schema, body):
+    given = json.dumps(body).encode()
+    names = set(schema.__struct_fields__) - set(body)
+    for name in names | {"dimensions"}:
+        nulled = json.dumps({**body, name: None}).encode()
+        found, wanted = parse(nulled, schema), parse(given, schema)
+        assert all(
+            getattr(found, each) in (None, getattr(wanted, each))
+            for each in schema.__struct_fields__
+        )
+
+
+def test_null_is_absent_in_nested_objects():
+    call = {"id": None, "type": None, "function": {"name": "f", "arguments": None}}
+    answer = {"role": "assistant", "content": None, "tool_calls": [call], "audio": None}
+    options = {"include_usage": True, "continuous_usage_stats": None, "b": None}
+    job, (found, *_) = outcome(
+        "chat", messages=[TURN, answer], stream=True, stream_options=options
+    )
+    assert found.include_usage
+    (conversation,) = job.prompts
+    assert conversation.messages[1]["tool_calls"][0]["function"]["name"] == "f"
+
+
+def test_schemas_keep_their_nulls():
+    body = {"messages": [TURN], "tools": [CHAT_TOOL], "prediction": None}
+    request = parse(json.dumps(body).encode(), ChatRequest)
+    assert request.tools[0].function.parameters == SCHEMA
+
+
+OTHERS = [("chat", CHAT_DEFAULTS), ("completions", DEFAULTS)]
+
+
+@pytest.mark.parametrize(
+    ("dialect", "name", "value"),
+    [
+        (dialect, name, value)
+        for dialect, table in OTHERS
+        for name, values in table.items()
+        for value in values
+    ],
+)
+def test_defaults_of_other_servers_are_accepted(dialect, name, value):
+    assert outcome(dialect, **{name: value}) == outcome(dialect)
+    with pytest.raises(ApiError, match=rf"{name}: is not supported, accepts") as caught:
+        outcome(dialect, **{name: "other"})
+    assert caught.value.param == name
+
+
+def test_true_is_not_the_number_one():
+    with pytest.raises(ApiError):
+        outcome("completions", best_of=True)
+
+
+def test_allowed_tools_are_the_only_ones():
+    tools = [{"type": "function", "function": {"name": name}} for name in "fgh"]
+    some = [{"type": "function", "function": {"name": name}} for name in "fh"]
+    flat = [{"type": "function", "name": name} for name in "fh"]
+    chat = {
+        "type": "allowed_tools",
+        "allowed_tools": {"mode": "required", "tools": some},
+    }
+    reply = {"type": "allowed_tools", "mode": "required", "tools": flat}
+    flat_tools = [{"type": "function", "name": name} for name in "fgh"]
+    for job, _ in (
+        outcome("chat", tools=tools, tool_choice=chat),
+        outcome("responses", tools=flat_tools, tool_choice=reply),
+    ):
+        (found,) = job.prompts
+        assert [tool.name for tool in found.tools] == ["f", "h"]
+        assert (found.tool_choice, found.only_tools) == ("required", True)
+    with pytest.raises(ApiError, match="found 'f', which is no tool"):
+        outcome("chat", tools=tools[1:], tool_choice={
+            "type": "allowed_tools", "allowed_tools": {"tools": some[:1]}})  # fmt: skip
+
+
+CALL = '<tool_call>{"name": "f", "arguments": {"x": %d}}</tool_call>'
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_has_one_call_if_asked(any_hash_server, stream):
+    """A choice of one text makes the model write it."""
+    text = "Well. " + CALL % 1 + CALL % 2 + " done"
+    for parallel, right in ((True, 2), (None, 2), (False, 1)):
+        body = {"messages": [TURN], "tools": [CHAT_TOOL], "max_tokens": 300,
+                "structured_outputs": {"choice": [text]}, "stream": stream,
+                "parallel_tool_calls": parallel}  # fmt: skip
+        status, _, found = any_hash_server.send("POST", "/v1/chat/completions", body)
+        assert status == 200, found
+        if stream:
+            lines = found.decode().split("\n\n")
+            data = [json.loads(e[6:]) for e in lines if e[6:] not in ("", "[DONE]")]
+            choices = [event["choices"][0] for event in data]
+            names = [c for e in choices for c in e["delta"].get("tool_calls", ())
+                     if "id" in c]  # fmt: skip
+            content = "".join(e["delta"].get("content") or "" for e in choices)
+            reason = choices[-1]["finish_reason"]
+        else:
+            (choice,) = found["choices"]
+            names, reason = choice["message"]["tool_calls"], choice["finish_reason"]
+            content = choice["message"]["content"]
+        assert (len(names), reason) == (right, "tool_calls")
+        assert content == "Well." + ("done" if right == 2 else "")
+    any_hash_server.wait_idle()
+
+
+def test_no_new_tokens_score_the_prompt(any_hash_server):
+    body = {"prompt": "One two", "max_tokens": 0, "echo": True, "logprobs": 1, "n": 2}
+    status, _, answer = any_hash_server.send("POST", "/v1/completions", body)
+    assert status == 200, answer
+    for choice in answer["choices"]:
+        assert (choice["text"], choice["finish_reason"]) == ("One two", "length")
+        assert "".join(choice["logprobs"]["tokens"]) == "One two"
+        assert None not in choice["logprobs"]["token_logprobs"][1:]
+    assert answer["usage"]["completion_tokens"] == 0
+
+
+def test_every_null_costs_the_same():
+    """Removing nulls takes one pass, however many there are."""
+    calls = [{"id": None, "function": {"name": "f", "arguments": None}}] * 10000
+    turn = {"role": "assistant", "content": "a", "tool_calls": calls}
+    request = parse(json.dumps({"messages": [turn]}).encode(), ChatRequest)
+    assert len(request.messages[0].tool_calls) == 10000
+    assert msgspec.to_builtins(request.messages[0].tool_calls[0])["id"] == ""

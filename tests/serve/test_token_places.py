@@ -1,0 +1,128 @@
+"""Tokens of log-probabilities: their names, bytes and places join to the text."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import decoders, models
+
+from depth import examples
+from inl.scheduling.sampling_params import TokenLogprob
+from inl.serve.model_text import VocabularyTexts
+from inl.serve.openai.usage import chat_logprobs, completion_logprobs
+from inl.serve.token_texts import TokenPlaces, token_name
+from inl.text.detokenize import Detokenizer
+from inl.text.spelling import LETTERS
+from inl.text.tokenizer import Tokenizer
+
+
+def piece_tokenizer():
+    """A vocabulary like Llama 2's: U+2581 for spaces, and byte fallback."""
+    tokens = ["<unk>", "<s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    tokens += ["▁", "▁a", "▁red", "a", "é", "日"]
+    model = models.BPE({t: i for i, t in enumerate(tokens)}, [], byte_fallback=True)
+    rules = tokenizers.Tokenizer(model)
+    rules.add_special_tokens(["<unk>", "<s>"])
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    rules.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
+    return Tokenizer(rules)
+
+
+def letter_tokenizer():
+    """A byte-level vocabulary, some tokens of which are parts of characters."""
+    tokens = [
+        *LETTERS,
+        *("".join(LETTERS[b] for b in t.encode()) for t in ("日本", " a")),
+    ]
+    rules = tokenizers.Tokenizer(models.BPE({t: i for i, t in enumerate(tokens)}, []))
+    rules.add_special_tokens(["<s>"])
+    rules.decoder = decoders.ByteLevel()
+    return Tokenizer(rules)
+
+
+TOKENIZERS = {"pieces": piece_tokenizer(), "letters": letter_tokenizer()}
+
+
+@pytest.fixture(scope="module", params=TOKENIZERS)
+def tokenizer(request):
+    return TOKENIZERS[request.param]
+
+
+def texts_of(tokenizer):
+    return VocabularyTexts(SimpleNamespace(tokenizer=tokenizer))
+
+
+def tokens_of(tokenizer, text):
+    """Return ids whose text is ``text``, of pieces, letters and single bytes."""
+    known = {tokenizer.token(i): i for i in range(tokenizer.vocab_size)}
+    ids = []
+    for letter in text:
+        spelled = "▁" if letter == " " else letter
+        if not tokenizer.byte_level and spelled in known:
+            ids.append(known[spelled])
+            continue
+        names = (
+            LETTERS[byte] if tokenizer.byte_level else f"<0x{byte:02X}>"
+            for byte in letter.encode()
+        )  # fmt: skip
+        ids += [known[name] for name in names]
+    return ids
+
+
+def scored(ids, top=()):
+    return [TokenLogprob(i, -1.0, tuple((t, -2.0) for t in top)) for i in ids]
+
+
+WORDS = st.lists(st.sampled_from(["a", " ", "é", "日", "€", "🙂", "\n"]), max_size=12)
+
+
+@examples(60, 300)
+@given(data=st.data(), words=WORDS)
+def test_bytes_join_to_the_text_and_places_fit_it(tokenizer, data, words):
+    ids = tokens_of(tokenizer, "".join(words))
+    special = min(tokenizer.special_ids)
+    for at in data.draw(st.lists(st.integers(0, len(ids)), max_size=2)):
+        ids.insert(at, special)
+    detokenizer = Detokenizer(tokenizer)
+    text = detokenizer.extend(ids) + detokenizer.finish()
+    entries = chat_logprobs(scored(ids, ids[:2]), TokenPlaces(texts_of(tokenizer)))
+    assert bytes(b for entry in entries for b in entry["bytes"]) == text.encode()
+    cut = data.draw(st.integers(0, len(ids)))
+    places = TokenPlaces(texts_of(tokenizer))
+    parts = [completion_logprobs(scored(p), places) for p in (ids[:cut], ids[cut:])]
+    names = parts[0]["tokens"] + parts[1]["tokens"]
+    offsets = parts[0]["text_offset"] + parts[1]["text_offset"]
+    for token, name, offset in zip(ids, names, offsets, strict=True):
+        is_whole = not name.startswith("bytes:") and token != special
+        assert not is_whole or text.startswith(name, offset)
+    assert places.offset == len(text)
+
+
+def test_parts_of_a_character_stand_where_it_does(tokenizer):
+    ids = tokens_of(tokenizer, "a€a")
+    places = TokenPlaces(texts_of(tokenizer))
+    found = completion_logprobs(scored(ids, ids), places)
+    parts = [r"bytes:\xe2", r"bytes:\x82", r"bytes:\xac"]
+    assert found["tokens"] == ["a", *parts, "a"]
+    assert found["text_offset"] == [0, 1, 1, 1, 2]
+    assert set(found["top_logprobs"][2]) == {"a", *parts}
+
+
+def test_pieces_keep_their_blanks_but_at_the_beginning():
+    tokenizer = TOKENIZERS["pieces"]
+    red = tokenizer.token_id("▁red")
+    found = completion_logprobs(
+        scored([red, red], [red]), TokenPlaces(texts_of(tokenizer))
+    )
+    assert found["tokens"] == ["red", " red"]
+    assert found["text_offset"] == [0, 3]
+    assert [list(top) for top in found["top_logprobs"]] == [["red"], [" red"]]
+
+
+def test_names_of_parts_keep_visible_letters():
+    assert token_name(b" a\\\xe2\x82") == r"bytes: a\x5c\xe2\x82"
+    assert token_name("é".encode()) == "é"
