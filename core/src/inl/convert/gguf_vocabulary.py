@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from inl.bounded_json import parse_json
 from inl.checkpoints.gguf.special_tokens import GGUF_NAMES
 from inl.errors import CheckpointError
 from inl.text.gguf_fields import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
@@ -38,7 +38,7 @@ def vocabulary(checkpoint: Checkpoint, tokenizer: Tokenizer, size: int) -> dict:
     :class:`CheckpointError` for a tokenizer that GGUF files cannot describe.
     """
     where = f"{checkpoint.path}: tokenizer"
-    rules = json.loads(tokenizer.rules.to_str())
+    rules = parse_json(tokenizer.rules.to_str(), "tokenizer")
     model = rules["model"]
     if model.get("type") != "BPE":
         raise _refusal(where, f"the model {model.get('type')}", "BPE")
@@ -163,7 +163,8 @@ def _special_ids(
                 str(checkpoint.path), f"{len(ends)} tokens that end answers", "3"
             )
     unknown = tokenizer.rules.token_to_id(
-        json.loads(tokenizer.rules.to_str())["model"].get("unk_token") or ""
+        parse_json(tokenizer.rules.to_str(), "tokenizer")["model"].get("unk_token")
+        or ""
     )
     return found if unknown is None else found | {"unknown_token_id": unknown}
 
