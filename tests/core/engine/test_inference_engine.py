@@ -300,7 +300,7 @@ def test_no_prompts_have_no_completions(make):
         (None, {}, RequestError, ["None", "a string"]),
         (["a", 3], {}, RequestError, ["prompt[0]"]),
         ([1] * 97, {}, PromptTooLong, ["97", "96"]),
-        ("x", {"max_tokens": 0}, RequestError, ["max_tokens", "0", "1 and above"]),
+        ("x", {"max_tokens": -1}, RequestError, ["max_tokens", "-1", "0 and above"]),
         ("x", {"temperature": -1}, RequestError, ["temperature", "-1"]),
         ("x", {"temperature": float("nan")}, RequestError, ["temperature", "nan"]),
         ("x", {"stop": ""}, RequestError, ["stop", "''"]),

@@ -38,6 +38,8 @@ class Checkpoint(ABC):
     see :mod:`inl.checkpoints.sampling`."""
     metadata: Mapping[str, str] = MappingProxyType({})
     """Texts in the headers of safetensors files, by the names that files use."""
+    special_tokens: Mapping[str, str] = MappingProxyType({})
+    """Texts of the special tokens, such as ``bos_token``."""
     cache_scheme: CacheScheme | None = None
     """The KV cache that a quantized checkpoint was calibrated for."""
     notes: tuple[str, ...] = ()

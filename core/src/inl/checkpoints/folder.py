@@ -46,6 +46,7 @@ class FolderCheckpoint(Checkpoint):
         self.config = _config(path / "config.json")
         self._settings = TokenizerSettings(path)
         self.generation_config = optional_json(path / GENERATION)
+        self.special_tokens = self._settings.special_tokens
         self.eos_token_ids = _eos_ids(
             {
                 "config.json": self.config,

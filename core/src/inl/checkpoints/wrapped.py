@@ -26,6 +26,7 @@ class WrappedCheckpoint(Checkpoint):
         self.metadata, self._inner = inner.metadata, inner
         self.generation_config = inner.generation_config
         self.cache_scheme = inner.cache_scheme
+        self.special_tokens = inner.special_tokens
 
     def stored_name(self, name: str) -> str:
         return self._inner.stored_name(name)

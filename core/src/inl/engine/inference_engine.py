@@ -338,18 +338,18 @@ class InferenceEngine:
         conversation = conversation_of(
             messages, tool_schemas(tools or ()), tool_choice, template_options or {}
         )
-        ids = text.encode(conversation)
+        (encoded,) = text.encode_all([conversation])
         given = with_kind(options.get("structured"))
         options["structured"] = cast(
-            "StructuredOutput | None", text.structure_of(given, conversation, ids)
+            "StructuredOutput | None", text.structure_of(given, encoded)
         )
-        handle = self._prepare(ids, self._use(options), **options)
+        handle = self._prepare(encoded.ids, self._use(options), **options)
         batch = Batch()
         batch.add(handle)
         run_with_cleanup(
             partial(self._complete, batch), partial(self._dispatcher.cancel, [handle])
         )
-        return chat_answer(handle, text.parser(conversation, ids))
+        return chat_answer(handle, text.parser(encoded))
 
     def _chat_text(self) -> ModelText:
         """Return how the model writes calls and reasoning."""
