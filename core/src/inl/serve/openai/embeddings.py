@@ -116,7 +116,7 @@ def _texts(given: Any) -> list[Any]:
 
 
 def _encode(model: ServedModel, texts: list[Any]) -> list[tuple[int, ...]]:
-    prompts = model.encode_all(texts)
+    prompts = [each.ids for each in model.encode_all(texts)]
     for index, prompt in enumerate(prompts):
         if not prompt:
             raise ApiError(
