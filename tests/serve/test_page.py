@@ -365,6 +365,7 @@ def test_the_oldest_conversations_make_room(browser, busy_server):
 SIZES = {
     "light": {"viewport": {"width": 1100, "height": 700}, "color_scheme": "light"},
     "dark": {"viewport": {"width": 1100, "height": 700}, "color_scheme": "dark"},
+    "tablet": {"viewport": {"width": 768, "height": 900}, "color_scheme": "light"},
     "phone": {"viewport": {"width": 360, "height": 640}, "color_scheme": "light"},
 }
 
