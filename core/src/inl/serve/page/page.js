@@ -48,6 +48,12 @@ function action(text, run, label) {
   return button;
 }
 
+// Whether the newest text is in view; who has scrolled up is left there.
+function isReadAtEnd() {
+  const log = element("log");
+  return log.scrollHeight - log.scrollTop - log.clientHeight < 80;
+}
+
 // A message and the buttons below it. While it streams, `update` draws it again, at most
 // a fifth of the time.
 function show(message, at) {
@@ -68,7 +74,7 @@ function show(message, at) {
     timer = null;
     const began = performance.now();
     const log = element("log");
-    const isAtEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 80;
+    const isAtEnd = isReadAtEnd();
     thoughts.hidden = !message.reasoning;
     thought.textContent = message.reasoning || "";
     if (message.role === "user") text.textContent = message.content;
@@ -321,8 +327,10 @@ async function answer(continued) {
   // A conversation deleted meanwhile stays so.
   if (chat === owner || chats.list().some((each) => each.id === owner.id)) chats.save(owner);
   view.finish();
+  const top = chat === owner && !isReadAtEnd() ? element("log").scrollTop : Number.MAX_SAFE_INTEGER;
   render();
   report(chat === owner ? said : "", chat === owner && isBad);
+  element("log").scrollTop = Math.min(top, element("log").scrollHeight);
   busy(false);
   listModels().catch(() => {}); // the next answer says what is wrong
 }
