@@ -14,7 +14,7 @@ EVERYTHING = -e "core[cli,guidance,otel,serve]" -e "libs/inl-toolkit[edge]" $(TO
 	-e plugins/inl-rocm -e "plugins/inl-intel[openvino]" -e libs/inl-jax -e plugins/inl-tpu \
 	-e "libs/inl-onnx[cpu]" -e plugins/inl-directml
 LIBRARY = plugins/inl-cpu/src/inl_cpu/native/libinl.so
-BUILD_NATIVE = $(PYTHON) plugins/inl-cpu/build_native.py $(1) || \
+BUILD_NATIVE = $(PYTHON) plugins/inl-cpu/src/inl_cpu/build_native.py $(1) || \
 	echo "the native library was not built, see above: torch computes instead"
 # The instruction sets of the native library: of this processor, or all (native-all).
 NATIVE = native-host
@@ -40,11 +40,11 @@ OTHER_TESTS = tests/plugins/tpu tests/integration/test_wheels.py \
 COMPILE = $(1)/bin/python -m compileall -qq -j 2 $(1)/lib || true
 
 .PHONY: demo native-host native-all test test-all test-deep test-others test-long test-hosts test-tpu-compiler test-intel-compiler \
-	test-webgpu test-torch-directml lint docs clean
+	test-webgpu test-torch-directml lint wheels docs clean
 
 demo:
 	$(PARALLEL) .venv/.demo
-	.venv/bin/inl generate "Why is the sky blue? Answer in two sentences." --max-tokens 40
+	.venv/bin/inl generate "Why is the sky blue? Answer in two sentences."
 
 # Minutes, downloads included. Prints what it leaves out. SELECT: arguments of pytest.
 test:
@@ -71,7 +71,8 @@ test-long: .venv-all/.test
 		tests/core/checkpoints/test_structure_fuzz.py \
 		tests/torch/test_inl_transforms.py tests/integration/test_tutorial.py \
 		tests/torch/triton/test_compile.py tests/torch/triton/test_interpreted.py \
-		tests/integration/test_wheels.py tests/documents/test_documents.py \
+		tests/integration/test_wheels.py tests/integration/test_install_page.py \
+		tests/documents/test_documents.py \
 		tests/plugins/tpu/test_packed_matmul.py tests/plugins/tpu/test_paged_attention.py \
 		tests/plugins/tpu/test_tpu_contract.py tests/plugins/tpu/test_tpu_mesh.py \
 		tests/core/testing/test_sound_checks.py tests/plugins/cpu/test_interrupts.py \
@@ -130,6 +131,11 @@ lint: .venv-all/.test
 	.venv-all/bin/mypy $(SOURCES) tests/typing
 	PYTHONPATH=. .venv-all/bin/lint-imports
 
+# Wheels of all packages for this system, in dist. Their errors name this folder.
+wheels:
+	test -e .venv-wheels/bin/python || $(PYTHON) -m venv .venv-wheels
+	.venv-wheels/bin/python deploy/wheels.py dist --record
+
 docs: .venv-docs/.docs
 	.venv-docs/bin/mkdocs build --strict
 
@@ -177,4 +183,4 @@ native-all:
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-all .venv-docs site
+	rm -rf .venv .venv-all .venv-docs .venv-wheels dist site

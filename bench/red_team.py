@@ -3,6 +3,12 @@
     python bench/red_team.py                       # all attacks
     python bench/red_team.py slow-readers headers --seconds 20 --clients 500
 
+``hostile-grammars`` and ``many-requests`` send ``--requests`` requests and end after
+``--seconds`` at the latest:
+
+    python bench/red_team.py hostile-grammars --requests 10000 --seconds 3600
+    python bench/red_team.py many-requests --requests 100000 --seconds 3600
+
 Each attack runs in a process of its own against a new server with a tiny model and a
 key, which the attack has only where it says so. Meanwhile another client asks for
 ``/health`` with pauses of 5 ms, each time on a new connection, and a third one, which
@@ -23,12 +29,16 @@ import contextlib
 import json
 import multiprocessing
 import os
+import random
 import struct
+import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from serve_processes import server
@@ -53,6 +63,7 @@ class Target:
     host: str
     port: int
     clients: int
+    requests: int
 
     async def connect(self, receive_bytes: int = 1 << 16) -> Connection:
         """Open a connection that buffers few bytes at this end."""
@@ -216,6 +227,128 @@ async def pipelined(target: Target) -> None:
     await target.swarm(client)
 
 
+def nested(draw: random.Random, depth: int) -> dict[str, Any]:
+    """Return a schema of ``depth`` levels."""
+    kind = draw.choice(["object", "array", "anyOf", "allOf", "not"])
+    if depth == 0:
+        return draw.choice(
+            [
+                {"type": "string", "pattern": "(a+)+" * draw.randrange(1, 9) + "b"},
+                {"type": "string", "minLength": draw.randrange(10**6)},
+                {"enum": [draw.random() for _ in range(draw.randrange(1, 400))]},
+                {"type": "integer", "multipleOf": 10 ** draw.randrange(12)},
+                {"$ref": f"#/$defs/d{draw.randrange(4)}"},
+                {"const": "\\" * draw.randrange(2000)},
+                {},
+            ]
+        )
+    inner = [nested(draw, depth - 1) for _ in range(draw.randrange(1, 4))]
+    if kind == "object":
+        named = {f"p{at}": each for at, each in enumerate(inner)}
+        return {"type": "object", "properties": named, "required": list(named)}
+    if kind == "array":
+        return {"type": "array", "items": inner[0], "minItems": draw.randrange(10**5)}
+    return {kind: inner[0] if kind == "not" else inner}
+
+
+def chain(draw: random.Random) -> dict[str, Any]:
+    """Return a schema whose definitions refer to one another, up to 60 kB."""
+    count = draw.randrange(2, 1500)
+    return {
+        "$ref": "#/$defs/d0",
+        "$defs": {f"d{n}": {"$ref": f"#/$defs/d{n + 1}"} for n in range(count)}
+        | {f"d{count}": {"type": "null"}},
+    }
+
+
+def lark(draw: random.Random) -> str:
+    """Return a grammar of many rules, which may be recursive or have no end."""
+    names = [f"r{n}" for n in range(draw.randrange(1, 300))]
+    words = [*names, '"a"', "/(x|xx)+/", '"b"*', "/[a-z]{1,5000}/", "(", ")", "?"]
+    lines = [
+        f"{name}: {' '.join(draw.choices(words, k=draw.randrange(1, 12)))}"
+        for name in names
+    ]
+    return "\n".join(["start: r0", *lines])
+
+
+def hostile_program(draw: random.Random) -> dict[str, Any]:
+    """Return the members of a request that bind its answer to a hostile program."""
+    kind = draw.randrange(5)
+    if kind == 0:
+        return {"structured_outputs": {"grammar": lark(draw)}}
+    if kind == 1:
+        pattern = "(" * draw.randrange(200) + "a*" * draw.randrange(1, 200)
+        return {"structured_outputs": {"regex": pattern + ")" * draw.randrange(200)}}
+    if kind == 2:
+        choices = ["x" * draw.randrange(1, 90) for _ in range(draw.randrange(1, 2000))]
+        return {"structured_outputs": {"choice": choices}}
+    schema = chain(draw) if kind == 3 else nested(draw, draw.randrange(1, 6))
+    schema.setdefault("$defs", {f"d{n}": nested(draw, 1) for n in range(4)})
+    form = {"name": "x", "schema": schema}
+    return {"response_format": {"type": "json_schema", "json_schema": form}}
+
+
+async def until_sent(
+    target: Target, make: Callable[[int], bytes], limit: float
+) -> None:
+    """Send requests of 8 clients; each number once, up to ``--requests``."""
+    numbers, statuses = iter(range(target.requests)), Counter[int]()
+
+    async def client() -> None:
+        for number in numbers:
+            statuses[await ask(target, make(number), limit)] += 1
+
+    try:
+        await asyncio.gather(*(client() for _ in range(8)))
+    finally:
+        counts = ", ".join(
+            f"{count} x {each}" for each, count in statuses.most_common()
+        )
+        print(f"  sent {statuses.total()}: {counts}", file=sys.stderr, flush=True)
+
+
+@attack
+async def hostile_grammars(target: Target) -> None:
+    """With a key: ``--requests`` generated schemas, grammars, patterns and choices."""
+
+    def make(number: int) -> bytes:
+        body = {
+            "prompt": "a",
+            "max_tokens": 2,
+            **hostile_program(random.Random(number)),
+        }
+        return post(body)
+
+    await until_sent(target, make, 60.0)
+
+
+@attack
+async def many_requests(target: Target) -> None:
+    """With a key: ``--requests`` short requests of many kinds, some of them wrong."""
+
+    def make(number: int) -> bytes:
+        draw = random.Random(number)
+        body = {
+            "prompt": [draw.randrange(96) for _ in range(draw.randrange(1, 9))],
+            "max_tokens": draw.randrange(1, 5),
+            "temperature": draw.choice([0, 1, 3, "a"]),
+            "n": draw.choice([1, 1, 1, 2]),
+            "stream": draw.random() < 0.5,
+            "stop": draw.choice([None, "a", ["b", "c"]]),
+        }
+        return post(body)
+
+    await until_sent(target, make, 60.0)
+
+
+def post(body: object) -> bytes:
+    """Return a completion request with the key, after which the connection closes."""
+    data = json.dumps(body).encode()
+    head = request("/v1/completions", AUTHORIZED, "connection: close", length=len(data))
+    return head + data
+
+
 def run_attack(name: str, target: Target, seconds: float) -> None:
     """Run an attack for some seconds; called in a process of its own."""
 
@@ -290,8 +423,7 @@ class Process:
 def requests_of_others() -> tuple[bytes, bytes]:
     """Return what the other clients send."""
     close = "connection: close"
-    body = json.dumps({"prompt": [1, 2, 3], "max_tokens": 4}).encode()
-    completion = request("/v1/completions", AUTHORIZED, close, length=len(body)) + body
+    completion = post({"prompt": [1, 2, 3], "max_tokens": 4})
     return b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n%s\r\n\r\n" % close.encode(), (
         completion
     )
@@ -374,6 +506,7 @@ def main() -> None:
     parser.add_argument("attacks", nargs="*", metavar="ATTACK", help=", ".join(ATTACKS))
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--clients", type=int, default=200)
+    parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--p99-ms", type=float, default=50.0)
     parser.add_argument("--max-ms", type=float, default=500.0)
     parser.add_argument("--memory-mb", type=float, default=64.0)
@@ -390,7 +523,7 @@ def main() -> None:
         write_tiny(Path(folder))
         for name in given.attacks or ATTACKS:
             with server(folder, *options) as (host, port, pid):
-                target = Target(host, port, given.clients)
+                target = Target(host, port, given.clients, given.requests)
                 passed.append(asyncio.run(measure(name, target, pid, given)))
     raise SystemExit(not all(passed))
 

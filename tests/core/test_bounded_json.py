@@ -27,13 +27,14 @@ SOURCES = Path(inl.__file__).parent
 
 READERS = {
     "bounded_json.py": "the reader",
+    "install_command.py": "what pip wrote; it is a layer below the reader",
     "bounded_child.py": "lines of this program's own children, and of their parent",
     "text/sandbox.py": "lines of the parent",
     "guidance/trial_process.py": "lines of the parent",
     "tune/process.py": "lines of the child, which is this program",
     "tune/child.py": "lines of the parent",
     "serve/dialect.py": "decodes into types what check_json has accepted",
-    "serve/call_text.py": "splits a call into members as written, which check_json sees",
+    "serve/call_text.py": "splits members of a call that check_json accepts",
 }
 """Modules that decode JSON themselves, and why they may."""
 

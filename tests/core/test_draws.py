@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from depth import DEPTH
+
 TESTS = Path(__file__).parents[1]
 
 UNSEEDED = {
@@ -143,3 +145,10 @@ def test_runs_at_long_depth_differ_and_can_be_repeated(outcome):
             [x for x in run if x.startswith(kind)] for run in (first, other)
         )
         assert found != others, kind
+
+
+def test_examples_do_not_depend_on_imported_modules():
+    from hypothesis.internal.conjecture import providers
+
+    constants = providers._get_local_constants()
+    assert DEPTH == "long" or len(constants) == 0

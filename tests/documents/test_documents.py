@@ -29,7 +29,7 @@ jax = pytest.importorskip("jax")
 pytest.importorskip("torch")
 
 SUPPORT = Path(__file__).parents[1] / "support"
-NO_TPU = (DeviceError, "pip install inl-tpu|no TPU")
+NO_TPU = (DeviceError, "pip install .*inl-tpu|no TPU")
 OUTCOMES = {
     ("tpu_devices", 3): NO_TPU,
     ("tpu_devices", 4): NO_TPU,

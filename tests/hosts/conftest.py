@@ -15,7 +15,9 @@ from cross_hosts import HOSTS, PACKAGE, PLACE, ROOT
 
 def builder():
     """The module ``build_native``."""
-    spec = importlib.util.spec_from_file_location("native", PACKAGE / "build_native.py")
+    spec = importlib.util.spec_from_file_location(
+        "native", PACKAGE / "src" / "inl_cpu" / "build_native.py"
+    )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

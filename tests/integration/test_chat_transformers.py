@@ -1,4 +1,7 @@
-"""Chat templates render as in transformers, for each argument of ``chat_ids``."""
+"""Chat templates render as in transformers, for each argument of ``chat_ids``.
+
+transformers is given the contents in the form that the template shows, a text or parts.
+"""
 
 from __future__ import annotations
 
@@ -76,6 +79,15 @@ def expected(source, messages, add_generation_prompt=None, **arguments):
     return texts[0]
 
 
+def in_form(message, *, of_parts):
+    content = message["content"]
+    if of_parts and isinstance(content, str):
+        content = [{"type": "text", "text": content}] if content else content
+    elif not of_parts and isinstance(content, list):
+        content = "\n".join(part["text"] for part in content)
+    return {**message, "content": content}
+
+
 @pytest.mark.parametrize("content", CONTENTS)
 def test_rendered_as_in_transformers(content, monkeypatch):
     monkeypatch.setattr("inl.engine.chat.check_length", lambda *_: None)
@@ -83,8 +95,9 @@ def test_rendered_as_in_transformers(content, monkeypatch):
     template = ChatTemplate(source)
     both = 0
     for messages, arguments in product(MESSAGES.values(), ARGUMENTS):
+        forms = [in_form(each, of_parts=content == "of parts") for each in messages]
         try:
-            text = expected(source, messages, **arguments)
+            text = expected(source, forms, **arguments)
         except Exception:
             text = None
         try:

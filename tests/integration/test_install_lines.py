@@ -46,11 +46,12 @@ def test_readme_and_page_name_the_index_of_the_error(name, monkeypatch):
 
 def test_a_type_without_a_package_names_the_index_or_the_extra_of_the_plugin():
     """The command of `inl devices`, and of errors, where the package is missing."""
-    core = rows.INSTALL
     for kind, (_, command) in zip(("rocm", "xpu"), INSTALL.values(), strict=True):
-        assert INDEX.findall(core[DeviceType(kind)]) == INDEX.findall(command)
-    assert core[DeviceType.DIRECTML] == settings.INSTALL["dml"]
-    assert core[DeviceType.TPU] == tpu.INSTALL["tpu"]
+        assert INDEX.findall(rows.install_line(DeviceType(kind))) == INDEX.findall(
+            command
+        )
+    assert rows.install_line(DeviceType.DIRECTML) == settings.INSTALL["dml"]
+    assert rows.install_line(DeviceType.TPU) == tpu.INSTALL["tpu"]
 
 
 def test_readme_names_every_extra_of_the_errors():

@@ -45,18 +45,26 @@ def run(*words, **settings):
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory):
     """Folder with a wheel of each package, built apart from the tree."""
-    folder = tmp_path_factory.mktemp("wheels")
-    compiler = folder / "compiler"
+    folder, tree = tmp_path_factory.mktemp("wheels"), tmp_path_factory.mktemp("tree")
+    compiler = tree / "compiler"
     compiler.write_text(COMPILER.format(os.environ.get("CXX", "c++")))
     compiler.chmod(0o755)
+    for name in ("core", "libs", "plugins", "deploy", "examples/inl-toy"):
+        shutil.copytree(ROOT / name, tree / name, ignore=LEFT)
+    # What an older build left is not in a wheel.
+    stale = tree / "plugins/inl-cpu/build/lib/inl_cpu/stale.py"
+    stale.parent.mkdir(parents=True)
+    stale.touch()
     # Without isolation pip need not install setuptools for each of them.
+    script = (sys.executable, tree / "deploy/wheels.py", folder, "--record")
+    env = os.environ | {"CXX": str(compiler)}
+    done = run(*script, "--no-build-isolation", env=env)
+    assert done.returncode == 0, done.stderr
+    assert "inl-cpu: compiled 1 of " in done.stderr
     pip = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", folder]
     pip += ["--no-build-isolation", "--disable-pip-version-check"]
-    for name, source in PACKAGES.items():
-        copy = folder / "sources" / name
-        shutil.copytree(source, copy, ignore=LEFT)
-        done = run(*pip, copy, env=os.environ | {"CXX": str(compiler)})
-        assert done.returncode == 0, done.stderr
+    done = run(*pip, tree / "examples/inl-toy")
+    assert done.returncode == 0, done.stderr
     return folder
 
 
@@ -78,6 +86,7 @@ def test_a_wheel_holds_its_package_its_license_and_no_tests(wheels, name):
         path for path in found if re.search(r"(^|/)(tests?/|test_|conftest)", path)
     ]
     assert own_tests == []
+    assert not any(path.endswith("stale.py") for path in found)
     if name != "inl-toy":
         assert f"{package}/py.typed" in found
 
@@ -117,11 +126,13 @@ def installed(request, wheels, tmp_path):
     assert run(python, "-m", "venv", tmp_path).returncode == 0
     pip = [tmp_path / "bin" / "python", "-m", "pip", "install", "-q", "--no-compile"]
     pip += ["--disable-pip-version-check", "--find-links", wheels]
-    done = run(*pip, "inl-core[cli]", "inl-toy", "inl-cpu")
+    # What PYTHONPATH has would count as installed.
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = run(*pip, "inl-core[cli]", "inl-toy", "inl-cpu", env=env)
     if done.returncode and OFFLINE.search(done.stdout + done.stderr):
         pytest.skip("the package index cannot be reached; installing needs it")
     assert done.returncode == 0, done.stderr
-    done = run(*pip, "--no-deps", "inl-torch", "inl-cuda")
+    done = run(*pip, "--no-index", "--no-deps", "inl-torch", "inl-cuda", env=env)
     assert done.returncode == 0, done.stderr
     return tmp_path
 
@@ -157,7 +168,9 @@ def test_wheels_install_and_run(installed, wheels):
         "MissingPackage: inl-toolkit, which has inl.nn, is not installed"
         in python(*losses).stderr
     )
-    pip = ("-m", "pip", "install", "-q", "--no-deps", "--find-links", wheels)
-    done = python(*pip, "inl-toolkit")
+    # The command that the error names, as it is.
+    line = python(*losses).stderr.rpartition("Try: ")[2].strip()
+    assert f"install --find-links {wheels} inl-toolkit" in line
+    done = run("sh", "-c", line, env=env, cwd=installed)
     assert done.returncode == 0, done.stderr
     assert python(*losses).stdout.strip() == "mse_loss"

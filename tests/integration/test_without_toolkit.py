@@ -12,6 +12,7 @@ import pytest
 
 import inl
 from http_servers import ServerProcess
+from inl.install_command import install_command
 
 HIDE = """
 import sys
@@ -58,7 +59,7 @@ def test_its_names_raise_the_command_that_installs_it():
     assert len(lines) == len(NAMES) + len(MODULES) > 12
     for line in lines:
         assert line.startswith("inl-toolkit, which has inl.")
-        assert line.endswith("is not installed. Try: pip install inl-toolkit")
+        assert line.endswith(f"is not installed. Try: {install_command('inl-toolkit')}")
 
 
 def test_the_names_that_are_listed_are_there():

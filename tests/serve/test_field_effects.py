@@ -312,10 +312,10 @@ def test_no_new_tokens_score_the_prompt(any_hash_server):
 
 def test_every_null_costs_the_same():
     """Removing nulls takes one pass, however many there are."""
-    calls = [{"id": None, "function": {"name": "f", "arguments": None}}] * 20000
+    calls = [{"id": None, "function": {"name": "f", "arguments": None}}] * 10000
     turn = {"role": "assistant", "content": "a", "tool_calls": calls}
     request = parse(json.dumps({"messages": [turn]}).encode(), ChatRequest)
-    assert len(request.messages[0].tool_calls) == 20000
+    assert len(request.messages[0].tool_calls) == 10000
     assert msgspec.to_builtins(request.messages[0].tool_calls[0])["id"] == ""
 
 

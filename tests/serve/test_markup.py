@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inl.engine.answers.markup import CallMarkup, Markup, ReasoningMarkup, derive
+from inl.engine.answers.markup_parser import MarkupParser
 from inl.serve.job import Answer
-from inl.serve.markup import CallMarkup, Markup, ReasoningMarkup, derive
-from inl.serve.markup_parser import MarkupParser
 from inl.text.template import ChatTemplate
 
 HEAD = "{% for m in messages %}<|im_start|>{{ m.role }}\n"
@@ -162,6 +162,17 @@ def test_marks_may_be_special_tokens(data, calls, special, in_list):
     assert [(c.name, json.loads(c.arguments)) for c in answer.calls] == calls
 
 
+def test_a_special_token_behind_a_call_of_a_list_is_dropped():
+    parser = MarkupParser(SPECIAL, None)
+    body = '[{"name": "f", "arguments": {}}'
+    text = f"[TOOL_CALLS]{body}<|x|>]<|end|>"
+    at = text.index("<|x|>")
+    answer = Answer()
+    answer.add(parser.feed(text, [(0, 12), (at, at + 5), (at + 6, len(text))]))
+    answer.add(parser.finish())
+    assert (answer.content, len(answer.calls)) == ("", 1)
+
+
 STRINGS = ["a}b", '"', "{[", "\\", "</tool_call>", "<tool_call>{"]
 EXTRA = st.dictionaries(
     st.sampled_from(["id", "type", "x"]),
@@ -244,3 +255,27 @@ def test_calls_of_tools_that_are_not_allowed_are_text():
     parser = MarkupParser(CallMarkup(), None, tools=["f"], only_tools=True)
     answer = parsed(parser, list(text))
     assert (answer.calls, answer.content) == ([], text)
+
+
+@given(st.lists(st.integers(1, 5), max_size=30), st.booleans())
+def test_the_reasoning_ends_at_one_place_however_text_arrives(sizes, is_begun):
+    said = "a b</think>\n c"
+    text = said if is_begun else f"<think>{said}"
+    parser = MarkupParser(None, ReasoningMarkup(), is_reasoning=is_begun)
+    at = 0
+    for size in [*sizes, len(text)]:
+        parser.feed(text[at : at + size])
+        at += size
+    assert parser.reasoning_end == text.index("\n")
+
+
+def test_a_forced_call_follows_the_reasoning():
+    parser = MarkupParser(
+        CallMarkup(), ReasoningMarkup(), is_reasoning=True, is_forced=True
+    )
+    answer = Answer()
+    for letter in 'hm</think>\n{"name": "f", "arguments": {"x": 1}}':
+        answer.add(parser.feed(letter))
+    answer.add(parser.finish())
+    assert (answer.reasoning, answer.content) == ("hm", "")
+    assert [(call.name, call.arguments) for call in answer.calls] == [("f", '{"x": 1}')]

@@ -18,6 +18,7 @@ from random import Random
 
 import pytest
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 
 VARIABLE = "INL_TEST_DEPTH"
 DEPTHS = ("quick", "full", "long")
@@ -51,6 +52,11 @@ settings.register_profile(
     "inl", deadline=None, max_examples=scaled(30, 100), derandomize=DEPTH != "long"
 )
 settings.load_profile("inl")
+
+if DEPTH != "long":
+    # Hypothesis draws the constants of all imported modules of ours too: examples would
+    # depend on which tests ran before in the same process.
+    providers.is_local_module_file = lambda _file: False
 
 
 def examples(quick, full, **options):

@@ -106,6 +106,10 @@ class EngineConfig:
     """Costliest sampler that requests may use: "greedy"; "sample", with temperatures;
     "sample_filtered", also with filters, penalties, biases and logprobs. The last takes
     8 bytes per token of the vocabulary and sequence of the batch."""
+    generation_config: str = "auto"
+    """Default of the sampling options of requests: "auto" is what the model's
+    ``generation_config.json``, or ``general.sampling`` in a GGUF file, says of
+    temperature, top_k, top_p, min_p and repetition_penalty; "none" does not read it."""
     check_weights: bool = True
     """Whether loading raises :class:`~inl.errors.CheckpointError` for NaN and infinity
     in the weights. The check runs at several GB/s."""
@@ -201,6 +205,8 @@ class EngineConfig:
             valid = isinstance(getattr(self, name), str)
             self._check(name, valid, "the name of a dtype")
         self._check("sampling", self.sampling in SAMPLERS, " or ".join(SAMPLERS))
+        valid = self.generation_config in ("auto", "none")
+        self._check("generation_config", valid, "auto or none")
         valid = self.velocity in (None, "reset", "carry")
         self._check("velocity", valid, "None, reset or carry")
         valid = self.speculation in (None, "ngram", "model", "eagle")

@@ -7,6 +7,7 @@ from importlib import import_module
 from pkgutil import walk_packages
 
 from inl.errors import MissingPackage
+from inl.install_command import install_command
 
 
 def alias(name: str) -> None:
@@ -21,8 +22,8 @@ def alias(name: str) -> None:
         if error.name != "inl_toolkit":
             raise
         raise MissingPackage(
-            f"inl-toolkit, which has {name}, is not installed. Try: pip install "
-            "inl-toolkit"
+            f"inl-toolkit, which has {name}, is not installed. Try: "
+            + install_command("inl-toolkit")
         ) from error
     sys.modules[name] = package
     for part in walk_packages(package.__path__, f"{name}."):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from inl.cli.devices import device_rows
 from inl.plugin.loader import load_registry
-from inl.plugin.rows import INSTALL, PACKAGES
+from inl.plugin.rows import PACKAGES, install_line
 
 BROKEN = """
 from inl.plugin import hookimpl
@@ -19,9 +19,9 @@ def test_each_type_without_a_plugin_names_its_package():
     rows = device_rows(load_registry((), ()))
     absent = [row for row in rows if row["status"] == "not installed"]
     assert {row["device"]: row["reason"] for row in absent} == {
-        kind: f"try: {command}" for kind, command in INSTALL.items()
+        kind: f"try: {install_line(kind)}" for kind in PACKAGES
     }
-    assert all(name in INSTALL[kind] for kind, name in PACKAGES.items())
+    assert all(name in install_line(kind) for kind, name in PACKAGES.items())
     assert [row["device"] for row in rows if row not in absent] == ["reference:0"]
 
 

@@ -18,6 +18,7 @@ from inl.engine.benchmark import Spread, StepClock, measure_speed, traffic
 from inl.engine.core import StepRecord
 from inl.engine.traffic_loads import LOADS, Arrival, Draw, serve
 from inl.errors import RequestError
+from inl.install_command import install_command
 from inl.spec.step import Bucket
 
 SHORT = ("--prompt-tokens", "12", "--tokens", "5", "--runs", "2", "--batch", "2,1")
@@ -203,7 +204,7 @@ def test_plot_without_matplotlib_prints_the_install_command(
 ):
     monkeypatch.setattr(bench_show, "find_spec", lambda _: None)
     assert main(["bench", "--plot", str(tmp_path / "x.png")]) == 2
-    line = "inl: --plot needs matplotlib; try: pip install 'inl-core[plot]'\n"
+    line = f"inl: --plot needs matplotlib; try: {install_command('inl-core[plot]')}\n"
     assert capsys.readouterr().err == line
 
 

@@ -13,7 +13,8 @@ from inl.cli.checks import ORDER
 from inl.cli.checks_machine import NEEDED_MEMORY, cgroup_cores, memory, threads
 from inl.cli.checks_packages import Package
 from inl.device import DeviceType
-from inl.plugin.rows import INSTALL
+from inl.install_command import install_command
+from inl.plugin.rows import install_line
 
 NPU = """
 from inl.device import DeviceInfo
@@ -70,7 +71,7 @@ def test_exit_code_1_without_a_device(inl, env, plugin):
     assert not found["ok"]
     assert of(found, "device npu")[0]["finding"] == "driver not found"
     (auto,) = of(found, "device auto")
-    assert (auto["status"], auto["fix"]) == ("wrong", "pip install inl-cpu")
+    assert (auto["status"], auto["fix"]) == ("wrong", install_command("inl-cpu"))
 
 
 def test_a_backend_that_fails_to_open_is_wrong(inl, env, plugin):
@@ -176,7 +177,8 @@ def test_packages(version, needed, status):
     package = Package("acme", (1, 10), "inl-core[text]", "acme", needed)
     check = checks_packages.package_version(package, version)
     assert check.status == ("wrong" if version == "1.9" else status)
-    assert check.fix == ("" if status == "ok" else "pip install -U 'inl-core[text]'")
+    fix = install_command("inl-core[text]", options="-U")
+    assert check.fix == ("" if status == "ok" else fix)
 
 
 def test_the_toolkit_is_known_and_not_needed(monkeypatch):
@@ -184,7 +186,7 @@ def test_the_toolkit_is_known_and_not_needed(monkeypatch):
     rows = {check.subject: check for check in checks_packages.package_checks()}
     assert (rows["inl-toolkit"].status, rows["inl-toolkit"].fix) == (
         "warn",
-        "pip install -U 'inl-toolkit'",
+        install_command("inl-toolkit", options="-U"),
     )
 
 
@@ -197,7 +199,7 @@ def test_a_driver_without_a_backend_has_an_install_command(without_backend):
     without_backend("rocm")
     rows = list(checks_packages.unsupported_hardware(lambda path: path == "/dev/kfd"))
     assert [(row.subject, row.fix) for row in rows] == [
-        ("device rocm", INSTALL[DeviceType.ROCM])
+        ("device rocm", install_line(DeviceType.ROCM))
     ]
 
 

@@ -76,7 +76,7 @@ def test_the_default_model_answers_on_the_reference(capsys):
         capsys, "generate", "What is 17 + 25?", "--device", "reference",
         "--max-tokens", "6",
     )  # fmt: skip
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, "[stopped at 6 tokens; --max-tokens]\n")
     assert out.startswith("17 +")
 
 
@@ -201,12 +201,12 @@ def test_explain_lists_selected_and_refused_kernels(capsys, folder):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--device", "rocm"], ["rocm", "pip install inl-rocm"]),
+        (["--device", "rocm"], ["rocm", "pip install ", "inl-rocm"]),
         (["--device", "cuda:x"], ["'cuda:x'", "device"]),
         (["--device", "reference:7"], ["reference:7"]),
         (["--kv-dtype", "int4"], ["kv_dtype", "'int4'", "auto"]),
         (["--dtype", "int4"], ["dtype", "'int4'", "float32"]),
-        (["--max-tokens", "0"], ["max_tokens", "0", "1 and above"]),
+        (["--max-tokens", "-1"], ["max_tokens", "-1", "0 and above"]),
         (["--temperature", "-1"], ["temperature", "-1", "0 and above"]),
         (["--model", "no/such.gguf"], ["no/such.gguf"]),
     ],

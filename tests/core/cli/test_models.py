@@ -87,6 +87,20 @@ def test_a_model_that_cannot_run_is_shown_with_the_reason(inl, tiny_folder, tmp_
     assert "expected [97, 48]" in facts["problem"]
 
 
+def test_the_plugin_is_that_of_the_model_that_runs(inl, tiny_folder, tmp_path):
+    """The type of a model decides, and of what is around it that of its text."""
+    derived = copy(tiny_folder, tmp_path / "derived", architectures=["AcmeForCausalLM"])
+    facts = json.loads(inl("models", str(derived), "--json").stdout)
+    assert (facts["plugin"], facts["problem"]) == ("builtin", None)
+    shown = inl("models", str(derived)).stdout
+    assert "AcmeForCausalLM (builtin)\n" in shown
+    config = json.loads((tiny_folder / "config.json").read_text())
+    names = {"architectures": ["LlavaForConditionalGeneration"], "model_type": "llava"}
+    around = copy(tiny_folder, tmp_path / "around", **names, text_config=config)
+    facts = json.loads(inl("models", str(around), "--json").stdout)
+    assert (facts["plugin"], facts["problem"]) == ("builtin", None)
+
+
 def test_a_path_without_a_model_is_an_error(inl, tmp_path):
     (tmp_path / "text.gguf").write_text("hello")
     done = inl("models", str(tmp_path / "text.gguf"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import numpy as np
@@ -209,7 +210,8 @@ class TestWithoutTokenizer:
         completion = engine.generate([5, 6, 7], max_tokens=8)
         assert completion.token_ids == greedy(made, [5, 6, 7], 8)
         assert completion.text == ""
-        assert list(engine.stream([5, 6, 7], max_tokens=8)) == []
+        (piece,) = engine.stream([5, 6, 7], max_tokens=8)
+        assert (piece, len(piece.token_ids)) == ("", 8)
 
     @pytest.mark.parametrize(
         ("prompt", "options", "words"),
@@ -279,11 +281,18 @@ def test_closing_a_stream_frees_its_blocks(make, drained):
     assert drained(engine)
 
 
+def test_no_prompts_have_no_completions(make):
+    engine = make()
+    assert engine.generate([]) == [] == asyncio.run(engine.agenerate([]))
+    assert engine.embed([]).shape == (0, engine.model.config.hidden_size)
+    with pytest.raises(RequestError, match="at least one"):
+        engine.stream([])
+
+
 @pytest.mark.parametrize(
     ("prompt", "options", "error", "words"),
     [
         ("", {}, RequestError, ["''", "at least one"]),
-        ([], {}, RequestError, ["[]", "at least one"]),
         ([[1], []], {}, RequestError, ["[]", "at least one"]),
         ([1, 256], {}, RequestError, ["prompt[1]", "256", "0 to 255"]),
         ([1, -1], {}, RequestError, ["prompt[1]", "-1", "0 to 255"]),
@@ -291,7 +300,7 @@ def test_closing_a_stream_frees_its_blocks(make, drained):
         (None, {}, RequestError, ["None", "a string"]),
         (["a", 3], {}, RequestError, ["prompt[0]"]),
         ([1] * 97, {}, PromptTooLong, ["97", "96"]),
-        ("x", {"max_tokens": 0}, RequestError, ["max_tokens", "0", "1 and above"]),
+        ("x", {"max_tokens": -1}, RequestError, ["max_tokens", "-1", "0 and above"]),
         ("x", {"temperature": -1}, RequestError, ["temperature", "-1"]),
         ("x", {"temperature": float("nan")}, RequestError, ["temperature", "nan"]),
         ("x", {"stop": ""}, RequestError, ["stop", "''"]),

@@ -7,6 +7,7 @@ import pytest
 from inl.cli.devices import device_rows
 from inl.device import DeviceType
 from inl.errors import BackendUnavailable
+from inl.install_command import install_command, pip_command
 from inl.plugin import device_selection, make_backend
 
 BACKENDS = """
@@ -139,7 +140,8 @@ def test_a_broken_plugin_is_a_row(good, row_of, case):
 UNSUPPORTED = {
     "a newer minor": (
         "INL_CONTRACT = (1, 7)",
-        "needs contract 1.7, this core serves 1.2; try: pip install -U inl-core",
+        "needs contract 1.7, this core serves 1.2; try: "
+        + install_command("inl-core", options="-U"),
     ),
     "an unknown feature": (
         "INL_FEATURES = {'warp', 'beam'}",
@@ -228,7 +230,8 @@ def conflict(site):
 
 CONFLICT = (
     "npu is served by plugin npu (alpha 1.0), which is used, and by plugin npu "
-    "(beta 1.0); to keep one: pip uninstall alpha, or: pip uninstall beta"
+    f"(beta 1.0); to keep one: {pip_command('uninstall')} alpha, or: "
+    f"{pip_command('uninstall')} beta"
 )
 
 
@@ -255,4 +258,5 @@ def test_opening_a_device_in_conflict_warns(conflict, caplog):
 def test_a_module_in_conflict_is_removed_from_the_variable(good, row_of):
     good.module("good_too", backends("register('good', 'm:C')"))
     detail = row_of(good.load("good_too"), "good_too").detail
-    assert detail.endswith("pip uninstall good, or: remove good_too from INL_PLUGINS")
+    line = pip_command("uninstall")
+    assert detail.endswith(f"{line} good, or: remove good_too from INL_PLUGINS")

@@ -10,6 +10,7 @@ from inl.backend.reference import ReferenceBackend
 from inl.device import Device
 from inl.dtypes import widen, wrap
 from inl.errors import BackendNotFound, BackendUnavailable, OutOfMemory
+from inl.install_command import install_command
 from inl.plugin import (
     choose_device,
     device_selection,
@@ -77,11 +78,13 @@ def refused(kind, device, known):
 def test_a_well_known_type_that_is_not_installed_gets_the_install_line(site, serve):
     serve("cpu")
     assert refused(BackendNotFound, "rocm", site.load()) == (
-        "no backend for rocm; installed: cpu, reference. try: pip install torch "
-        "--index-url https://download.pytorch.org/whl/rocm7.1 && pip install inl-rocm"
+        f"no backend for rocm; installed: cpu, reference. try: "
+        f"{install_command('torch')} --index-url "
+        f"https://download.pytorch.org/whl/rocm7.1 && {install_command('inl-rocm')}"
     )
     known = site.load()
-    assert refused(BackendNotFound, "xpu:1", known).endswith("pip install inl-intel")
+    line = install_command("inl-intel")
+    assert refused(BackendNotFound, "xpu:1", known).endswith(line)
 
 
 def test_an_unknown_type_gets_the_list_of_accepted_ones(site):
@@ -111,7 +114,8 @@ def test_an_unsupported_plugin_is_not_called_missing(site):
 
 def test_a_broken_plugin_of_another_type_changes_nothing(site):
     site.add("inl-cuda", "1 / 0", entry="cuda")
-    assert "pip install inl-rocm" in refused(BackendNotFound, "rocm", site.load())
+    line = install_command("inl-rocm")
+    assert line in refused(BackendNotFound, "rocm", site.load())
 
 
 def test_an_absent_device_gives_the_reason_of_the_probe(site, serve):
@@ -192,7 +196,18 @@ def test_auto_never_takes_the_reference(site, serve):
     message = refused(BackendNotFound, "auto", site.load())
     assert message == (
         "no device for auto (cuda: driver of cuda not found); installed: cuda, "
-        "reference. try: pip install inl-cpu, or ask for reference (NumPy, slow)"
+        f"reference. try: {install_command('inl-cpu')}, or ask for reference (NumPy, "
+        "slow)"
+    )
+
+
+def test_auto_repeats_the_advice_of_an_installed_cpu_backend(site, serve):
+    """To install what is installed already would be wrong."""
+    serve("cpu", "absent")
+    message = refused(BackendNotFound, "auto", site.load())
+    assert message == (
+        "no device for auto (cpu: driver of cpu not found); installed: cpu, "
+        "reference. ask for reference (NumPy, slow)"
     )
 
 

@@ -17,6 +17,7 @@ from inl_cpu import library
 from inl_cpu.abi import ISAS
 
 PACKAGE = Path(__file__).parents[3] / "plugins" / "inl-cpu"
+BUILD = PACKAGE / "src" / "inl_cpu" / "build_native.py"
 LEAST = ("scalar",)
 
 COMPILER = """#!/bin/sh
@@ -36,7 +37,7 @@ esac
 
 @pytest.fixture
 def builder():
-    spec = importlib.util.spec_from_file_location("native", PACKAGE / "build_native.py")
+    spec = importlib.util.spec_from_file_location("native", BUILD)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -147,7 +148,7 @@ def test_a_compiler_for_another_system_builds_all(builder, compiler):
 @pytest.fixture(scope="module")
 def scalar(tmp_path_factory):
     """A library of a wrong build: it has the scalar kernels' table, but no kernels."""
-    spec = importlib.util.spec_from_file_location("native", PACKAGE / "build_native.py")
+    spec = importlib.util.spec_from_file_location("native", BUILD)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     place = tmp_path_factory.mktemp("few") / "libinl.so"
@@ -165,13 +166,13 @@ def test_what_a_build_lacks_is_said_with_the_command_that_builds_it(
     assert loaded.library is not None, loaded.reason
     lacks = library.left_out(loaded.library)
     assert "scalar" not in lacks
-    assert lacks.endswith("; python plugins/inl-cpu/build_native.py builds all")
+    assert lacks.endswith("; try: inl build-kernels --all")
     (wanted, *_) = lacks.removeprefix("the native library was built without ").split(
         ", "
     )
     monkeypatch.setenv("INL_CPU_ISA", wanted)
     with pytest.raises(
-        DeviceError, match=rf"'{wanted}', .* runs scalar; .*build_native\.py"
+        DeviceError, match=rf"'{wanted}', .* runs scalar; .*build-kernels"
     ):
         library.select_isa(loaded.library)
     monkeypatch.setenv("INL_CPU_ISA", "scalar")
@@ -186,16 +187,27 @@ def test_a_library_without_kernels_for_the_processor_is_refused(tmp_path, builde
     loaded = library.open_library(place)
     assert loaded.library is None
     assert "none of its kernels run on this processor" in loaded.reason
-    assert "build_native.py builds all" in loaded.reason
+    assert "build-kernels --all" in loaded.reason
 
 
-def build(kind, folder, tmp_path):
+LEFT = shutil.ignore_patterns("*.egg-info", "build", "__pycache__", "*.so")
+
+
+def run_backend(kind, tmp_path):
     """Run a hook of the package's build backend on a copy of the package."""
+    folder = tmp_path / "inl-cpu"
+    shutil.copytree(PACKAGE, folder, ignore=LEFT)
+    (folder / "src/inl_cpu/native" / library.LIBRARY_PATH.name).touch()
     code = f"from setuptools.build_meta import {kind} as b; print(b({str(tmp_path)!r}))"
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-c", code],
         cwd=folder, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
+
+
+def build(kind, tmp_path):
+    """Return what the hook builds."""
+    done = run_backend(kind, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     return tmp_path / done.stdout.splitlines()[-1]
 
@@ -204,13 +216,81 @@ def build(kind, folder, tmp_path):
 def test_a_wheel_has_every_instruction_set_and_an_editable_install_the_hosts(
     kind, builder, compiler, tmp_path
 ):
-
-    folder = tmp_path / "inl-cpu"
-    left = shutil.ignore_patterns("*.egg-info", "build", "__pycache__", "*.so")
-    shutil.copytree(PACKAGE, folder, ignore=left)
     compiled = compiler("avx2")
-    wheel = build(kind, folder, tmp_path)
+    wheel = build(kind, tmp_path)
     every = kind == "build_wheel"
     assert isas(compiled()) == (set(builder.SETS) if every else {"avx2"})
     names = zipfile.ZipFile(wheel).namelist()
     assert any(name.endswith(builder.LIBRARY.name) for name in names) == every
+    if every:
+        assert "-py3-none-any" not in wheel.name
+        assert "inl_cpu/native/isa/isa_scalar.cpp" in names
+
+
+@pytest.mark.parametrize("kind", ["build_wheel", "build_editable"])
+def test_without_a_compiler_nothing_is_installed(kind, tmp_path, monkeypatch):
+    """pip would cache a wheel without the library, and use it when there is one."""
+    monkeypatch.setenv("CXX", "no-such-compiler -x")
+    done = run_backend(kind, tmp_path)
+    assert done.returncode != 0
+    (line,) = [each for each in done.stderr.splitlines() if "not installed" in each]
+    assert "no C++ compiler (no-such-compiler -x) was found; try: " in line
+    assert "or set INL_BUILD_NATIVE=0, install, and run this later" in line
+    assert not list(tmp_path.glob("*.whl"))
+
+
+@pytest.mark.parametrize("kind", ["build_wheel", "build_editable"])
+def test_a_compiler_that_fails_installs_nothing(kind, tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", "false")
+    done = run_backend(kind, tmp_path)
+    assert done.returncode != 0
+    sentence = "inl-cpu is not installed: the compiler, false, failed with status 1"
+    assert sentence in done.stderr
+    assert not list(tmp_path.glob("*.whl"))
+
+
+def test_a_wheel_without_a_library_was_asked_for_and_is_for_every_platform(
+    tmp_path, monkeypatch
+):
+    """pip takes a wheel for the platform first. A library in the tree is left out."""
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setenv("INL_BUILD_NATIVE", "0")
+    wheel = build("build_wheel", tmp_path)
+    assert wheel.name.endswith("-py3-none-any.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert not [name for name in names if name.endswith((".so", ".dylib", ".dll"))]
+    assert {"inl_cpu/build_native.py", "inl_cpu/native/isa/isa_scalar.cpp"} <= {*names}
+
+
+BUILD_INSTALLED = """
+from inl.errors import BackendUnavailable
+from inl_cpu.build_kernels import build_kernels
+try: print(build_kernels())
+except BackendUnavailable as error: print("refused:", error)
+"""
+
+
+def test_an_installation_without_a_library_gets_one(compiler, tmp_path, monkeypatch):
+    site = tmp_path / "site-packages"
+    shutil.copytree(PACKAGE / "src" / "inl_cpu", site / "inl_cpu", ignore=LEFT)
+    path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
+    monkeypatch.setenv("PYTHONPATH", path)
+
+    def installed():
+        words = [sys.executable, "-c", BUILD_INSTALLED]
+        return subprocess.run(words, capture_output=True, text=True, timeout=300)
+
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert installed().stdout.startswith("refused: no C++ compiler (no-such-compiler)")
+    monkeypatch.setenv("CXX", "false")
+    assert "the compiler, false, failed with status 1" in installed().stdout
+    compiled = compiler("avx2")
+    done = installed()
+    place = site / "inl_cpu" / "native" / library.LIBRARY_PATH.name
+    assert done.stdout.strip() == str(place)
+    assert place.exists()
+    count = len(compiled())
+    lines = [each for each in done.stderr.splitlines() if "inl-cpu: compiled" in each]
+    assert len(lines) == count
+    assert lines[-1].startswith(f"inl-cpu: compiled {count} of {count}: ")
+    assert not list(tmp_path.glob("**/*.o")), "object files are not left there"

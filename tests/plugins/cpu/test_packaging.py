@@ -12,12 +12,13 @@ import pytest
 from inl_cpu import library
 
 PACKAGE = Path(__file__).parents[3] / "plugins" / "inl-cpu"
+BUILD = PACKAGE / "src" / "inl_cpu" / "build_native.py"
 PROJECT = tomllib.loads((PACKAGE / "pyproject.toml").read_text("utf-8"))
 
 
 @pytest.fixture
 def builder():
-    spec = importlib.util.spec_from_file_location("native", PACKAGE / "build_native.py")
+    spec = importlib.util.spec_from_file_location("native", BUILD)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -15,6 +15,7 @@ import pytest
 import inl_directml.plugin
 from inl.device import DeviceInfo, DeviceType
 from inl.errors import BackendUnavailable
+from inl.install_command import install_command
 from inl.plugin import frameworks
 from inl.plugin.hooks import GROUP
 from inl_directml import probe
@@ -167,7 +168,7 @@ def test_an_unknown_provider_is_refused(machine):
 def test_every_install_line_names_an_extra():
     project = tomllib.loads(PROJECT.read_text("utf-8"))["project"]
     extras = project["optional-dependencies"]
-    lines = {f"pip install 'inl-directml[{extra}]'" for extra in extras}
+    lines = {install_command(f"inl-directml[{extra}]") for extra in extras}
     assert set(INSTALL.values()) == lines
     assert set(INSTALL) == set(probe.MODULES) == set(extras)
 

@@ -13,6 +13,7 @@ import pytest
 import inl_tpu.plugin
 from inl.device import Device, DeviceInfo, DeviceType
 from inl.errors import BackendUnavailable
+from inl.install_command import install_command
 from inl.plugin import frameworks
 from inl.plugin.hooks import GROUP
 from inl_tpu import probe
@@ -83,7 +84,7 @@ def test_a_missing_package_is_named_with_its_install_line(
     with pytest.raises(BackendUnavailable) as caught:
         probe.probe()
     assert str(caught.value) == (
-        f"{missing} not installed. Try: pip install 'inl-tpu[tpu]'"
+        f"{missing} not installed. Try: {install_command('inl-tpu[tpu]')}"
     )
 
 

@@ -120,7 +120,7 @@ def test_a_module_moves_and_keeps_its_values():
 
 def test_an_absent_device_is_refused_with_the_install_line(without_backend):
     without_backend("directml")
-    with pytest.raises(DeviceError, match=r"pip install 'inl-directml\[dml\]'"):
+    with pytest.raises(DeviceError, match=r"pip install .*inl-directml\[dml\]"):
         Tensor([1, 2], Device("directml", 0))
 
 

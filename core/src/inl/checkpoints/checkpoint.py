@@ -33,8 +33,13 @@ class Checkpoint(ABC):
     """Fields of ``config.json`` in the Hugging Face layout."""
     eos_token_ids: tuple[int, ...]
     """Ids of the end-of-text tokens, ascending."""
+    generation_config: Mapping[str, Any] = MappingProxyType({})
+    """Fields of ``generation_config.json``, or those of GGUF metadata that equal them;
+    see :mod:`inl.checkpoints.sampling`."""
     metadata: Mapping[str, str] = MappingProxyType({})
     """Texts in the headers of safetensors files, by the names that files use."""
+    special_tokens: Mapping[str, str] = MappingProxyType({})
+    """Texts of the special tokens, such as ``bos_token``."""
     cache_scheme: CacheScheme | None = None
     """The KV cache that a quantized checkpoint was calibrated for."""
     notes: tuple[str, ...] = ()

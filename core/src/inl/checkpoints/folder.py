@@ -45,10 +45,12 @@ class FolderCheckpoint(Checkpoint):
         self.path = path
         self.config = _config(path / "config.json")
         self._settings = TokenizerSettings(path)
+        self.generation_config = optional_json(path / GENERATION)
+        self.special_tokens = self._settings.special_tokens
         self.eos_token_ids = _eos_ids(
             {
                 "config.json": self.config,
-                GENERATION: optional_json(path / GENERATION),
+                GENERATION: self.generation_config,
                 CONFIG: {"eos_token_id": self._settings.end_token_id()},
             },
             path,

@@ -74,7 +74,7 @@ def run(
         typer.Option(help="File for a plot of the latencies, such as load.png."),
     ] = None,
 ) -> None:
-    """Measure the server at URL: latencies, throughput and goodput."""
+    """Measure the server at URL: latency, throughput, goodput."""
     if plot is not None:
         check_plot(plot)
     rows = (

@@ -9,6 +9,7 @@ from typing import Any
 
 from inl.cli.devices import show_bytes
 from inl.errors import MissingPackage, RequestError
+from inl.install_command import install_command
 
 BAR = 30
 """Width of the longest bar in characters."""
@@ -87,7 +88,7 @@ def check_plot(path: Path) -> None:
     """
     if find_spec("matplotlib") is None:
         raise MissingPackage(
-            "--plot needs matplotlib; try: pip install 'inl-core[plot]'"
+            f"--plot needs matplotlib; try: {install_command('inl-core[plot]')}"
         )
     known = (".png", ".svg", ".pdf")
     if path.suffix.lower() not in known:

@@ -17,6 +17,9 @@ from inl.cli.interrupt import Interrupt
 from inl.cli.option_groups import SamplingOptions, SpeculativeOptions, with_groups
 from inl.cli.progress import loading_bar
 
+TEMPERATURE = 0.7
+"""Default of models that recommend none."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerOptions(SamplingOptions):
@@ -25,7 +28,12 @@ class AnswerOptions(SamplingOptions):
     max_tokens: Annotated[
         int, typer.Option(help="Maximum number of new tokens per answer.", min=1)
     ] = 1024
-    temperature: arguments.Temperature = 0.7
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            help="Sampling temperature; 0 is greedy. [default: the model's, or 0.7]"
+        ),
+    ] = None
 
 
 @with_groups
@@ -33,19 +41,20 @@ def run(
     *,
     model: arguments.Model = None,
     engine_options: SpeculativeOptions,
-    system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
+    system: arguments.System = None,
     sampling: AnswerOptions,
     context: Annotated[
         int | None,
         typer.Option(help="Context length in tokens. [default: the model's]", min=16),
     ] = None,
+    json_schema: arguments.JsonSchema = None,
     chat_options: ChatOptions,
     adapter: arguments.Adapter = None,
 ) -> None:
     """Chat with a model; /help lists commands. Ctrl-C stops an answer."""
     from inl.engine.inference_engine import InferenceEngine
 
-    options = sampling.generation_options()
+    options = sampling.generation_options(json_schema=json_schema)
     chat = chat_options.arguments()
     adapters = arguments.adapters(adapter, single=True)
     config = engine_options.config(
@@ -56,6 +65,7 @@ def run(
     engine = InferenceEngine.from_pretrained(
         model, config, progress=loading_bar(), on_step=interrupt.on_step
     )
+    engine.sampling_defaults = {"temperature": TEMPERATURE, **engine.sampling_defaults}
     with engine:
         session = Chat(engine, interrupt, options, Conversation(system), chat)
         session.run(open_lines(), run_command)

@@ -13,6 +13,7 @@ from inl.cli.checks import Check
 from inl.cli.checks_machine import nearest
 from inl.cli.devices import show_bytes
 from inl.errors import InlError
+from inl.install_command import install_command
 
 
 def model_checks() -> Iterator[Check]:
@@ -79,5 +80,6 @@ def _open(path: Path) -> Check:
     try:
         open_model(path).checkpoint.close()
     except InlError as error:
-        return Check("wrong", "model", f"{path}: {error}", "pip install -U inl-core")
+        fix = install_command("inl-core", options="-U")
+        return Check("wrong", "model", f"{path}: {error}", fix)
     return Check("ok", "model", f"{path}, {show_bytes(path.stat().st_size)}, intact")

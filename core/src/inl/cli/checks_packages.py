@@ -10,10 +10,12 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import inl
 from inl.cli.checks import Check, Status
 from inl.cli.devices import show_bytes
 from inl.device import DeviceType
 from inl.errors import InlError
+from inl.install_command import install_command, installed_from, pip_command
 from inl.plugin import choose_device, make_backend, registry
 
 OLDEST_PYTHON: Final = (3, 11)
@@ -53,9 +55,14 @@ HARDWARE: Final = {
 """Device type -> device file that its driver creates, and the driver's name."""
 
 
+ADVICE: Final = re.compile(r"[.;,]? [Tt]ry: ")
+"""Separates what was found from what to do, in the reasons of probes."""
+
+
 def package_checks() -> Iterator[Check]:
     """Check Python, packages, plugins, devices and the device "auto" selects."""
     yield python(sys.version_info[:3])
+    yield Check("ok", "inl-core", f"{inl.__version__}, from: {installed_from()}")
     for package in PACKAGES:
         yield package_version(package, _version(package.name))
     yield from _plugins()
@@ -82,7 +89,7 @@ def _version(name: str) -> str | None:
 
 def package_version(package: Package, version: str | None) -> Check:
     """Check the installed version of a package; ``None`` is not installed."""
-    fix = f"pip install -U '{package.requirement}'"
+    fix = install_command(package.requirement, options="-U")
     status: Status = "wrong" if package.required else "warn"
     if version is None:
         finding = f"not installed; used for {package.use}"
@@ -99,15 +106,15 @@ def _plugins() -> Iterator[Check]:
     for row in registry().plugins:
         subject, package = f"plugin {row.name}", row.distribution or row.source
         if row.status == "broken":
-            fix = f"pip install --force-reinstall {package}"
+            fix = install_command(package, options="--force-reinstall")
             if row.distribution is None:
                 fix = "check INL_PLUGINS, then: inl --debug plugins"
             yield Check("warn", subject, f"broken: {row.detail}", fix)
         elif row.status == "conflict":
-            fix = f"pip uninstall {package}, or the other one"
+            fix = f"{pip_command('uninstall')} {package}, or the other one"
             yield Check("warn", subject, f"conflict: {row.detail}", fix)
         elif row.status == "unsupported":
-            fix = f"pip install -U {package} inl-core"
+            fix = install_command(package, "inl-core", options="-U")
             yield Check("warn", subject, row.detail, fix)
         elif row.status == "ready":
             yield Check("ok", subject, row.detail)
@@ -117,18 +124,27 @@ def _devices() -> Iterator[Check]:
     for row in registry().devices():
         if row.info is not None:
             memory = show_bytes(row.info.memory_bytes)
-            finding = ", ".join(filter(None, (row.info.name, memory)))
-            yield Check("ok", f"device {row.type}:{row.info.index}", finding)
+            note, fix = split_advice(row.info.note)
+            finding = ", ".join(filter(None, (row.info.name, memory, note)))
+            subject = f"device {row.type}:{row.info.index}"
+            yield Check("warn" if fix else "ok", subject, finding, fix)
         else:
             package = row.origin.distribution
+            finding, fix = split_advice(row.reason or "unavailable")
+            other = f"{pip_command('uninstall')} {package}"
             yield Check(
                 "warn",
                 f"device {row.type}",
-                row.reason or "unavailable",
-                f"fix the cause, or: pip uninstall {package}"
-                if package
-                else "check INL_PLUGINS",
+                finding,
+                fix
+                or (f"fix the cause, or: {other}" if package else "check INL_PLUGINS"),
             )
+
+
+def split_advice(text: str) -> tuple[str, str]:
+    """Split the note or reason of a probe into the finding and what to do, or ""."""
+    found = ADVICE.search(text)
+    return (text[: found.start()], text[found.end() :]) if found else (text, "")
 
 
 def unsupported_hardware(exists: Callable[[str], bool]) -> Iterator[Check]:
@@ -163,7 +179,8 @@ def torch_build(exists: Callable[[str], bool]) -> Iterator[Check]:
             "warn",
             "torch",
             f"{build}: a CUDA build on a machine without a GPU",
-            "pip uninstall torch, then install the CPU build from PyTorch's index",
+            f"{pip_command('uninstall')} torch, then install the CPU build from "
+            "PyTorch's index",
         )
 
 
@@ -185,7 +202,9 @@ def _auto() -> Check:
     try:
         device = choose_device("auto")
     except InlError as error:
-        return Check("wrong", "device auto", str(error), "pip install inl-cpu")
+        reason = registry().find(DeviceType.CPU).reason or ""
+        fix = split_advice(reason)[1] or "inl devices says why each is unavailable"
+        return Check("wrong", "device auto", str(error), fix)
     try:
         backend = make_backend(device)
     except InlError as error:

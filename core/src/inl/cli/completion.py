@@ -103,11 +103,11 @@ def candidates(before: list[str], current: str) -> list[tuple[str, str]]:
     before: the words between ``inl`` and ``current``. If the list is empty, the shell
     completes file names.
     """
-    from inl.cli.app import COMMANDS
+    from inl.cli.app import COMMANDS, SUMMARIES
 
     names = [word for word in before if not word.startswith("-")]
     if not names:
-        words = [(name, _summary(command(name))) for name in COMMANDS]
+        words = list(SUMMARIES.items())
         if current.startswith("-"):
             words = [("--help", "help"), ("--version", "the version"), ("--debug", "")]
     elif names[0] not in COMMANDS:
@@ -152,6 +152,10 @@ def _values(parameter: str) -> list[str]:
         return _devices()
     if parameter == "dtype":
         return ["auto", *FLOATS]
+    if parameter == "kind":
+        from inl.convert import compressed, gguf_kinds
+
+        return [*gguf_kinds.KINDS, *compressed.KINDS]
     if parameter == "shell":
         return list(SCRIPTS)
     if parameter == "op":
@@ -168,7 +172,3 @@ def _devices() -> list[str]:
 
     rows = [row for row in registry().devices() if row.info is not None]
     return ["auto", *(f"{row.type}:{row.info.index}" for row in rows if row.info)]
-
-
-def _summary(parsed: Any) -> str:
-    return str(parsed.get_short_help_str(70))

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from inl.errors import InlError, MissingPackage
+from inl.install_command import install_command
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -83,7 +84,8 @@ def _run(words: list[str]) -> int:
         if (error.name or "").partition(".")[0] == "inl":
             raise
         raise MissingPackage(
-            "the command line needs typer and rich; try: pip install 'inl-core[cli]'"
+            "the command line needs typer and rich; try: "
+            + install_command("inl-core[cli]")
         ) from error
     return run(words)
 

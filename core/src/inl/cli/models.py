@@ -37,7 +37,7 @@ def run(
     ] = False,
     as_json: arguments.Json = False,
 ) -> None:
-    """List cached models and known architectures, or inspect MODEL."""
+    """List cached models and architectures, or inspect MODEL."""
     if prune:
         if model is not None:
             raise typer.BadParameter("--prune takes no MODEL")

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from inl.install_command import pip_command
 from inl.testing.scaffold import create
 
 
@@ -25,6 +26,6 @@ def run(
     """Create a package inl-NAME with a backend to start from."""
     folder = create(name, path, license, style)
     print(f"created {folder}; next:")
-    print(f"  pip install -e '{folder}[test]'")
+    print(f"  {pip_command('install')} -e '{folder}[test]'")
     print(f"  inl check {name}:0")
     print(f"  pytest {folder}")

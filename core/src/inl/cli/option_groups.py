@@ -96,7 +96,9 @@ class KernelOptions:
         """
         from inl.config import EngineConfig
 
-        given = {
+        # What is measured or explained does not depend on a model's recommendation.
+        given: dict[str, Any] = {"generation_config": "none"}
+        given |= {
             CONFIG_NAMES.get(name, name): each for name, each in vars(self).items()
         }
         return EngineConfig(**given, **settings)
@@ -122,6 +124,15 @@ class EngineOptions(KernelOptions):
 @dataclass(frozen=True, kw_only=True)
 class SpeculativeOptions(EngineOptions):
     """Settings of an engine whose output is used."""
+
+    generation_config: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|none",
+            help="Whether the model's generation_config.json sets the defaults of "
+            "sampling options.",
+        ),
+    ] = "auto"
 
     speculation: Annotated[
         str | None,
@@ -159,30 +170,49 @@ class SamplingOptions:
     """How the tokens of an answer are chosen, and how many."""
 
     max_tokens: Annotated[int, typer.Option(help="Maximum number of new tokens.")] = 256
-    temperature: arguments.Temperature = 0.0
+    temperature: arguments.Temperature = None
     seed: Annotated[
         int | None, typer.Option(help="Random seed. [default: a new one per request]")
     ] = None
     top_k: Annotated[
-        int, typer.Option(help="Sample from the k most likely tokens; 0 disables.")
-    ] = 0
+        int | None,
+        typer.Option(
+            help="Sample from the k most likely tokens; 0 disables. "
+            "[default: the model's, or 0]"
+        ),
+    ] = None
     top_p: Annotated[
-        float, typer.Option(help="Nucleus sampling: cumulative probability.")
-    ] = 1.0
+        float | None,
+        typer.Option(
+            help="Nucleus sampling: cumulative probability. "
+            "[default: the model's, or 1]"
+        ),
+    ] = None
     min_p: Annotated[
-        float, typer.Option(help="Minimum probability relative to the top token.")
-    ] = 0.0
+        float | None,
+        typer.Option(
+            help="Minimum probability relative to the top token. "
+            "[default: the model's, or 0]"
+        ),
+    ] = None
     repetition_penalty: Annotated[
-        float, typer.Option(help="Values above 1 penalize repeated tokens.")
-    ] = 1.0
+        float | None,
+        typer.Option(
+            help="Values above 1 penalize repeated tokens. [default: the model's, or 1]"
+        ),
+    ] = None
 
-    def generation_options(self, stop: list[str] | None = None) -> GenerationOptions:
+    def generation_options(
+        self, stop: list[str] | None = None, json_schema: str | None = None
+    ) -> GenerationOptions:
         """Return the engine's options; raises :class:`~inl.errors.RequestError`.
 
-        stop: stop strings.
+        stop: stop strings. json_schema: of the answer, a file or JSON text.
         """
+        from inl.cli.prompt_input import read_schema
         from inl.engine.options import make_requests
 
-        options = cast("GenerationOptions", {**vars(self), "stop": stop})
+        fields = {"stop": stop, "structured": read_schema(json_schema)}
+        options = cast("GenerationOptions", {**vars(self), **fields})
         make_requests([0], options, room=1)  # validates, before a model is loaded
         return options

@@ -67,7 +67,7 @@ def run(
     ] = False,
     as_json: arguments.Json = False,
 ) -> None:
-    """Show how a model is divided among devices; loads no weights."""
+    """Show how devices divide a model; loads no weights."""
     found = _devices(devices)
     facts, planned_context = _facts(model, dtype, kv_dtype, quantize, context)
     plan = get_optimal_parallelism(

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from inl.progress import LoadStage
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rich.progress import Progress as Bar
 
     from inl.progress import Progress
@@ -25,6 +27,14 @@ def stop_bars() -> None:
     """Stop every bar, also after an exception: a live bar hides the cursor."""
     while _bars:
         _bars.pop().stop()
+
+
+def counting_bar(label: str) -> Callable[[int, int, str], None] | None:
+    """Return a callback that draws a bar of files; ``None`` without a terminal."""
+    bar = loading_bar(label)
+    if bar is None:
+        return None
+    return lambda done, total, name: bar(done, total, LoadStage.LOADING)  # noqa: ARG005
 
 
 def loading_bar(label: str | None = None) -> Progress | None:

@@ -24,6 +24,7 @@ from inl.cli.serve_options import (
     server_config,
 )
 from inl.errors import MissingPackage
+from inl.install_command import install_command
 
 if TYPE_CHECKING:
     from inl.config import EngineConfig
@@ -93,7 +94,7 @@ def check_packages() -> None:
             raise
         raise MissingPackage(
             f"{error.name}, which the server needs, is not installed. "
-            "Try: pip install 'inl-core[cli,serve]'"
+            f"Try: {install_command('inl-core[cli,serve]')}"
         ) from error
 
 

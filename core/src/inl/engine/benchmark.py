@@ -115,7 +115,13 @@ def measure_speed(
     for run in range(runs + 1):
         prompts = random_prompts(engine, batch, prompt_tokens, seed=run)
         clock.begin(batch)
-        completions = engine.generate(prompts, max_tokens=tokens, ignore_eos=True)
+        completions = engine.generate(
+            prompts,
+            max_tokens=tokens,
+            ignore_eos=True,
+            temperature=0,
+            repetition_penalty=1,
+        )
         tick()
         if run == 0:
             continue

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from inl.errors import RequestError
+from inl.guidance.python_types import function_schema
 from inl.text.continuation import Continuation, with_reasoning
 from inl.text.control_tokens import MarkedMessages, encode_marked
 from inl.text.measure import check_length
@@ -15,6 +16,34 @@ if TYPE_CHECKING:
     from inl.executor.model_loader import LanguageModel
     from inl.text.template import ChatTemplate
     from inl.text.tokenizer import Tokenizer
+
+
+ToolSource = Mapping[str, Any] | Callable[..., Any]
+"""A function as a tool: itself, or its schema as chat templates expect it."""
+
+
+def tool_schemas(tools: Sequence[ToolSource]) -> list[dict[str, Any]]:
+    """Return the schemas of tools: dicts as they are, of functions by their hints.
+
+    A dict with a name and no "function" is taken for what "function" would hold. Raises
+    :class:`~inl.errors.RequestError`.
+    """
+    if isinstance(tools, Mapping | str) or not isinstance(tools, Sequence):
+        raise RequestError(
+            f"tools: found {tools!r:.60}, accepts a list of functions or JSON schemas"
+        )
+    return [_tool_schema(at, tool) for at, tool in enumerate(tools)]
+
+
+def _tool_schema(at: int, tool: ToolSource) -> dict[str, Any]:
+    if isinstance(tool, Mapping):
+        is_bare = "function" not in tool and isinstance(tool.get("name"), str)
+        return {"type": "function", "function": dict(tool)} if is_bare else dict(tool)
+    if not callable(tool):
+        raise RequestError(
+            f"tools[{at}]: found {tool!r:.60}, accepts a function or its JSON schema"
+        )
+    return function_schema(tool)
 
 
 def prepare_chat(
@@ -36,7 +65,7 @@ def chat_ids(
     messages: str | Sequence[Mapping[str, Any]],
     *,
     context: int,
-    tools: Sequence[Mapping[str, Any]] | None = None,
+    tools: Sequence[ToolSource] | None = None,
     documents: Sequence[Mapping[str, Any]] | None = None,
     add_generation_prompt: bool | None = None,
     continue_final_message: bool | str = False,
@@ -46,12 +75,13 @@ def chat_ids(
     """Return the token ids of a conversation, ready for the assistant's answer.
 
     messages: dicts with "role" and "content"; a string is one user message. context:
-    maximum number of tokens; a text that is far longer is not encoded. tools: JSON
-    schemas of functions that the model may call. documents: dicts with "title" and
-    "text". add_generation_prompt: whether the prompt ends with the beginning of an
-    assistant's message; by default it does unless a message is continued.
-    continue_final_message: whether the answer continues the last message, whose end is
-    not written then; a string names the continued field, such as "reasoning_content".
+    maximum number of tokens; a text that is far longer is not encoded. tools:
+    functions that the model may call, or their JSON schemas. documents: dicts with
+    "title" and "text". add_generation_prompt: whether the prompt ends with the
+    beginning of an assistant's message; by default it does unless a message is
+    continued. continue_final_message: whether the answer continues the last message,
+    whose end is not written then; a string names the continued field, such as
+    "reasoning_content".
     template_kwargs: further variables of the template, such as
     ``enable_thinking=False``.
     trust_control_tokens: whether control tokens in the arguments are encoded as such,
@@ -80,9 +110,13 @@ def chat_ids(
             "continue_final_message: found with add_generation_prompt=True, which "
             "begins another message; accepted: one of both"
         )
+    tools = None if tools is None else tool_schemas(tools)
+    used = template
+    if tools is not None and template.tool_use is not None:
+        used = template.tool_use
     said: dict[str, Any] = {
         **template_kwargs,
-        "messages": with_reasoning(messages),
+        "messages": used.shapes.fit(with_reasoning(messages)),
         "tools": tools,
         "documents": documents,
     }

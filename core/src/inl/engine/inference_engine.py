@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import (
     AsyncGenerator,
     Callable,
@@ -13,13 +14,16 @@ from collections.abc import (
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, Unpack, overload
+from typing import TYPE_CHECKING, Any, Self, Unpack, cast, overload
 
 from inl.adapters.registry import AdapterRegistry, AdapterUse, apply_adapter
 from inl.checkpoints.digest import model_digest
 from inl.checkpoints.hub.resolve import resolve_model
 from inl.config import EngineConfig
+from inl.engine.answers.chat_answer import ChatAnswer, chat_answer, conversation_of
+from inl.engine.answers.model_text import ModelText
 from inl.engine.batch import Batch
+from inl.engine.chat import ToolSource, tool_schemas
 from inl.engine.cleanup import run_with_cleanup
 from inl.engine.core import EngineCore, Stats, StepRecord
 from inl.engine.dispatcher import RequestDispatcher
@@ -31,12 +35,14 @@ from inl.engine.options import (
     as_single_prompt,
     check_adapter_name,
     check_one_sample,
+    is_conversation,
 )
 from inl.engine.prompt_encoder import PromptEncoder
 from inl.engine.request_handle import Completion as Completion
 from inl.engine.request_handle import RequestHandle
 from inl.engine.step_loop import Waiter, text_chunks, until_completed
-from inl.errors import RunnerError
+from inl.engine.text_piece import PieceReader, TextPiece
+from inl.errors import RequestError, RunnerError
 from inl.executor.load_plan import configure
 from inl.executor.model_loader import (
     LanguageModel,
@@ -44,6 +50,7 @@ from inl.executor.model_loader import (
     is_replayed,
     open_model,
 )
+from inl.guidance.structured import with_kind
 from inl.progress import Progress
 from inl.protocol.runner import Limits, Runner
 from inl.recording.recorder import Recorder
@@ -55,6 +62,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from inl.guidance.structured import StructuredOutput
     from inl.speculation.drafters import Drafter
     from inl.speculation.planner import Speculation
     from inl.text.template import ChatTemplate
@@ -126,6 +134,7 @@ class InferenceEngine:
             replace=Restarts(self._restart) if restarts else None,
         )
         self._dispatcher = RequestDispatcher(self._core)
+        self._model_text: ModelText | None = None
         self._adapters = AdapterRegistry(
             model, limits, self._core, self._dispatcher.lock
         )
@@ -193,6 +202,19 @@ class InferenceEngine:
         return self._encoder.chat_template
 
     @property
+    def sampling_defaults(self) -> Mapping[str, float]:
+        """Sampling options of requests that do not set them; can be replaced.
+
+        By default what the model's ``generation_config.json`` recommends, see
+        ``EngineConfig.generation_config``.
+        """
+        return self._encoder.sampling_defaults
+
+    @sampling_defaults.setter
+    def sampling_defaults(self, values: Mapping[str, float]) -> None:
+        self._encoder.sampling_defaults = dict(values)
+
+    @property
     def adapters(self) -> tuple[str, ...]:
         """Names of the loaded adapters."""
         return self._adapters.names
@@ -254,7 +276,7 @@ class InferenceEngine:
         self,
         messages: str | Sequence[Mapping[str, Any]],
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[ToolSource] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool | str = False,
@@ -264,7 +286,8 @@ class InferenceEngine:
         """Return a conversation's token ids, by the model's own chat template.
 
         messages: dicts with "role" and "content"; a string is one user message.
-        tools, documents: JSON schemas of functions, and texts with titles.
+        tools: Python functions, whose schema is made from type hints and docstring, or
+        JSON schemas of functions. documents: texts with titles.
         add_generation_prompt: whether to begin the assistant's answer; by default
         unless a message is continued. continue_final_message: whether the answer
         continues the last message; a string names the continued field.
@@ -288,6 +311,58 @@ class InferenceEngine:
             **template_kwargs,
         )
 
+    def chat(
+        self,
+        messages: str | Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[ToolSource] | None = None,
+        tool_choice: str = "auto",
+        template_options: Mapping[str, Any] | None = None,
+        **options: Unpack[GenerationOptions],
+    ) -> ChatAnswer:
+        """Answer a conversation: text, reasoning and parsed tool calls.
+
+        messages, tools: as for :meth:`chat_ids`; a tool's result is a message with the
+        role "tool", and ``answer.message`` the one to append before it. A model whose
+        chat template shows no tools gets them as a system message. tool_choice: "auto"
+        leaves calls to the model, "none" offers no tools; "required", and the name of a
+        tool, make the whole answer one call (needs ``inl-core[guidance]``).
+        template_options: further arguments of :meth:`chat_ids`, such as
+        ``{"enable_thinking": False}``. options: as for :meth:`generate`, with ``n`` 1;
+        ``structured`` is what follows the reasoning. Raises as both.
+
+        Call :meth:`stream` with :meth:`chat_ids` for text as it is generated.
+        """
+        check_one_sample(options)
+        text = self._chat_text()
+        conversation = conversation_of(
+            messages, tool_schemas(tools or ()), tool_choice, template_options or {}
+        )
+        (encoded,) = text.encode_all([conversation])
+        given = with_kind(options.get("structured"))
+        options["structured"] = cast(
+            "StructuredOutput | None", text.structure_of(given, encoded)
+        )
+        handle = self._prepare(encoded.ids, self._use(options), **options)
+        batch = Batch()
+        batch.add(handle)
+        run_with_cleanup(
+            partial(self._complete, batch), partial(self._dispatcher.cancel, [handle])
+        )
+        return chat_answer(handle, text.parser(encoded))
+
+    def _chat_text(self) -> ModelText:
+        """Return how the model writes calls and reasoning."""
+        if self._model_text is None:
+            if self.chat_template is None:
+                raise RequestError(
+                    f"{self.model.name}: has no chat template; generate() takes text"
+                )
+            text = ModelText(weakref.proxy(self))
+            text.warm_up()
+            self._model_text = text
+        return self._model_text
+
     # A string is a sequence of strings too; the first matching overload is meant.
     @overload
     def generate(  # type: ignore[overload-overlap]
@@ -295,12 +370,16 @@ class InferenceEngine:
     ) -> Completion: ...
     @overload
     def generate(
-        self, prompt: Sequence[int], **options: Unpack[GenerationOptions]
+        self,
+        prompt: Sequence[int] | Sequence[Mapping[str, Any]],
+        **options: Unpack[GenerationOptions],
     ) -> Completion: ...
     @overload
     def generate(
         self,
-        prompt: Sequence[str] | Sequence[Sequence[int]],
+        prompt: Sequence[str]
+        | Sequence[Sequence[int]]
+        | Sequence[Sequence[Mapping[str, Any]]],
         **options: Unpack[GenerationOptions],
     ) -> list[Completion]: ...
 
@@ -309,7 +388,8 @@ class InferenceEngine:
     ) -> Completion | list[Completion]:
         """Generate the completion of a prompt, or of several in one batch.
 
-        prompt: a string, token ids, or a list of either, which returns a list.
+        prompt: a string, token ids, a conversation (a list of messages, which are dicts
+        with "role" and "content"), or a list of one of these, which returns a list.
         options: see :class:`~inl.engine.options.GenerationOptions`. Raises
         :class:`~inl.errors.RequestError`, before anything is computed, if any prompt
         or option is not accepted, its subclass :class:`~inl.errors.QueueFull` if too
@@ -326,11 +406,14 @@ class InferenceEngine:
 
     def stream(
         self, prompt: Prompt, **options: Unpack[GenerationOptions]
-    ) -> Iterator[str]:
+    ) -> Iterator[TextPiece]:
         """Yield the text of one completion as it is generated.
 
-        Only whole characters are yielded, and no part of a stop string. Closing or
-        dropping the iterator cancels the request.
+        Each piece is a string with attributes, see
+        :class:`~inl.engine.text_piece.TextPiece`: ``token_ids``, ``logprobs``,
+        ``usage``, and in the last one, which may be empty, ``finish_reason``. Only
+        whole characters are yielded, and no part of a stop string. Closing or dropping
+        the iterator cancels the request.
         """
         check_one_sample(options)
         handle = self._prepare(as_single_prompt(prompt), self._use(options), **options)
@@ -345,12 +428,16 @@ class InferenceEngine:
     ) -> Completion: ...
     @overload
     async def agenerate(
-        self, prompt: Sequence[int], **options: Unpack[GenerationOptions]
+        self,
+        prompt: Sequence[int] | Sequence[Mapping[str, Any]],
+        **options: Unpack[GenerationOptions],
     ) -> Completion: ...
     @overload
     async def agenerate(
         self,
-        prompt: Sequence[str] | Sequence[Sequence[int]],
+        prompt: Sequence[str]
+        | Sequence[Sequence[int]]
+        | Sequence[Sequence[Mapping[str, Any]]],
         **options: Unpack[GenerationOptions],
     ) -> list[Completion]: ...
 
@@ -362,6 +449,8 @@ class InferenceEngine:
         Cancelling the task, as a timeout does, cancels its requests.
         """
         prompts, single = as_prompts(prompt)
+        if not prompts:
+            return []
         waiter, batch = Waiter(self._dispatcher.step_loop.ensure_thread), Batch()
         # Twice, as run_with_cleanup does it.
         try:
@@ -377,7 +466,7 @@ class InferenceEngine:
 
     async def astream(
         self, prompt: Prompt, **options: Unpack[GenerationOptions]
-    ) -> AsyncGenerator[str, None]:
+    ) -> AsyncGenerator[TextPiece, None]:
         """:meth:`stream` for asyncio; the request starts with the first iteration.
 
         ``aclose``, or cancelling the task that iterates, cancels the request.
@@ -403,8 +492,8 @@ class InferenceEngine:
         """Queue a prompt and return its handle, without computing anything.
 
         With ``n`` above 1, ``samples`` of the handle are the handles of all samples.
-        It makes progress whenever another call steps the engine; :meth:`step` does so
-        explicitly. Raises as :meth:`generate`.
+        It makes progress whenever another call steps the engine; ``result()`` of the
+        handle and :meth:`step` do so explicitly. Raises as :meth:`generate`.
         """
         handle = self._prepare(prompt, self._use(options), **options)
         try:
@@ -465,19 +554,23 @@ class InferenceEngine:
         self._dispatcher.cancel(handles)
         return len(handles)
 
-    def embed(self, prompts: Sequence[str | Sequence[int]]) -> NDArray[np.float32]:
+    def embed(
+        self, prompts: str | Sequence[int] | Sequence[str | Sequence[int]]
+    ) -> NDArray[np.float32]:
         """Return embeddings of texts or lists of token ids, float32 [n, H].
 
-        Each is the hidden state after the last token, of length 1, as the model's head
-        would read it. Computed in batches, in turns with the steps that generate.
-        Raises :class:`~inl.errors.RequestError` for what cannot be encoded, otherwise
-        as :meth:`generate`.
+        One text, or one list of token ids, is one row: ``embed("text")[0]``. Each is
+        the hidden state after the last token, of length 1, as the model's head would
+        read it. Computed in batches, in turns with the steps that generate. Raises
+        :class:`~inl.errors.RequestError` for what cannot be encoded, otherwise as
+        :meth:`generate`.
         """
         import numpy as np
 
+        texts, _ = as_prompts(prompts)
         batch, started, vocab = Batch(), time.perf_counter(), self.runner.limits.vocab
         requests = []
-        for index, prompt in enumerate(prompts):
+        for index, prompt in enumerate(texts):
             ids, name = self._encoder.encode(prompt, self.context), f"prompts[{index}]"
             request = embedding_request(name, ids, context=self.context, vocab=vocab)
             requests.append(request)
@@ -491,6 +584,8 @@ class InferenceEngine:
             handle.completion()  # raises its error
             assert request.hidden is not None, "it has finished"
             rows.append(unit_length(f"prompts[{index}]", request.hidden))
+        if not rows:
+            return np.empty((0, self.model.config.hidden_size), np.float32)
         return np.stack(rows)
 
     def reset_prefix_cache(self) -> int:
@@ -551,6 +646,7 @@ class InferenceEngine:
         for sample in handle.samples:
             apply_adapter(use, sample)
             self._core.check(sample.request)
+            sample.dispatcher = self._dispatcher
         return handle
 
     def _generate(
@@ -584,7 +680,7 @@ class InferenceEngine:
 
         use = self._use(options)
         for prompt in prompts:
-            if isinstance(prompt, str):
+            if isinstance(prompt, str) or is_conversation(prompt):
                 # Encoding a long text takes a while.
                 work = partial(self._prepare, prompt, use, **options)
                 handle = await asyncio.to_thread(work)
@@ -596,16 +692,18 @@ class InferenceEngine:
         self._core.check_room(batch.handles[0].request)
         self._dispatcher.step_loop.submit(batch)
 
-    def _text_chunks(self, handle: RequestHandle) -> Iterator[str]:
+    def _text_chunks(self, handle: RequestHandle) -> Iterator[TextPiece]:
         # Twice, as run_with_cleanup does it.
         try:
             try:
                 self._dispatcher.submit(handle)
-                yield ""
+                yield TextPiece()
+                reader = PieceReader(handle)
                 while True:
-                    if chunk := handle.take():
-                        yield chunk
-                    if handle.completed:
+                    completed = handle.completed
+                    if (piece := reader.read()) is not None:
+                        yield piece
+                    if completed:
                         break
                     self._dispatcher.step()
                 handle.completion()

@@ -14,11 +14,13 @@ from inl.engine.prompt_embeddings import PromptEmbeddings, is_rows
 from inl.errors import RequestError
 from inl.guidance.structured import StructuredOutput, read_structured
 from inl.scheduling.request import Request
+from inl.scheduling.token_ids import read_integer
 
-Prompt = str | Sequence[int]
-"""A text, or token ids. Among the ids there may be arrays [n, hidden] of embeddings
-(NumPy, or any that it converts), each of which stands for n tokens: rows that take the
-place of the rows of the model's own table."""
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
+"""A text, token ids, or a conversation: messages, which are dicts with "role" and
+"content". Among the ids there may be arrays [n, hidden] of embeddings (NumPy, or any
+that it converts), each of which stands for n tokens: rows that take the place of the
+rows of the model's own table."""
 
 
 class GenerationOptions(TypedDict, total=False):
@@ -30,21 +32,23 @@ class GenerationOptions(TypedDict, total=False):
 
     max_tokens: int | None
     """Maximum number of tokens to generate; 0 only scores the prompt, see
-    ``prompt_logprobs``. Default: ``None``, the rest of the context."""
-    temperature: float
-    """Divides the logits. Default: 0, greedy decoding: ``top_k``, ``top_p`` and
-    ``min_p`` then have no effect."""
-    top_k: int
-    """Sample from the k most likely tokens. Default: 0, all tokens."""
-    top_p: float
+    ``prompt_logprobs``. Default: 256, or
+    what the context has left if that is less; ``None``: the rest of the context."""
+    temperature: float | None
+    """Divides the logits. 0 is greedy decoding: ``top_k``, ``top_p`` and ``min_p`` then
+    have no effect. Default of this and of the next four: what the model recommends
+    (``EngineConfig.generation_config``); where it says nothing, 0."""
+    top_k: int | None
+    """Sample from the k most likely tokens. Default: the model's, or 0, all tokens."""
+    top_p: float | None
     """Sample from the smallest set of most likely tokens whose total probability is at
-    least this, 1e-6 to 1. Default: 1, all tokens."""
-    min_p: float
+    least this, 1e-6 to 1. Default: the model's, or 1, all tokens."""
+    min_p: float | None
     """Minimum probability of a token relative to the most likely one, 0 to 1. Default:
-    0, all tokens."""
-    repetition_penalty: float
+    the model's, or 0, all tokens."""
+    repetition_penalty: float | None
     """Above 1, tokens that prompt or output contain become less likely; below 1, more
-    likely; 0.01 to 100. Default: 1."""
+    likely; 0.01 to 100. Default: the model's, or 1."""
     presence_penalty: float
     """Subtracted from the logit of each token that the output contains, -2 to 2.
     Default: 0."""
@@ -83,8 +87,10 @@ class GenerationOptions(TypedDict, total=False):
     ``None``, shared with all requests that have no salt."""
     adapter: str | None
     """Name of a loaded LoRA adapter. Default: ``None``, the model itself."""
-    structured: StructuredOutput | None
-    """A JSON schema, regular expression, grammar or choice that the output matches.
+    structured: StructuredOutput | Mapping[str, Any] | type | None
+    """A JSON schema, regular expression, grammar or choice that the output matches: a
+    dict with the kind, such as ``{"regex": "a+"}``; a JSON schema as it is; or a
+    dataclass, a TypedDict or a model of pydantic, whose fields are the schema's.
     Default: ``None``, any text. Needs ``inl-core[guidance]``."""
     n: int
     """Number of completions of the prompt, which is computed once. Completion i is that
@@ -104,6 +110,32 @@ class GenerationOptions(TypedDict, total=False):
     generated, also while it waits. Default: ``None``."""
 
 
+DEFAULT_MAX_TOKENS = 256
+"""Most tokens of a request that does not say how many."""
+
+
+NEUTRAL_SAMPLING: dict[str, float] = {
+    "temperature": 0.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+}
+"""Sampling options that a model may recommend, and their values where none does."""
+
+
+def with_sampling(
+    options: Mapping[str, Any], defaults: Mapping[str, float]
+) -> dict[str, Any]:
+    """Return options with the defaults of those that are absent or ``None``."""
+    given = {
+        name: value
+        for name, value in options.items()
+        if value is not None or name not in NEUTRAL_SAMPLING
+    }
+    return {**defaults, **given}
+
+
 def make_requests(
     ids: Sequence[int],
     options: GenerationOptions,
@@ -114,13 +146,13 @@ def make_requests(
 ) -> list[Request]:
     """Make the ``n`` requests for a prompt's token ids and its options.
 
-    room: ``max_tokens`` if the options have none. config: bounds of the options.
+    room: tokens that the context has left. config: bounds of the options.
     embeddings: as :attr:`~inl.scheduling.request.Request.embeddings`.
     ``structured`` is only checked. Raises :class:`~inl.errors.RequestError` for an
     unknown option or a value that is not accepted. Needs no model, so that a command
     can check its options first.
     """
-    fields: dict[str, Any] = dict(options)
+    fields = with_sampling(options, {})
     most = (config or EngineConfig()).max_samples
     count = fields.pop("n", 1)
     if type(count) is not int or not 1 <= count <= most:
@@ -165,8 +197,9 @@ def _make_request(
     _check_count("logit_bias", fields.get("logit_bias"), "max_logit_bias", config)
     if not isinstance(ends := fields.get("stop_ids", ()), Collection):
         raise RequestError(f"stop_ids: found {ends!r:.60}, accepts a list of token ids")
-    if fields.get("max_tokens") is None:
-        fields["max_tokens"] = max(room, 1)
+    room = max(room, 1)
+    if fields.setdefault("max_tokens", min(room, DEFAULT_MAX_TOKENS)) is None:
+        fields["max_tokens"] = room
     elif is_empty(options):
         fields["max_tokens"] = 1  # which the handle drops
     if fields.get("seed") is None:
@@ -233,7 +266,7 @@ def ban_options(options: Mapping[str, Any], config: EngineConfig) -> Bans:
     """
     least, words = options.get("min_tokens", 0), options.get("bad_words", ())
     given = options.get("max_tokens")
-    most = MAX_COUNT if given is None else given
+    most = MAX_COUNT if given is None else read_integer("max_tokens", given, 0)
     if type(least) is not int or not 0 <= least <= most:
         raise RequestError(f"min_tokens: found {least!r}, accepts 0 to max_tokens")
     return Bans(least, string_tuple("bad_words", words, config))
@@ -253,6 +286,8 @@ def as_prompts(prompt: Any) -> tuple[list[Prompt], bool]:
         return [prompt], True
     if is_rows(prompt):
         return [[prompt]], True
+    if isinstance(prompt, list | tuple) and not prompt:
+        return [], False
     items: list[Any] = [None]
     if not isinstance(prompt, bytes | Mapping):
         with suppress(TypeError):
@@ -260,7 +295,7 @@ def as_prompts(prompt: Any) -> tuple[list[Prompt], bool]:
     if any(isinstance(item, float) or item is None for item in items):
         raise RequestError(
             f"prompt: found {prompt!r:.60}, accepts a string, token ids, "
-            "or a list of either"
+            "a conversation (a list of messages), or a list of one of these"
         )
     if items and all(isinstance(item, str) for item in items):
         return items, False
@@ -269,9 +304,20 @@ def as_prompts(prompt: Any) -> tuple[list[Prompt], bool]:
     return [items], True
 
 
+def is_conversation(prompt: Any) -> bool:
+    """Whether a prompt is a list of messages."""
+    return (
+        isinstance(prompt, list | tuple)
+        and len(prompt) > 0
+        and all(isinstance(each, Mapping) for each in prompt)
+    )
+
+
 def as_single_prompt(prompt: Prompt) -> Prompt:
     """Return the one prompt of a call; raises ``RequestError`` for several."""
     prompts, single = as_prompts(prompt)
+    if not prompts:
+        raise RequestError(f"prompt: found {prompt!r}, needs at least one token")
     if not single:
         raise RequestError(
             f"prompt: found a list of {len(prompts)}, stream takes one prompt"

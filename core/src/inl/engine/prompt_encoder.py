@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
+from inl.checkpoints.sampling import sampling_defaults
 from inl.engine.chat import chat_ids, prepare_chat
 from inl.engine.options import (
     NO_BANS,
     GenerationOptions,
     Prompt,
     ban_options,
+    is_conversation,
     is_empty,
     make_requests,
     stop_strings,
+    with_sampling,
 )
 from inl.engine.prompt_embeddings import split_prompt
 from inl.engine.request_handle import RequestHandle
 from inl.errors import RequestError, TokenizerNotFound
 from inl.guidance.banned_tokens import BannedTokens
+from inl.scheduling.sampling_params import rank, sampler_for
+from inl.spec.step import NEUTRAL, PARAMS
 from inl.text.measure import check_length
 
 if TYPE_CHECKING:
@@ -28,10 +34,12 @@ if TYPE_CHECKING:
     from inl.engine.options import Bans
     from inl.executor.model_loader import LanguageModel
     from inl.guidance.grammars import Grammars
-    from inl.guidance.structured import StructuredOutput
     from inl.scheduling.guide import Guide
     from inl.scheduling.request import Request
     from inl.text.tokenizer import Tokenizer
+
+
+log = logging.getLogger("inl")
 
 
 class PromptEncoder:
@@ -56,6 +64,8 @@ class PromptEncoder:
             except TokenizerNotFound as error:
                 self._missing = error
         self._tokenizer = tokenizer
+        self.sampling_defaults = _sampling_defaults(model, config)
+        """Sampling options of requests that do not set them."""
 
     def tokenizer(self, purpose: str) -> Tokenizer:
         """Return the tokenizer; raises ``RequestError`` if the model has none."""
@@ -99,6 +109,9 @@ class PromptEncoder:
         vocabulary, for error messages. Raises :class:`~inl.errors.RequestError`.
         """
         started = time.perf_counter()
+        options = cast(
+            "GenerationOptions", with_sampling(options, self.sampling_defaults)
+        )
         ids, embeddings = split_prompt(self.encode(prompt, context))
         try:
             room = context - len(ids)
@@ -132,7 +145,7 @@ class PromptEncoder:
         first.further_samples = tuple(others)
         return first
 
-    def _compile(self, structured: StructuredOutput, vocab: int) -> Guide:
+    def _compile(self, structured: Any, vocab: int) -> Guide:
         if self._grammars is None:
             from inl.guidance.grammars import Grammars
 
@@ -168,7 +181,7 @@ class PromptEncoder:
             self._grammars.close()
 
     def encode(self, prompt: Prompt, context: int) -> list[int]:
-        """Return the token ids of a text, or a list as it is.
+        """Return the token ids of a text or conversation, or a list as it is.
 
         Raises :class:`~inl.errors.RequestError` if there are none.
         """
@@ -176,8 +189,11 @@ class PromptEncoder:
             tokenizer = self.tokenizer("prompt")
             check_length(tokenizer, prompt, context)
             ids = tokenizer.encode(prompt)
+        elif is_conversation(prompt):
+            messages = cast("Sequence[Mapping[str, Any]]", prompt)
+            ids = self.chat_ids(messages, context=context)
         else:
-            ids = list(prompt)
+            ids = list(cast("Sequence[int]", prompt))
         if not ids:
             raise RequestError(
                 f"prompt: found {prompt!r:.60}, which has no tokens; needs at least one"
@@ -192,3 +208,31 @@ def _check_signs(ids: Sequence[int], vocab: int) -> None:
             raise RequestError(
                 f"prompt[{position}]: found token {token}, accepts 0 to {vocab - 1}"
             )
+
+
+def _sampling_defaults(model: LanguageModel, config: EngineConfig) -> dict[str, float]:
+    """Return what the model recommends, if requests may use it."""
+    if config.generation_config == "none":
+        return {}
+    checkpoint = model.checkpoint
+    found = sampling_defaults(checkpoint.generation_config, str(checkpoint.path))
+    params = {**dict(zip(PARAMS, NEUTRAL, strict=True)), **found}
+    if rank(sampler_for(params)) > rank(config.sampling):
+        log.warning(
+            '%s: the model recommends %s, which sampling="%s" has no programs for; '
+            "requests are greedy by default",
+            model.name, show_sampling(found), config.sampling,
+        )  # fmt: skip
+        return {}
+    if found:
+        log.info(
+            "%s: requests without sampling options use the model's: %s "
+            '(generation_config="none" ignores them)',
+            model.name, show_sampling(found),
+        )  # fmt: skip
+    return found
+
+
+def show_sampling(values: Mapping[str, float]) -> str:
+    """Return sampling options as text."""
+    return ", ".join(f"{name}={value:g}" for name, value in values.items())

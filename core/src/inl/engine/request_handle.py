@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import TYPE_CHECKING
 
 from inl.engine.output_text import OutputText
@@ -16,9 +17,14 @@ from inl.scheduling.sampling_params import TokenLogprob as TokenLogprob
 
 if TYPE_CHECKING:
     from inl.adapters.registry import AdapterUse
+    from inl.engine.dispatcher import RequestDispatcher
     from inl.engine.output_text import Span
     from inl.scheduling.request import FinishReason, Request
     from inl.text.tokenizer import Tokenizer
+
+
+QUEUE_SECONDS = 0.001
+"""Between looks at a request that another thread queues."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +63,8 @@ class RequestHandle:
 
     Its output grows while something steps the engine: ``generate``, ``stream`` or their
     async variants. :attr:`text` is the text so far, :meth:`take` the text since the
-    last call; :attr:`finish_reason` is set when it has finished.
-    ``InferenceEngine.cancel`` ends it.
+    last call; :attr:`finish_reason` is set when it has finished. :meth:`result` steps
+    the engine until then, :meth:`cancel` ends it.
 
     Text that may be the start of a stop string is held back. The first stop string
     that is complete ends the text before it; of several that end at the same place,
@@ -91,6 +97,8 @@ class RequestHandle:
         """Handles of the other samples, if it is the first of ``n``."""
         self.listener: Callable[[], None] | None = None
         """Called after each event, on the thread that steps the engine."""
+        self.dispatcher: RequestDispatcher | None = None
+        """Of the engine that generates the output."""
         self.adapter_use: AdapterUse | None = None
         """The adapter of the request, until it has finished."""
         self._text = OutputText(tokenizer, stop_strings, skip_special=skip_special)
@@ -223,6 +231,36 @@ class RequestHandle:
             self.finish_reason = "error"
             self.adapter_use = None
             self.notify()
+
+    def cancel(self) -> None:
+        """End the request, and its further samples, with the output so far.
+
+        Does nothing to those that have finished. If another thread is computing a step,
+        they end after it.
+        """
+        assert self.dispatcher is not None, "an engine has made it"
+        self.dispatcher.cancel(self.samples)
+
+    def result(self, timeout: float | None = None) -> Completion:
+        """Step the engine until the request has finished; return its output.
+
+        With ``n`` above 1, until all samples have. timeout: seconds after which
+        :class:`TimeoutError` is raised, at the end of a step; the request goes on, and
+        a later call may return it. Raises as :meth:`completion`.
+        """
+        assert self.dispatcher is not None, "an engine has made it"
+        last = math.inf if timeout is None else perf_counter() + timeout
+        while not all(each.completed for each in self.samples):
+            if perf_counter() >= last:
+                raise TimeoutError(
+                    f"result: the request has not finished after {timeout} s; it goes "
+                    "on, call result() again or cancel()"
+                )
+            if self.request.id:
+                self.dispatcher.step()
+            else:
+                sleep(QUEUE_SECONDS)  # the background thread will queue it
+        return self.completion()
 
     def completion(self) -> Completion:
         """Return the output of a finished request.

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from inl.engine.batch import Batch
 from inl.engine.cleanup import run_with_cleanup
+from inl.engine.text_piece import PieceReader, TextPiece
 from inl.errors import InlError, RunnerError
 from inl.forks import on_fork
 
@@ -215,13 +216,16 @@ async def until_completed(batch: Batch, waiter: Waiter) -> None:
         await waiter.wait()
 
 
-async def text_chunks(handle: RequestHandle, waiter: Waiter) -> AsyncIterator[str]:
+async def text_chunks(
+    handle: RequestHandle, waiter: Waiter
+) -> AsyncIterator[TextPiece]:
     """Yield a request's text as it is generated, until it has finished."""
+    reader = PieceReader(handle)
     while True:
-        # Read before the text is taken, so that the last chunk is not lost.
+        # Read before the text is taken, so that the last piece is not lost.
         completed = handle.completed
-        if chunk := handle.take():
-            yield chunk
+        if (piece := reader.read()) is not None:
+            yield piece
         if completed:
             return
         await waiter.wait()

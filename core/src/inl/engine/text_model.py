@@ -25,7 +25,7 @@ class TextModel:
     """
 
     def __init__(self, place: str | None, context: int | None = None) -> None:
-        config = EngineConfig(context=context)
+        config = EngineConfig(context=context, generation_config="none")
         model = configure(open_model(resolve_model(place)), config)
         self._encoder = PromptEncoder(model, None, config)
         longest = model.config.max_tokens

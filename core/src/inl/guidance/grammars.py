@@ -12,15 +12,18 @@ from inl.errors import MissingPackage, RequestError
 from inl.forks import on_fork
 from inl.guidance.compiler import compile_matcher
 from inl.guidance.deep_stack import DeepStack
+from inl.guidance.guide_after_text import FreeText, GuideAfterText
 from inl.guidance.json_schemas import checked_schema
 from inl.guidance.matcher_guide import MatcherGuide
 from inl.guidance.structural_tags import tag_grammar
 from inl.guidance.structured import GrammarText, read_structured
 from inl.guidance.trial_process import STACK
 from inl.guidance.trials import GrammarTrials
-from inl.guidance.vocabulary import Vocabulary
+from inl.guidance.vocabulary import Vocabulary, text_bytes
+from inl.install_command import install_command
 
 if TYPE_CHECKING:
+    from inl.scheduling.guide import Guide
     from inl.text.tokenizer import Tokenizer
 
 MAX_CACHED: Final = 64
@@ -32,6 +35,9 @@ MAX_CACHED_SECONDS: Final = 0.5
 NO_FORCING: Final = '\n%llguidance {"no_forcing": true}\n'
 """Behind a client's grammar, where it overrides its own options: ``/a+/ "a"`` forces an
 endless text in a terminal, which no limit of the library ends."""
+
+MAX_MARKS: Final = 4
+"""Marks of ``after`` for which the tokens of the vocabulary are kept."""
 
 MAX_PASSED: Final = 4_096
 """Grammars whose trial is not repeated."""
@@ -78,9 +84,10 @@ class Grammars:
         self._passed: dict[bytes, float] = {}
         """Processor time of trials."""
         self._library = None
+        self._free_texts: dict[bytes, FreeText] = {}
         self._lock = threading.Lock()
 
-    def guide(self, structured: Any) -> MatcherGuide:
+    def guide(self, structured: Any) -> Guide:
         """Return a guide for a ``structured`` option.
 
         A grammar is compiled in a child process first, see
@@ -88,19 +95,33 @@ class Grammars:
         that cannot be compiled, and :class:`~inl.errors.MissingPackage`.
         """
         grammar = read_structured(structured, self._max_bytes)
-        key = sha256("\n".join(grammar).encode()).digest()
+        text = f"{grammar.kind}\n{grammar.text}"
+        key = sha256(text.encode()).digest()
         # No lock, which an exception may leave locked: threads may compile twice.
         found = self._compiled.get(key)
         if found is None:
             found = self._compile(grammar, key)
             self._evict(found.seconds)
             self._compiled[key] = found
-        return found.guide.copy()
+        guide = found.guide.copy()
+        if not grammar.after:
+            return guide
+        return GuideAfterText(self._free_text(grammar.after.encode()), guide)
 
     def close(self) -> None:
         """End the child process; a later grammar starts another."""
         if self._library is not None:
             self._library.trials.close()
+
+    def _free_text(self, mark: bytes) -> FreeText:
+        text = self._free_texts.get(mark)
+        if text is None:
+            tokens = text_bytes(self._tokenizer(), self._vocab)
+            text = FreeText(mark, tokens, self._vocab, self._end_ids)
+            if len(self._free_texts) >= MAX_MARKS:
+                self._free_texts.clear()
+            self._free_texts[mark] = text
+        return text
 
     def _evict(self, seconds: float) -> None:
         """Drop the oldest grammars until there is room for one more."""
@@ -171,6 +192,6 @@ def library() -> Any:
     except ImportError as error:
         raise MissingPackage(
             "llguidance, which compiles grammars, is not installed. "
-            "Try: pip install 'inl-core[guidance]'"
+            f"Try: {install_command('inl-core[guidance]')}"
         ) from error
     return llguidance

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple, TypedDict
 from inl.errors import RequestError
 from inl.guidance.json_schemas import MAX_CHOICES
 from inl.guidance.lark_text import literal
+from inl.guidance.python_types import is_schema_class, type_schema
 from inl.guidance.structural_tags import read_tag
 
 
 class StructuredOutput(TypedDict, total=False):
-    """What the output must match: exactly one of these fields."""
+    """What the output must match: exactly one of these fields, and ``after``."""
 
     json_schema: Mapping[str, Any] | bool | str
     """JSON that validates against this schema: a dict, a bool, or JSON text. ``{}`` is
@@ -28,6 +29,9 @@ class StructuredOutput(TypedDict, total=False):
     """Free text with parts that match JSON schemas: ``structures``, a list of dicts
     with ``begin``, ``schema`` and ``end``, and ``triggers``, a list of strings. Each
     ``begin`` begins with a trigger; text that contains a trigger goes on as a part."""
+    after: str
+    """The output begins with free text up to this one, and matches behind it, such as
+    behind ``"</think>"`` where the prompt has begun the reasoning."""
 
 
 class GrammarText(NamedTuple):
@@ -35,6 +39,7 @@ class GrammarText(NamedTuple):
 
     kind: str
     text: str
+    after: str = ""
 
 
 def read_structured(value: Any, max_bytes: int) -> GrammarText:
@@ -43,17 +48,23 @@ def read_structured(value: Any, max_bytes: int) -> GrammarText:
     max_bytes: maximum size of the text, in UTF-8. Raises
     :class:`~inl.errors.RequestError` for another form or a longer text.
     """
-    accepted = ", ".join(StructuredOutput.__annotations__)
+    accepted = ", ".join(_READERS)
+    after = ""
+    value = with_kind(value)
+    if isinstance(value, Mapping) and "after" in value:
+        after = _text("after", value["after"])
+        value = {name: each for name, each in value.items() if name != "after"}
     if not isinstance(value, Mapping) or len(value) != 1:
         raise RequestError(
-            f"structured: found {value!r:.60}, accepts a dict with one of {accepted}"
+            f"structured: found {value!r:.60}, accepts a dict with one of {accepted}, "
+            "a JSON schema, or a dataclass or pydantic model"
         )
     ((kind, body),) = value.items()
-    if kind not in StructuredOutput.__annotations__:
+    if kind not in _READERS:
         raise RequestError(f"structured: found {kind!r:.60}, accepts {accepted}")
-    grammar = GrammarText(kind, _READERS[kind](body))
+    grammar = GrammarText(kind, _READERS[kind](body), after)
     try:
-        size = len(grammar.text.encode())
+        size = len(grammar.text.encode()) + len(grammar.after.encode())
     except UnicodeEncodeError as error:
         raise RequestError(
             f"structured.{kind}: {error}; accepts text that UTF-8 can encode"
@@ -64,6 +75,31 @@ def read_structured(value: Any, max_bytes: int) -> GrammarText:
             "(EngineConfig.max_grammar_bytes)"
         )
     return grammar
+
+
+SCHEMA_WORDS = frozenset(
+    {
+        "$ref", "$defs", "type", "properties", "required", "enum", "const", "anyOf",
+        "oneOf", "allOf", "items", "prefixItems", "pattern", "$schema",
+    }
+)  # fmt: skip
+"""Keywords, one of which a JSON schema that is given without its kind has."""
+
+
+def with_kind(value: Any) -> Any:
+    """Return a JSON schema or a class as :class:`StructuredOutput`, others as they are.
+
+    Raises :class:`~inl.errors.RequestError` for a class with other types than JSON has.
+    """
+    if is_schema_class(value):
+        return {"json_schema": type_schema(value, "structured")}
+    if isinstance(value, Mapping) and _is_schema(value):
+        return {"json_schema": value}
+    return value
+
+
+def _is_schema(value: Mapping[str, Any]) -> bool:
+    return not set(value) & set(_READERS) and not SCHEMA_WORDS.isdisjoint(value)
 
 
 def _schema(value: Any) -> str:

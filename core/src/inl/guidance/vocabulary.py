@@ -33,6 +33,15 @@ def vocabulary_bytes(tokenizer: Tokenizer, vocab: int) -> list[bytes]:
     return [b"" if token is None else spell(token) for token in tokens]
 
 
+def text_bytes(tokenizer: Tokenizer, vocab: int) -> list[bytes]:
+    """Return as :func:`vocabulary_bytes`, and the bytes of special tokens too."""
+    tokens = vocabulary_bytes(tokenizer, vocab)
+    for each in tokenizer.special_ids:
+        if each < vocab:
+            tokens[each] = (tokenizer.token(each) or "").encode()
+    return tokens
+
+
 class Vocabulary(TokenBytes):
     """A tokenizer as ``llguidance`` reads it: the bytes of tokens, and an encoder.
 

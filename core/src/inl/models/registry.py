@@ -18,21 +18,25 @@ def find_model(hf: Mapping[str, Any], path: Path) -> Model:
     keep the class whose config they have. Raises :class:`UnknownArchitecture`, which
     lists the registered names.
     """
-    architectures = hf.get("architectures")
-    listed = architectures if isinstance(architectures, (list, tuple)) else []
-    names = [name for name in listed if isinstance(name, str)]
-    kind = hf.get("model_type")
-    if isinstance(kind, str):
-        names = [kind, *names]
+    names = names_of(hf)
     for name in names:
         # No plugin can replace a built-in model: do not wait for their imports.
         model = builtin_registry().model(name) or registry().model(name)
         if model is not None:
             return model
     known = registry()
-    found = [repr(name) for name in (kind, *listed) if isinstance(name, str)]
     raise UnknownArchitecture(
         f"{path}: config fields 'model_type' and 'architectures': found "
-        f"{', '.join(found) or 'neither'}; "
+        f"{', '.join(map(repr, names)) or 'neither'}; "
         f"registered: {', '.join(sorted(known.models()))}"
     )
+
+
+def names_of(hf: Mapping[str, Any]) -> list[str]:
+    """Return the names of a config under which its model may be registered."""
+    listed = hf.get("architectures")
+    names = (
+        hf.get("model_type"),
+        *(listed if isinstance(listed, list | tuple) else ()),
+    )
+    return [name for name in names if isinstance(name, str)]

@@ -8,6 +8,7 @@ from typing import Any
 import pluggy
 
 from inl.errors import PluginError
+from inl.install_command import install_command
 from inl.plugin import hooks
 from inl.plugin.hooks import CONTRACT, FEATURES, GROUP
 
@@ -62,13 +63,13 @@ def check_version(module: object) -> None:
     if contract > CONTRACT:
         raise Unsupported(
             f"needs contract {contract[0]}.{contract[1]}, this core serves {served}; "
-            "try: pip install -U inl-core"
+            f"try: {install_command('inl-core', options='-U')}"
         )
     if unknown := sorted(set(features) - FEATURES):
         raise Unsupported(
             f"needs {', '.join(unknown)}; this core has "
             f"{', '.join(sorted(FEATURES)) or 'no features'} in contract {served}; "
-            "try: pip install -U inl-core"
+            f"try: {install_command('inl-core', options='-U')}"
         )
 
 

@@ -110,10 +110,12 @@ def choose_auto(known: Registry) -> AutoChoice:
             skipped.append(f"{kind}: {result.reason}")
     if not found:
         absent = "; ".join(skipped + _failures(known))
+        # The reason of an installed CPU backend says what to do.
+        installed = known.backend(DeviceType.CPU) is not None
+        advice = "" if installed else f"{known.advice(DeviceType.CPU)}, or "
         raise BackendNotFound(
             f"no device for auto{f' ({absent})' if absent else ''}; installed: "
-            f"{', '.join(known.types)}. try: pip install inl-cpu, or ask for reference "
-            "(NumPy, slow)"
+            f"{', '.join(known.types)}. {advice}ask for reference (NumPy, slow)"
         )
     speeds = _speeds(found, known) if len(found) > 1 else ()
     fastest = max((speed.weights_per_second for speed in speeds), default=0)

@@ -12,7 +12,7 @@ from inl.plugin.discover import Origin
 from inl.plugin.environment import Settings, settings
 from inl.plugin.kernels import import_kernels
 from inl.plugin.probe import ProbeResult, run_probe
-from inl.plugin.rows import INSTALL, PACKAGES, DeviceRow, Plugin, PluginRow
+from inl.plugin.rows import PACKAGES, DeviceRow, Plugin, PluginRow, install_line
 
 if TYPE_CHECKING:
     from inl.spec.functions import Functions
@@ -119,8 +119,8 @@ class Registry:
 
     def advice(self, kind: DeviceType) -> str:
         """Return advice for a device type that no plugin serves."""
-        if kind in INSTALL:
-            return f"try: {INSTALL[kind]}"
+        if kind in PACKAGES:
+            return f"try: {install_line(kind)}"
         accepted = ", ".join(sorted({*PACKAGES, *self.types}))
         return f"accepted: {accepted}, or a type that an installed plugin serves"
 

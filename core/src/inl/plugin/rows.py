@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from inl.device import DeviceInfo, DeviceType
+from inl.install_command import install_command, pip_command
 from inl.plugin.contribution import Contribution
 from inl.plugin.discover import Origin
 
@@ -20,19 +21,22 @@ PACKAGES = {
 }
 """Distribution that provides each well-known device type."""
 
-TORCH_INDEX = "https://download.pytorch.org/whl"
+EXTRAS = {DeviceType.DIRECTML: "[dml]", DeviceType.TPU: "[tpu]"}
+"""Extra of the distribution that installs the framework that it computes with."""
 
-INSTALL = {
-    DeviceType.CPU: "pip install inl-cpu",
-    DeviceType.CUDA: "pip install inl-cuda",
-    DeviceType.ROCM: f"pip install torch --index-url {TORCH_INDEX}/rocm7.1 && "
-    "pip install inl-rocm",
-    DeviceType.XPU: f"pip install torch --index-url {TORCH_INDEX}/xpu && "
-    "pip install inl-intel",
-    DeviceType.DIRECTML: "pip install 'inl-directml[dml]'",
-    DeviceType.TPU: "pip install 'inl-tpu[tpu]'",
+TORCH_INDEXES = {
+    DeviceType.ROCM: "https://download.pytorch.org/whl/rocm7.1",
+    DeviceType.XPU: "https://download.pytorch.org/whl/xpu",
 }
-"""Command that installs the distribution with the framework that it computes with."""
+"""Index of the build of torch that it computes with, if that is not PyPI."""
+
+
+def install_line(kind: DeviceType) -> str:
+    """Return the command that installs the backend of a well-known device type."""
+    command = install_command(PACKAGES[kind] + EXTRAS.get(kind, ""))
+    if index := TORCH_INDEXES.get(kind):
+        command = f"{install_command('torch')} --index-url {index} && {command}"
+    return command
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,7 @@ def uninstalling(origin: Origin) -> str:
     """Return the line that removes a plugin."""
     if origin.distribution is None:
         return f"remove {origin.module} from INL_PLUGINS"
-    return f"pip uninstall {origin.distribution}"
+    return f"{pip_command('uninstall')} {origin.distribution}"
 
 
 class PluginRow(NamedTuple):

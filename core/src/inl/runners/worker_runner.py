@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, final
 import numpy as np
 
 from inl.errors import InlError, ProtocolError, RunnerError, WorkerLost
+from inl.install_command import install_command
 from inl.protocol import wire_arrays, wire_json
 from inl.protocol.runner import AdapterSource, PipelinedRunner, Reply, StepInFlight
 from inl.protocol.wire import Frame, Kind
@@ -35,7 +36,6 @@ RETURN_HINT = (
     "or create another engine"
 )
 SLOW = "raise EngineConfig.worker_seconds if it was slow and not stuck"
-STARTING = "check that inl-core is installed there: PYTHON -m pip install inl-core"
 
 
 @final
@@ -83,6 +83,8 @@ class WorkerRunner(PipelinedRunner):
         self._abandoned = abandoned or threading.Event()
         arguments = () if factory is None else ("--factory", factory)
         self._process = WorkerProcess(python, arguments)
+        installs = install_command("inl-core", python=python)
+        self._starting = f"check that inl-core is installed there: {installs}"
         self._channel = self._process.channel
         self.where = f"worker {python}"
         try:
@@ -105,7 +107,7 @@ class WorkerRunner(PipelinedRunner):
 
     def _receive_hello(self, seconds: float) -> None:
         end = time.monotonic() + seconds
-        while (frame := self._poll("starting", STARTING)) is None:
+        while (frame := self._poll("starting", self._starting)) is None:
             if time.monotonic() > end:
                 raise ProtocolError(
                     f"{self.where}: found no HELLO within {seconds:g} s of its start"
@@ -117,7 +119,7 @@ class WorkerRunner(PipelinedRunner):
     ) -> wire_json.Ready:
         self._send(Kind.OPEN, wire_json.text(options))
         while True:
-            frame = self._wait("opening the model", STARTING)
+            frame = self._wait("opening the model", self._starting)
             if frame.kind is not Kind.PROGRESS:
                 payload = self._payload(frame, Kind.READY)
                 return wire_json.read_ready(payload, self.where)

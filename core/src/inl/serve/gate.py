@@ -16,6 +16,7 @@ from inl.serve.event_stream import Receive, Send
 from inl.serve.http_messages import send_error
 from inl.serve.request_log import Record
 from inl.serve.settings import BYTES_PER_SECOND, LOOPBACK
+from inl.serve.web_page import FILES as PAGE_FILES
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 LENGTH = re.compile(r"[0-9]{1,20}")
 
-OPEN_PATHS = {"/", "/health", "/ready", "/page.js", "/page.css"}
+OPEN_PATHS = {"/health", "/ready", *PAGE_FILES}
 """Paths that need no key."""
 
 ADMIN_PATHS = {

@@ -5,26 +5,27 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from inl.serve.api_error import ApiError, as_api_error
 from inl.serve.job import Answer, Delta, Phases, PromptScores, Usage
-from inl.serve.token_texts import NoTokenTexts
+from inl.serve.token_texts import NoTokenTexts, TokenPlaces
 
 if TYPE_CHECKING:
+    from inl.engine.answers.output_parser import OutputParser
     from inl.engine.request_handle import RequestHandle
     from inl.serve.job import FinishReason
-    from inl.serve.output_parser import OutputParser
     from inl.serve.token_texts import TokenTexts
 
 
 class Generation(Answer):
     """One completion: reads a handle, splits its text, and sums up what it has read.
 
-    stop: ends the request of a handle. first: handle of the first completion of its
-    prompt.
+    stop: ends the request of a handle. token_texts: of its model. first: handle of the
+    first completion of its prompt.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class Generation(Answer):
         handle: RequestHandle,
         parser: OutputParser,
         stop: Callable[[RequestHandle], None],
+        token_texts: TokenTexts,
         *,
         first: RequestHandle,
     ) -> None:
@@ -48,6 +50,11 @@ class Generation(Answer):
         """Tokens of all deltas."""
         self._parser = parser
         self._stop = stop
+        self._places = TokenPlaces(token_texts, skip_special=False)
+        self._token_ends: list[int] = []
+        """Characters up to the end of each token, special ones included, as far as
+        the reasoning was looked for."""
+        self._reasoning_end: int | None = 0
 
     def poll(self) -> Delta:
         """Return what was generated since the last call; raises :class:`ApiError`."""
@@ -71,8 +78,7 @@ class Generation(Answer):
         delta.token_ids = token_ids
         if handle.request.logprobs is not None:
             delta.logprobs = handle.request.token_logprobs[start : self.polled_tokens]
-        if delta.reasoning:
-            self.reasoning_tokens += len(token_ids)
+        self._count_reasoning()
         self.add(delta)
         return delta
 
@@ -80,6 +86,22 @@ class Generation(Answer):
     def prompt_ids(self) -> Sequence[int]:
         """The token ids of the prompt."""
         return self.first_request.tokens[: self.first_request.prompt_tokens]
+
+    def _count_reasoning(self) -> None:
+        """Count the tokens of the reasoning and its marks, however they arrived."""
+        end = self._parser.reasoning_end
+        if end is None or end != self._reasoning_end:
+            # In each poll, not at once: this runs on the event loop.
+            for token in self.handle.token_ids[len(self._token_ends) :]:
+                self._places.add(token)
+                self._token_ends.append(self._places.offset)
+        if end is None:
+            self.reasoning_tokens = self.polled_tokens
+        elif end != self._reasoning_end:
+            count = bisect_left(self._token_ends, end) + 1
+            self.reasoning_tokens = min(count, self.polled_tokens)
+            self._token_ends.clear()
+        self._reasoning_end = end
 
     def _finished(self, delta: Delta) -> Delta:
         handle = self.handle

@@ -116,6 +116,7 @@ def _model_body(slot: ModelSlot, name: str) -> dict[str, Any]:
         "created": slot.created,
         "owned_by": "inl",
         "max_model_len": engine and engine.context,
+        "sampling_defaults": engine and dict(engine.sampling_defaults),
         "is_loaded": engine is not None,
         **parent,
     }

@@ -27,11 +27,8 @@ class SamplingFields(Protocol):
 
 
 def sampling_options(fields: SamplingFields) -> GenerationOptions:
-    """Return the engine's options; the default temperature of all dialects is 1."""
-    temperature = fields.temperature
-    options: GenerationOptions = {
-        "temperature": 1.0 if temperature is None else temperature
-    }
+    """Return the engine's options; ``None`` is the engine's default."""
+    options: GenerationOptions = {"temperature": fields.temperature}
     if fields.top_p is not None:
         options["top_p"] = max(fields.top_p, LEAST_TOP_P)
     if fields.top_k is not None:

@@ -9,12 +9,12 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+from inl.engine.answers.model_text import EncodedPrompt, ModelText, is_forced
 from inl.engine.options import GenerationOptions
 from inl.errors import RequestError
 from inl.serve.api_error import as_api_error, model_not_found
 from inl.serve.generations import Generation
 from inl.serve.job import Conversation, Job, Prompt
-from inl.serve.model_text import ModelText, is_forced
 from inl.serve.open_call import Waiter
 from inl.serve.wakeups import Reader, Steps, Wakeups
 
@@ -35,6 +35,10 @@ TEST_KEY = "a test of the server"
 """Key of test requests, which wait for no other key's."""
 
 
+TEMPERATURE = {"temperature": 1.0}
+"""Default of all dialects, for models that recommend none."""
+
+
 class ServedModel(ModelText):
     """One engine, and what its model needs to serve requests.
 
@@ -44,6 +48,7 @@ class ServedModel(ModelText):
     def __init__(self, engine: InferenceEngine, name: str) -> None:
         super().__init__(engine)
         self.engine, self.name = engine, name
+        engine.sampling_defaults = {**TEMPERATURE, **engine.sampling_defaults}
         self._wakeups: Wakeups | None = None
         self._steps: Steps | None = None
         self._compiling = ThreadPoolExecutor(COMPILING, "inl-grammars")
@@ -65,7 +70,7 @@ class ServedModel(ModelText):
                 if _is_short(job.prompts)
                 else await asyncio.to_thread(self.encode_all, job.prompts)
             )
-            tokens = sum(map(len, prompts))
+            tokens = sum(len(each.ids) for each in prompts)
             call.charge(tokens * job.count)
             listener = self._listener(call, reader)
             submit = partial(self._submit_all, call, prompts, use, listener, started)
@@ -147,36 +152,39 @@ class ServedModel(ModelText):
     def _submit_all(
         self,
         call: OpenCall,
-        prompts: Sequence[Sequence[int]],
+        prompts: Sequence[EncodedPrompt],
         use: AdapterUse | None,
         listener: Callable[[], None] | None,
         started: list[Generation],
     ) -> None:
         job = call.job
-        for prompt, ids in zip(job.prompts, prompts, strict=True):
-            options = self._options(job, prompt)
+        for encoded in prompts:
+            options = self._options(job, encoded)
             options["key"], options["n"] = call.client, job.count
-            started += self._submit(options, prompt, ids, use, listener)
+            started += self._submit(options, encoded, use, listener)
 
     def _submit(
         self,
         options: GenerationOptions,
-        prompt: Prompt,
-        ids: Sequence[int],
+        encoded: EncodedPrompt,
         use: AdapterUse | None,
         listener: Callable[[], None] | None,
     ) -> list[Generation]:
-        handle = self.engine.start(ids, listener=listener, adapter_use=use, **options)
+        handle = self.engine.start(
+            encoded.ids, listener=listener, adapter_use=use, **options
+        )
         cancel = self.engine.cancel
         return [
-            Generation(sample, self.parser(prompt, ids), cancel, first=handle)
+            Generation(
+                sample, self.parser(encoded), cancel, self.token_texts, first=handle
+            )
             for sample in handle.samples
         ]
 
-    def _options(self, job: Job, prompt: Prompt) -> GenerationOptions:
+    def _options(self, job: Job, encoded: EncodedPrompt) -> GenerationOptions:
         """Return the options of a prompt, with the structure of its output."""
         options: dict[str, Any] = {**job.options}
-        structure = self.structure_of(job, prompt)
+        structure = self.structure_of(job.structure, encoded)
         if structure is not None:
             options["structured"] = structure
         return cast("GenerationOptions", options)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from inl.bounded_json import parse_json
+from inl.engine.answers.forced_call import ANY_OBJECT
 from inl.errors import RequestError
-from inl.guidance.json_schemas import as_resource
 from inl.guidance.structural_tags import read_tag
 from inl.serve.api_error import unsupported
-from inl.serve.job import Tool
-from inl.serve.markup import CallMarkup
 
 FIELDS = {
     "json": "json_schema",
@@ -20,8 +18,6 @@ FIELDS = {
     "grammar": "lark",
 }
 """Fields of ``structured_outputs``, and the engine's names."""
-
-ANY_OBJECT = {"type": "object"}
 
 
 def structure_of(
@@ -77,27 +73,3 @@ def structural_tag(value: Any, field: str) -> dict[str, Any]:
         return {"structural_tag": read_tag(value, "structural_tag")}
     except RequestError as error:
         raise unsupported(field, str(error)) from error
-
-
-def forced_call(
-    tools: Sequence[Tool], choice: str, markup: CallMarkup
-) -> dict[str, Any]:
-    """Return the structure of one call of the tools of a choice."""
-    name = choice.removeprefix("tool:")
-    chosen = [tool for tool in tools if choice == "required" or tool.name == name]
-    calls = [
-        {
-            "type": "object",
-            "properties": {
-                markup.name_key: {"const": tool.name},
-                markup.arguments_key: as_resource(
-                    tool.parameters or ANY_OBJECT, f"tool/{at}"
-                ),
-            },
-            "required": [markup.name_key, markup.arguments_key],
-            "additionalProperties": False,
-        }
-        for at, tool in enumerate(chosen)
-    ]
-    schema = calls[0] if len(calls) == 1 else {"anyOf": calls}
-    return {"json_schema": schema}

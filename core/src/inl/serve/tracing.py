@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from inl.errors import MissingPackage
+from inl.install_command import install_command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -89,7 +90,7 @@ def exporting_tracing() -> Tracing:
     except ImportError as error:
         raise MissingPackage(
             f"{error.name}, which spans need, is not installed. "
-            "Try: pip install 'inl-core[otel]'"
+            f"Try: {install_command('inl-core[otel]')}"
         ) from error
     # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES are used before this name.
     provider = TracerProvider(resource=Resource.create({"service.name": NAME}))

@@ -1,4 +1,4 @@
-"""The page at ``/``: a chat with live charts, in three static files."""
+"""The page at ``/``: a chat with live charts, in static files."""
 
 from __future__ import annotations
 
@@ -12,16 +12,21 @@ from starlette.routing import Route
 FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/page.css": ("page.css", "text/css; charset=utf-8"),
-    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    **{
+        f"/{name}.js": (f"{name}.js", "text/javascript; charset=utf-8")
+        for name in ("page", "markdown", "chats", "charts")
+    },
 }
 
 RUNNING = "Ollama is running"
 """What programs find at ``/``, which accept anything: a sign that they know."""
 
 HEADERS = {
-    # Nothing but this server is asked, so the page works offline.
+    # Nothing but this server is asked, so the page works offline; no script may turn
+    # text, as of an answer, into markup.
     "content-security-policy": "default-src 'self'; img-src data:; "
-    "frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "frame-ancestors 'none'; base-uri 'none'; form-action 'none'; "
+    "object-src 'none'; require-trusted-types-for 'script'; trusted-types 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",

@@ -23,8 +23,9 @@ def __getattr__(name: str) -> Any:
         if error.name not in ("pytest", "_pytest"):
             raise
         from inl.errors import MissingPackage
+        from inl.install_command import install_command
 
         raise MissingPackage(
-            "the contracts need pytest; try: pip install 'inl-core[testing]'"
+            f"the contracts need pytest; try: {install_command('inl-core[testing]')}"
         ) from error
     return getattr(contracts, name)

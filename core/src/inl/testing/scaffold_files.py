@@ -42,7 +42,7 @@ testpaths = ["tests"]
 INL on `$name` devices.
 
 ```sh
-pip install $distribution
+pip install .
 inl check $name:0
 inl generate --device $name:0 "Why is the sky blue?"
 ```

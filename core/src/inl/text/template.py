@@ -12,6 +12,8 @@ from typing import Any, final
 from inl.bounded_child import START_SECONDS, BoundedChild
 from inl.errors import MissingPackage, RequestError, TemplateError
 from inl.forks import on_fork
+from inl.install_command import install_command
+from inl.text.template_shapes import TemplateShapes
 
 PROGRAM = "from inl.text.sandbox import main; main()"
 
@@ -42,6 +44,8 @@ class ChatTemplate:
         self.source = source
         self.tool_use = tool_use
         self.where = where
+        self.shapes = TemplateShapes(self.apply)
+        """The forms of messages that it takes."""
         self._tokens = {"bos_token": "", "eos_token": "", **(special_tokens or {})}
         self._lock = threading.Lock()
         self._process: BoundedChild | None = None
@@ -131,7 +135,7 @@ class ChatTemplate:
         if find_spec("jinja2") is None:
             raise MissingPackage(
                 "jinja2, which chat templates need, is not installed. "
-                "Try: pip install 'inl-core[text]'"
+                f"Try: {install_command('inl-core[text]')}"
             )
         try:
             process = BoundedChild(PROGRAM)

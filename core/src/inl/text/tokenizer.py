@@ -18,6 +18,7 @@ from inl.errors import (
     RequestError,
 )
 from inl.garbage_collection import gc_disabled
+from inl.install_command import install_command
 from inl.text.spelling import bytes_of
 
 if TYPE_CHECKING:
@@ -223,7 +224,7 @@ def library() -> Any:
     except ImportError as error:
         raise MissingPackage(
             "tokenizers, which encodes text, is not installed. "
-            "Try: pip install 'inl-core[text]'"
+            f"Try: {install_command('inl-core[text]')}"
         ) from error
     return tokenizers
 

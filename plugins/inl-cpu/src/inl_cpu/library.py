@@ -21,6 +21,7 @@ NAMES: Final = {"win32": "libinl.dll", "darwin": "libinl.dylib"}
 LIBRARY_PATH: Final = (
     Path(__file__).parent / "native" / NAMES.get(sys.platform, "libinl.so")
 )
+COMMAND: Final = "inl build-kernels"
 ISA: Final = "INL_CPU_ISA"
 """Environment variable that forces an instruction set."""
 
@@ -36,9 +37,7 @@ class LoadedLibrary(NamedTuple):
 def open_library(path: Path = LIBRARY_PATH) -> LoadedLibrary:
     """Load the library once; returns a reason instead of raising if that fails."""
     if not path.exists():
-        return LoadedLibrary(
-            None, "the native library was not built (no C++ compiler?)"
-        )
+        return LoadedLibrary(None, f"the native library was not built; {advice()}")
     try:
         library = ctypes.CDLL(str(path))
         declare_signatures(library)
@@ -46,7 +45,8 @@ def open_library(path: Path = LIBRARY_PATH) -> LoadedLibrary:
         return LoadedLibrary(None, f"the native library cannot be loaded: {error}")
     if f'"abi": {ABI},'.encode() not in library.inl_describe():
         return LoadedLibrary(
-            None, f"the native library has another ABI version than {ABI}; rebuild it"
+            None,
+            f"the native library has another ABI version than {ABI}; {advice()}",
         )
     if not library.inl_can_run(library.inl_best_isa()):
         return LoadedLibrary(
@@ -55,13 +55,20 @@ def open_library(path: Path = LIBRARY_PATH) -> LoadedLibrary:
     return LoadedLibrary(library)
 
 
+def advice() -> str:
+    """Return what builds the library, or what that needs first."""
+    from inl_cpu.build_native import why_no_compiler  # not needed with a library
+
+    missing = why_no_compiler()
+    return f"{missing}, and then: {COMMAND}" if missing else f"try: {COMMAND}"
+
+
 def left_out(library: ctypes.CDLL) -> str:
     """What a build for one processor lacks, and what builds it; else nothing."""
     sets = json.loads(library.inl_describe())["left_out"]
     names = ", ".join(ISAS[number] for number in sets.values())
     return names and (
-        f"the native library was built without {names}; "
-        "python plugins/inl-cpu/build_native.py builds all"
+        f"the native library was built without {names}; try: {COMMAND} --all"
     )
 
 

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from inl.plugin.hooks import RegisterBackend
 
 
+INL_BUILD_KERNELS = "inl_cpu.build_kernels:build_kernels"
+
+
 @hookimpl
 def inl_register_backends(register: RegisterBackend) -> None:
     register(DeviceType.CPU, "inl_cpu.backend:open_cpu", probe="inl_cpu.probe:probe")

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from typing import Final, NamedTuple
 
 from inl.errors import BackendUnavailable
+from inl.install_command import install_command
 from inl.plugin.environment import environment_choice
 from inl.plugin.frameworks import require_framework
 from inl_cpu.abi import ISAS
@@ -13,8 +14,8 @@ from inl_cpu.cores import count_threads
 from inl_cpu.library import open_library, select_isa
 
 REQUIREMENT: Final = "torch>=2.5"
-TORCH: Final = "pip install inl-cpu[torch]"
-"""Installs the backend that computes where the library cannot."""
+TORCH: Final = "inl-cpu[torch]"
+"""Has the backend that computes where the library cannot."""
 
 VARIABLE: Final = "INL_CPU"
 """Environment variable: "native" or "torch". A requested backend never falls back."""
@@ -44,11 +45,17 @@ def select_backend() -> Selection:
         return Selection("native", f"native kernels, {isa}, {threads} thread{plural}")
     if requested == "native":
         raise BackendUnavailable(f"{VARIABLE}=native was requested: {reason}")
-    reason = reason or f"{VARIABLE}=torch was requested"
+    if requested == "torch":
+        reason = f"{VARIABLE}=torch was requested"
     if find_spec("inl_torch") is None or find_spec("torch") is None:
-        raise BackendUnavailable(f"{reason}, and torch is not installed; try: {TORCH}")
+        install = install_command(TORCH)
+        if requested == "torch":
+            raise BackendUnavailable(
+                f"{reason}, and torch is not installed; try: {install}"
+            )
+        raise BackendUnavailable(f"torch is not installed ({install}), and {reason}")
     try:
-        require_framework(REQUIREMENT, TORCH)
+        require_framework(REQUIREMENT, install_command(TORCH))
     except BackendUnavailable as error:
         raise BackendUnavailable(f"{reason}, and {error}") from error
     return Selection("torch", f"torch; {reason}")

@@ -11,6 +11,7 @@ import torch
 from inl.backend.base import DecodedBlocks, PackedKernels, WholeModels
 from inl.checkpoints.blocks.codes import FLOAT8_SCALED
 from inl.errors import BackendUnavailable
+from inl_cuda.probe import INSTALL
 from inl_cuda.settings import has_persistent_steps, requested_weights
 from inl_torch.gpu.backend import GpuBackend, has_triton
 
@@ -121,8 +122,7 @@ def check_torch(device: Device) -> None:
     if torch.version.cuda is None or not torch.cuda.is_available():
         raise BackendUnavailable(
             f"{device}: torch {torch.__version__} finds no usable CUDA; install a "
-            "build of torch for CUDA, no newer than the driver. Try: pip install "
-            "--force-reinstall torch"
+            f"build of torch for CUDA, no newer than the driver. Try: {INSTALL}"
         )
     count = torch.cuda.device_count()
     if device.index >= count:

@@ -12,10 +12,11 @@ from typing import Any
 
 from inl.device import DeviceInfo
 from inl.errors import BackendUnavailable
+from inl.install_command import install_command
 from inl_torch.torch_build import require_torch, without_triton
 
 LIBRARIES = ("libnvidia-ml.so.1", "nvml.dll", "/usr/lib/wsl/lib/libnvidia-ml.so.1")
-INSTALL = "pip install --force-reinstall torch"
+INSTALL = install_command("torch", options="--force-reinstall")
 TORCH = "torch>=2.5"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 NAME_BYTES = 96
@@ -52,7 +53,7 @@ def probe() -> list[DeviceInfo]:
         )
         raise BackendUnavailable(f"the NVIDIA driver shows no GPU{hidden}")
     require_torch("cuda", INSTALL, TORCH)
-    note = without_triton("pip install triton") if sys.platform == "linux" else ""
+    note = without_triton(install_command("triton")) if sys.platform == "linux" else ""
     return [replace(info, note=note) for info in devices]
 
 

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 from inl.backend.host import read_text
 from inl.device import DeviceInfo
 from inl.errors import BackendUnavailable
+from inl.install_command import install_command, pip_command
 from inl_intel.settings import requested_runtime
 from inl_torch.torch_build import require_torch, without_triton
 
@@ -25,9 +26,9 @@ LOADER: Final = "libze_loader.so.1"
 VISIBLE: Final = "ZE_AFFINITY_MASK"
 """Environment variable: comma-separated indices of GPUs, or of their tiles ("0.1")."""
 
-INSTALL: Final = (
-    "pip install --force-reinstall torch --index-url "
-    "https://download.pytorch.org/whl/xpu"
+INDEX: Final = "https://download.pytorch.org/whl/xpu"
+INSTALL: Final = install_command(
+    "torch", options=f"--force-reinstall --index-url {INDEX}"
 )
 """Installs torch's XPU build."""
 
@@ -38,7 +39,8 @@ IPEX: Final = "intel_extension_for_pytorch"
 
 IPEX_NOTE: Final = (
     "intel-extension-for-pytorch is installed but not used: it is discontinued, and "
-    "torch has its own XPU support; pip uninstall intel-extension-for-pytorch"
+    f"torch has its own XPU support; {pip_command('uninstall')} "
+    "intel-extension-for-pytorch"
 )
 
 FAMILIES: Final = {

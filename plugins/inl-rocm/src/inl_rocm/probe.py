@@ -10,12 +10,15 @@ from typing import Any, Final
 
 from inl.device import DeviceInfo
 from inl.errors import BackendUnavailable
+from inl.install_command import install_command
 from inl_rocm.chips import CHIPS, RELATED, chip_of
 from inl_rocm.kfd import DEVICE_FILE, TOPOLOGY, Gpu, can_open, gpus
 from inl_torch.torch_build import require_torch, without_triton
 
 INDEX: Final = "https://download.pytorch.org/whl/rocm7.1"
-INSTALL: Final = f"pip install --force-reinstall torch --index-url {INDEX}"
+INSTALL: Final = install_command(
+    "torch", options=f"--force-reinstall --index-url {INDEX}"
+)
 """Installs torch's ROCm build."""
 
 TORCH: Final = "torch>=2.5"

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from inl.backend.host import read_text
 from inl.device import DeviceInfo
 from inl.errors import BackendUnavailable
+from inl.install_command import install_command
 from inl.plugin.frameworks import require_framework, require_modules
 from inl_tpu.settings import VARIABLE, platform
 
@@ -32,9 +33,9 @@ HOST_DEVICES = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
 """Number of virtual devices of JAX's CPU platform, in ``XLA_FLAGS``."""
 
 INSTALL = {
-    "tpu": "pip install 'inl-tpu[tpu]'",
-    "cpu": "pip install 'jax>=0.10,<0.11'",
-    "cuda": "pip install 'jax[cuda12]>=0.10,<0.11'",
+    "tpu": install_command("inl-tpu[tpu]"),
+    "cpu": install_command("jax>=0.10,<0.11"),
+    "cuda": install_command("jax[cuda12]>=0.10,<0.11"),
 }
 """Command that installs what a platform needs."""
 

@@ -33,7 +33,7 @@ QUICK = ("scalar", "neon" if platform.machine() == "aarch64" else "avx2")
 def builder():
     """The module ``build_native``; skips without a C++ compiler."""
     spec = importlib.util.spec_from_file_location(
-        "build_native", PACKAGE / "build_native.py"
+        "build_native", PACKAGE / "src" / "inl_cpu" / "build_native.py"
     )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

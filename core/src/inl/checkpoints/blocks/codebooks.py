@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from inl.errors import MissingPackage
+from inl.install_command import install_command
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -70,6 +71,6 @@ def _package(dtype: str, name: str) -> Any:
     except ImportError as error:
         raise MissingPackage(
             f"tensor {name!r}: dtype {dtype} needs the gguf package, which is not "
-            "installed. Try: pip install 'inl-core[gguf]'"
+            f"installed. Try: {install_command('inl-core[gguf]')}"
         ) from error
     return gguf

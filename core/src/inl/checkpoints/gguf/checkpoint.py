@@ -21,6 +21,7 @@ from inl.checkpoints.gguf.rope import (
     rope_config,
 )
 from inl.checkpoints.gguf.special_tokens import special_tokens
+from inl.checkpoints.sampling import gguf_sampling
 from inl.dtypes import SIZES, HostArray, widen, wrap
 from inl.errors import CheckpointError, TokenizerNotFound
 
@@ -56,7 +57,9 @@ class GgufCheckpoint(Checkpoint):
             self.config |= long_rope_config(
                 self._gguf.file, self._long_factors(), self.config
             )
+        self.generation_config = gguf_sampling(metadata)
         self.eos_token_ids = tuple(self.config["eos_token_id"])
+        self.special_tokens = special_tokens(metadata, path)
         self._family = known
         used = self._used_tensors()
         self._stored = {
@@ -165,10 +168,12 @@ class GgufCheckpoint(Checkpoint):
                     f"{where}: found {show(source)}; accepted: a string"
                 )
             return ChatTemplate(
-                source, where=where, special_tokens=tokens, tool_use=tool_use
+                source,
+                where=where,
+                special_tokens=self.special_tokens,
+                tool_use=tool_use,
             )
 
-        tokens = special_tokens(self._gguf.metadata, self.path)
         key = "tokenizer.chat_template"
         return template(key, template(f"{key}.tool_use", None))
 

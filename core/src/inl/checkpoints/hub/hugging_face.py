@@ -26,6 +26,7 @@ from inl.checkpoints.files.tokenizer_settings import (
 from inl.checkpoints.gguf.names import is_projector
 from inl.checkpoints.hub.disk_space import is_full, no_space
 from inl.errors import CheckpointError, MissingPackage
+from inl.install_command import install_command
 
 NAME: Final = re.compile(
     r"(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)(@(?P<revision>[^:]+))?(:(?P<file>.+))?",
@@ -222,7 +223,7 @@ def library() -> Any:
     except ImportError as error:
         raise MissingPackage(
             "huggingface_hub, which downloads models by name, is not installed. "
-            "Try: pip install 'inl-core[hub]', or a local path"
+            f"Try: {install_command('inl-core[hub]')}, or a local path"
         ) from error
     return huggingface_hub
 

@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from inl.engine.answers.forced_call import ANY_OBJECT
 from inl.engine.options import GenerationOptions
 from inl.serve.api_error import ApiError, unsupported
 from inl.serve.openai.fields import MinP, Penalty, Repetition, Seed, TopLogprobs
 from inl.serve.sampling import LEAST_TOP_P, StopString, Temperature, TopK
-from inl.serve.structured import ANY_OBJECT
 
 LATEST = ":latest"
 """Tag of a model's name that stands for none."""

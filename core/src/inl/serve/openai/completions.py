@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -96,7 +95,7 @@ class CompletionExchange(ChunkedExchange):
         self._has_logprobs = request.logprobs is not None
         self._has_token_ids = bool(request.return_token_ids)
         self.token_text: TokenTexts = NoTokenTexts()
-        self._places = defaultdict[int, TokenPlaces](self._new_places)
+        self._places: dict[int, TokenPlaces] = {}
         self._head = {
             "id": f"cmpl-{number}",
             "object": "text_completion",
@@ -105,9 +104,13 @@ class CompletionExchange(ChunkedExchange):
         }
         self.encoded_head = chunk_head(self._head)
 
-    def _new_places(self) -> TokenPlaces:
-        skip_special = self.job.options["skip_special_tokens"]
-        return TokenPlaces(self.token_text, skip_special=skip_special)
+    def _places_of(self, index: int) -> TokenPlaces:
+        places = self._places.get(index)
+        if places is None:
+            skip_special = self.job.options["skip_special_tokens"]
+            places = TokenPlaces(self.token_text, skip_special=skip_special)
+            self._places[index] = places
+        return places
 
     def body(self, answers: Sequence[Answer], usage: Usage) -> Any:
         """Return the whole response."""
@@ -153,7 +156,7 @@ class CompletionExchange(ChunkedExchange):
         return data.decode("utf-8", "replace")
 
     def _logprobs(self, index: int, part: Answer | Delta) -> dict[str, list[Any]]:
-        places = self._places[index]
+        places = self._places_of(index)
         if not self._echo or part.prompt is None:
             return completion_logprobs(part.logprobs, places)
         first, *others = part.prompt.token_ids

@@ -113,7 +113,7 @@ class Embeddings:
 def _answer(
     model: ServedModel, name: str, prompts: list[Ids], form: EmbeddingsForm
 ) -> bytes:
-    return encode(form.body(model.engine.embed(prompts), prompts, name))
+    return encode(form.body(list(model.engine.embed(prompts)), prompts, name))
 
 
 class _OpenAiForm(EmbeddingsForm):
@@ -170,7 +170,7 @@ def _texts(given: Any) -> list[Any]:
 
 def encode_texts(model: ServedModel, texts: list[Any]) -> list[Ids]:
     """Return the token ids of texts or of lists of ids, none of which is empty."""
-    prompts = model.encode_all(texts)
+    prompts = [each.ids for each in model.encode_all(texts)]
     for index, prompt in enumerate(prompts):
         if not prompt:
             raise ApiError(

@@ -115,12 +115,12 @@ class ResponsesExchange:
             "safety_identifier": request.safety_identifier,
             "service_tier": request.service_tier or "default",
             "store": False,
-            "temperature": self.job.options["temperature"],
+            "temperature": request.temperature,
             "text": {"format": _format(request)},
             "tool_choice": _choice(request),
             "tools": [_tool(tool) for tool in request.tools or ()],
             "top_logprobs": request.top_logprobs or 0,
-            "top_p": 1.0 if request.top_p is None else request.top_p,
+            "top_p": request.top_p,
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
             "truncation": request.truncation or "disabled",
@@ -188,7 +188,7 @@ class ResponsesExchange:
         if item.kind == "message":
             item.logprobs += logprobs
             fields["logprobs"] = logprobs
-        return self._event(f"{EVENTS[item.kind]}.delta", fields)
+        return self._event(f"{EVENT_NAMES[item.kind]}.delta", fields)
 
     def _close(self, status: str) -> bytes:
         """Return the end of the open item, if there is one."""
@@ -201,7 +201,7 @@ class ResponsesExchange:
             fields["logprobs"] = item.logprobs
         if item.kind == "function_call":
             fields["name"] = item.name
-        parts = [self._event(f"{EVENTS[item.kind]}.done", fields)]
+        parts = [self._event(f"{EVENT_NAMES[item.kind]}.done", fields)]
         if item.kind == "message":
             part = {**place, "part": _part(item.text, item.logprobs)}
             parts.append(self._event("response.content_part.done", part))
@@ -231,7 +231,7 @@ class ResponsesExchange:
         return self._event("error", fields) + failed
 
 
-EVENTS = {
+EVENT_NAMES = {
     "message": "response.output_text",
     "reasoning": "response.reasoning_text",
     "function_call": "response.function_call_arguments",

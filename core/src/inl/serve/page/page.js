@@ -1,8 +1,10 @@
 "use strict";
 
 const element = (id) => document.getElementById(id);
-const messages = [];
+const PARAMETERS = ["model", "system", "temperature", "top_p", "max_tokens", "seed"];
+let chat = chats.list()[0] || chats.create();
 let controller = null;
+let isLoaded = {}; // of each model
 
 // The key is kept for this tab only.
 element("key").value = sessionStorage.getItem("inl-key") || "";
@@ -15,29 +17,15 @@ function headers() {
   return key ? { authorization: `Bearer ${key}` } : {};
 }
 
-function show(role) {
-  const box = document.createElement("div");
-  box.className = `message ${role}`;
-  const thoughts = document.createElement("details");
-  const title = document.createElement("summary");
-  title.textContent = "Reasoning";
-  const thought = document.createElement("span");
-  thoughts.append(title, thought);
-  thoughts.hidden = true;
-  const text = document.createElement("span");
-  box.append(thoughts, text);
-  element("log").append(box);
-  return {
-    add(content, reasoning) {
-      text.append(content || "");
-      if (reasoning) {
-        thoughts.hidden = false;
-        thought.append(reasoning);
-      }
-      element("log").scrollTop = element("log").scrollHeight;
-    },
-    remove: () => box.remove(),
-  };
+function parameters() {
+  return Object.fromEntries(PARAMETERS.map((id) => [id, element(id).value]));
+}
+
+const kept = chats.read("inl-parameters") || {};
+for (const id of PARAMETERS) if (id !== "model" && typeof kept[id] === "string") element(id).value = kept[id];
+
+function keepParameters() {
+  if (element("model").value) chats.write("inl-parameters", parameters());
 }
 
 function report(text, isBad) {
@@ -45,19 +33,174 @@ function report(text, isBad) {
   element("status").className = isBad ? "bad" : "";
 }
 
-function request() {
+function make(tag, text, className) {
+  const made = document.createElement(tag);
+  made.textContent = text || "";
+  if (className) made.className = className;
+  return made;
+}
+
+function action(text, run, label) {
+  const button = make("button", text, "small");
+  button.type = "button";
+  if (label) button.setAttribute("aria-label", label);
+  button.addEventListener("click", run);
+  return button;
+}
+
+// Whether the newest text is in view; who has scrolled up is left there.
+function isReadAtEnd() {
+  const log = element("log");
+  return log.scrollHeight - log.scrollTop - log.clientHeight < 80;
+}
+
+// A message and the buttons below it. While it streams, `update` draws it again, at most
+// a fifth of the time.
+function show(message, at) {
+  const turn = make("article", "", "turn");
+  turn.setAttribute("aria-label", message.role === "user" ? "You" : "Model");
+  const box = make("div", "", `message ${message.role}`);
+  const thoughts = document.createElement("details");
+  const thought = make("div", "", "plain");
+  thoughts.append(make("summary", "Reasoning"), thought);
+  const text = make("div", "", message.role === "user" ? "plain" : "markdown");
+  box.append(thoughts, text);
+  turn.append(box);
+  element("log").append(turn);
+  let timer = null;
+  let cost = 0;
+
+  function draw() {
+    timer = null;
+    const began = performance.now();
+    const log = element("log");
+    const isAtEnd = isReadAtEnd();
+    thoughts.hidden = !message.reasoning;
+    thought.textContent = message.reasoning || "";
+    if (message.role === "user") text.textContent = message.content;
+    else text.replaceChildren(markdown(message.content));
+    if (isAtEnd) log.scrollTop = log.scrollHeight;
+    cost = performance.now() - began;
+  }
+
+  function edit() {
+    if (controller) return;
+    const area = document.createElement("textarea");
+    area.value = message.content;
+    area.rows = Math.min(12, message.content.split("\n").length + 1);
+    area.setAttribute("aria-label", "Edited message");
+    const buttons = make("div", "", "actions");
+    const send = action("Send again", () => {
+      if (!area.value.trim() || controller) return;
+      message.content = area.value.trim();
+      chat.messages.length = at + 1;
+      answer();
+    });
+    buttons.append(send, action("Cancel", () => render()));
+    turn.replaceChildren(area, buttons);
+    area.focus();
+  }
+
+  function actions() {
+    const isLast = at === chat.messages.length - 1;
+    const row = make("div", "", "actions");
+    if (message.cut) row.append(make("span", message.cut, "cut"));
+    row.append(copyButton("Copy message", () => message.content));
+    if (message.role === "user") row.append(action("Edit", edit, "Edit message"));
+    if (message.role === "user" && isLast) row.append(action("Try again", () => answer()));
+    if (message.role === "assistant" && isLast) {
+      if (message.cut && message.content) row.append(action("Continue", () => answer(message)));
+      row.append(action("Regenerate", () => {
+        if (controller) return;
+        chat.messages.pop();
+        answer();
+      }));
+    }
+    turn.append(row);
+  }
+
+  draw();
+  return { actions, update: () => { timer ||= setTimeout(draw, Math.max(16, 5 * cost)); }, finish: () => { clearTimeout(timer); draw(); } };
+}
+
+// Draw the conversation and the list of conversations.
+function render(streamed) {
+  element("log").replaceChildren();
+  let last = null;
+  chat.messages.forEach((message, at) => {
+    last = show(message, at);
+    if (message !== streamed) last.actions();
+  });
+  element("log").scrollTop = element("log").scrollHeight;
+  renderChats();
+  return last;
+}
+
+function renderChats() {
+  element("chats").replaceChildren(...chats.list().map((each) => {
+    const item = document.createElement("li");
+    const open = action(each.title, () => choose(each));
+    open.className = "title";
+    if (each.id === chat.id) open.setAttribute("aria-current", "true");
+    item.append(
+      open,
+      action("Rename", () => rename(each), `Rename ${each.title}`),
+      action("Delete", () => drop(each), `Delete ${each.title}`),
+    );
+    return item;
+  }));
+  const isEmpty = chat.messages.length === 0;
+  for (const id of ["export-md", "export-json"]) element(id).disabled = isEmpty;
+}
+
+function choose(other) {
+  if (other.id === chat.id) return;
+  stop();
+  chat = other;
+  report("");
+  render();
+}
+
+function rename(other) {
+  const title = window.prompt("Title of the conversation", other.title);
+  if (!title || !title.trim()) return;
+  // The one shown may hold messages that the list does not have yet.
+  const named = other.id === chat.id ? chat : other;
+  named.title = title.trim().slice(0, 80);
+  chats.save(named);
+  renderChats();
+}
+
+function drop(other) {
+  if (!window.confirm(`Delete "${other.title}"?`)) return;
+  chats.remove(other.id);
+  if (other.id !== chat.id) return renderChats();
+  stop();
+  chat = chats.list()[0] || chats.create();
+  report("");
+  render();
+}
+
+// continued: the answer that goes on, the last message.
+function request(messages, continued) {
   const number = (id) => (element(id).value === "" ? undefined : Number(element(id).value));
   const system = element("system").value.trim();
   const start = system ? [{ role: "system", content: system }] : [];
+  const said = messages.map((message) => ({
+    role: message.role,
+    content: message.content,
+    reasoning_content: (message === continued && message.reasoning) || undefined,
+  }));
   return {
     model: element("model").value || undefined,
-    messages: [...start, ...messages],
+    messages: [...start, ...said],
     temperature: number("temperature"),
     top_p: number("top_p"),
     max_tokens: number("max_tokens"),
     seed: number("seed"),
     stream: true,
     stream_options: { include_usage: true },
+    ...(continued ? { continue_final_message: true, add_generation_prompt: false } : {}),
   };
 }
 
@@ -77,56 +220,142 @@ async function* events(body) {
   }
 }
 
-async function answer() {
-  controller = new AbortController();
-  busy(true);
-  const box = show("assistant");
+// The error of a refused request, with what to do about it.
+async function refusal(response) {
+  let text = `status ${response.status}`;
+  try {
+    text = (await response.json()).error.message;
+  } catch { /* a proxy's page, not this server's answer */ }
+  const seconds = response.headers.get("retry-after");
+  if (response.status === 401) text += ": enter the API key under Menu, Parameters";
+  else if (seconds) text += `: try again in ${seconds} s`;
+  return new Error(text);
+}
+
+// Show that nothing has come yet, and whether the model is being loaded; returns what
+// ends it.
+function waiting() {
   const began = performance.now();
-  let text = "";
+  const model = element("model").value;
+  const tell = () => {
+    const seconds = Math.round((performance.now() - began) / 1000);
+    const what = isLoaded[model] === false ? `loading ${model}` : "waiting for the first token";
+    report(seconds < 1 ? what : `${what}: ${seconds} s`);
+  };
+  element("loading").hidden = false;
+  tell();
+  const timer = setInterval(tell, 1000);
+  return () => {
+    clearInterval(timer);
+    element("loading").hidden = true;
+  };
+}
+
+async function answer(continued) {
+  if (controller) return;
+  const mine = new AbortController();
+  controller = mine;
+  busy(true);
+  keepParameters();
+  const owner = chat; // another may be chosen before this answer ends
+  const messages = owner.messages;
+  const body = JSON.stringify(request(messages, continued));
+  const message = continued || { role: "assistant", content: "" };
+  const before = { content: message.content.length, reasoning: (message.reasoning || "").length };
+  delete message.cut;
+  const isKept = chats.save(owner);
+  if (!continued) messages.push(message);
+  const view = render(message);
+  const endWait = waiting();
+  const began = performance.now();
   let first = null;
   let count = 0;
+  let reason = null;
   const rate = () => {
     const seconds = (performance.now() - first) / 1000;
     return count > 1 && seconds > 0 ? `${((count - 1) / seconds).toFixed(1)} tokens/s` : "";
   };
+  let said = "";
+  let isBad = false;
   try {
-    const response = await fetch("v1/chat/completions", {
-      method: "POST",
-      headers: { "content-type": "application/json", ...headers() },
-      body: JSON.stringify(request()),
-      signal: controller.signal,
-    });
-    if (!response.ok) throw new Error((await response.json()).error.message);
+    let response;
+    try {
+      response = await fetch("v1/chat/completions", {
+        method: "POST",
+        headers: { "content-type": "application/json", ...headers() },
+        body,
+        signal: mine.signal,
+      });
+    } catch (error) {
+      throw error.name === "AbortError" ? error : new Error(`the server does not answer: ${error.message}`);
+    }
+    if (!response.ok) {
+      if (response.status === 401) askKey();
+      throw await refusal(response);
+    }
     for await (const chunk of events(response.body)) {
       if (chunk.error) throw new Error(chunk.error.message);
       if (chunk.usage) count = chunk.usage.completion_tokens;
-      const delta = chunk.choices.length ? chunk.choices[0].delta : {};
-      const reasoning = delta.reasoning_content;
-      if (!delta.content && !reasoning) continue;
-      if (first === null) first = performance.now();
+      const choice = chunk.choices[0] || { delta: {} };
+      reason = choice.finish_reason || reason;
+      const { content, reasoning_content: reasoning } = choice.delta;
+      if (!content && !reasoning) continue;
+      if (first === null) {
+        first = performance.now();
+        endWait();
+      }
       count += 1;
-      text += delta.content || "";
-      box.add(delta.content, reasoning);
+      message.content += content || "";
+      if (reasoning) message.reasoning = (message.reasoning || "") + reasoning;
+      view.update();
       report(rate());
     }
+    if (reason === null) throw new Error("the connection ended before the answer did");
+    if (reason === "length") message.cut = `stopped at ${count} tokens, the maximum`;
     const wait = first === null ? "" : `first token after ${Math.round(first - began)} ms`;
-    report([`${count} tokens`, rate(), wait].filter(Boolean).join(", "));
+    said = [message.cut || `${count} tokens`, rate(), wait].filter(Boolean).join(", ");
+    if (!isKept) said += ". This browser does not keep the conversation";
   } catch (error) {
-    const stopped = error.name === "AbortError";
-    report(stopped ? `stopped after ${count} tokens` : error.message, !stopped);
+    isBad = error.name !== "AbortError";
+    said = isBad ? error.message : `stopped after ${count} tokens`;
+    const hasGrown = message.content.length > before.content || (message.reasoning || "").length > before.reasoning;
+    if (hasGrown || continued) message.cut = isBad ? "the answer is not whole" : said;
   }
-  if (text) messages.push({ role: "assistant", content: text });
-  else box.remove();
+  endWait();
+  if (!message.content && !message.reasoning) messages.pop();
+  controller = null;
+  // A conversation deleted meanwhile stays so.
+  if (chat === owner || chats.list().some((each) => each.id === owner.id)) chats.save(owner);
+  view.finish();
+  const top = chat === owner && !isReadAtEnd() ? element("log").scrollTop : Number.MAX_SAFE_INTEGER;
+  render();
+  report(chat === owner ? said : "", chat === owner && isBad);
+  element("log").scrollTop = Math.min(top, element("log").scrollHeight);
   busy(false);
+  listModels().catch(() => {}); // the next answer says what is wrong
 }
+
+// A page that is left keeps what has come.
+window.addEventListener("pagehide", () => {
+  const last = chat.messages.at(-1);
+  if (!controller || last.role !== "assistant" || !(last.content || last.reasoning)) return;
+  chats.save({ ...chat, messages: [...chat.messages.slice(0, -1), { ...last, cut: "the page was left" }] });
+});
+
+function askKey() {
+  if (element("side").hidden) element("toggle").click();
+  element("key").focus();
+}
+
+const isTouched = window.matchMedia("(pointer: coarse)").matches;
 
 function busy(is) {
   element("send").disabled = is;
   element("stop").disabled = !is;
-  if (!is) {
-    controller = null;
-    element("prompt").focus();
-  }
+  // A screen reader reads an answer once it is whole.
+  element("log").setAttribute("aria-busy", String(is));
+  // On a phone the focus would raise the keyboard over the answer.
+  if (!is && !isTouched && document.activeElement !== element("key")) element("prompt").focus();
 }
 
 function stop() {
@@ -138,8 +367,8 @@ element("form").addEventListener("submit", (event) => {
   const text = element("prompt").value.trim();
   if (!text || controller) return;
   element("prompt").value = "";
-  messages.push({ role: "user", content: text });
-  show("user").add(text);
+  chat.title ||= text.replace(/\s+/g, " ").slice(0, 60);
+  chat.messages.push({ role: "user", content: text });
   answer();
 });
 element("prompt").addEventListener("keydown", (event) => {
@@ -153,10 +382,7 @@ document.addEventListener("keydown", (event) => {
 });
 element("stop").addEventListener("click", stop);
 element("clear").addEventListener("click", () => {
-  stop();
-  messages.length = 0;
-  element("log").replaceChildren();
-  report("");
+  choose(chats.create());
   element("prompt").focus();
 });
 element("toggle").addEventListener("click", () => {
@@ -164,115 +390,39 @@ element("toggle").addEventListener("click", () => {
   side.hidden = !side.hidden;
   element("toggle").setAttribute("aria-expanded", String(!side.hidden));
 });
-
-// Live charts: differences between two readings of /metrics, one a second.
-const POINTS = 60;
-const CHARTS = {
-  "Throughput, tokens/s": (now, last, seconds) => (now.generation_tokens_total - last.generation_tokens_total) / seconds,
-  "Running requests": (now) => now.num_requests_running,
-  "Waiting requests": (now) => now.num_requests_waiting,
-  "KV cache in use, %": (now) => 100 * now.kv_cache_usage_perc,
-  "Prefix hits, %": (now, last) => share(now, last, "prefix_cache_hits_total", "prefix_cache_queries_total"),
-  "Drafts accepted, %": (now, last) => share(now, last, "spec_decode_num_accepted_tokens_total", "spec_decode_num_draft_tokens_total"),
-  "First token, mean ms": (now, last) => mean(now, last, "time_to_first_token_seconds"),
-  "Between tokens, mean ms": (now, last) => mean(now, last, "inter_token_latency_seconds"),
-  "First token, 95th percentile ms": (now) => percentile(now, "time_to_first_token_seconds", 0.95),
-  "Between tokens, 95th percentile ms": (now) => percentile(now, "inter_token_latency_seconds", 0.95),
-};
-
-function share(now, last, part, all) {
-  const total = now[all] - last[all];
-  if (Number.isNaN(total)) return total; // not exported
-  return total > 0 ? (100 * (now[part] - last[part])) / total : null;
+for (const kind of ["md", "json"]) {
+  element(`export-${kind}`).addEventListener("click", () => chats.exportAs(kind, chat, parameters()));
 }
 
-function mean(now, last, name) {
-  const count = now[`${name}_count`] - last[`${name}_count`];
-  return count > 0 ? (1000 * (now[`${name}_sum`] - last[`${name}_sum`])) / count : null;
+async function listModels() {
+  const response = await fetch("v1/models", { headers: headers() });
+  if (!response.ok) throw await refusal(response);
+  const { data } = await response.json();
+  isLoaded = Object.fromEntries(data.map((each) => [each.id, each.is_loaded]));
+  const select = element("model");
+  const ids = data.map((each) => each.id);
+  if (ids.join("\n") === [...select.options].map((each) => each.value).join("\n")) return;
+  const chosen = select.value || kept.model;
+  select.replaceChildren(...ids.map((id) => new Option(id, id)));
+  if (ids.includes(chosen)) select.value = chosen;
 }
 
-function percentile(now, name, part) {
-  const buckets = now.buckets[name] || [];
-  const total = now[`${name}_count`];
-  const found = total > 0 && buckets.find(([, count]) => count >= part * total);
-  return found && Number.isFinite(found[0]) ? 1000 * found[0] : null;
-}
-
-const charts = Object.entries(CHARTS).map(([title, read]) => {
-  const figure = document.createElement("figure");
-  figure.innerHTML = "<figcaption><b></b><span></span></figcaption>"
-    + "<svg viewBox='0 0 60 20' preserveAspectRatio='none' role='img'><polyline /></svg>";
-  figure.querySelector("b").textContent = title;
-  figure.querySelector("svg").setAttribute("aria-label", title);
-  figure.hidden = true;
-  element("charts").append(figure);
-  return { figure, read, values: [] };
-});
-
-function draw(chart, value) {
-  const { figure, values } = chart;
-  if (Number.isNaN(value)) return;
-  figure.hidden = false;
-  values.push(value);
-  if (values.length > POINTS) values.shift();
-  const most = Math.max(1e-9, ...values.map((each) => each || 0));
-  const points = values.map((each, at) => `${at + POINTS - values.length},${19 - (18 * (each || 0)) / most}`);
-  figure.querySelector("polyline").setAttribute("points", points.join(" "));
-  const shown = values.findLast((each) => each !== null);
-  figure.querySelector("span").textContent = shown === undefined ? "" : shown.toFixed(1);
-}
-
-function parse(text) {
-  const values = { buckets: {}, time: performance.now() };
-  for (const line of text.split("\n")) {
-    const found = line.match(/^inl:(\w+)(?:\{(.*)\})? (\S+)$/);
-    if (!found) continue;
-    const [, name, labels, value] = found;
-    const model = (labels || "").match(/model_name="((?:[^"\\]|\\.)*)"/);
-    if (model && model[1].replace(/\\(.)/g, "$1") !== element("model").value) continue;
-    const bound = (labels || "").match(/le="([^"]+)"/);
-    if (bound) {
-      const list = (values.buckets[name.replace(/_bucket$/, "")] ||= []);
-      list.push([bound[1] === "+Inf" ? Infinity : Number(bound[1]), Number(value)]);
-    } else values[name] = Number(value);
-  }
-  return values;
-}
-
-let previous = null;
-async function measure() {
-  if (!document.hidden && !element("side").hidden) {
-    try {
-      const response = await fetch("metrics", { headers: headers() });
-      if (response.ok) {
-        const now = parse(await response.text());
-        if (previous) {
-          const seconds = (now.time - previous.time) / 1000;
-          for (const chart of charts) {
-            const value = chart.read(now, previous, seconds);
-            draw(chart, value === undefined ? NaN : value);
-          }
-        }
-        previous = now;
-      }
-    } catch { /* the server is stopping; the next reading may succeed */ }
-  }
-  setTimeout(measure, 1000);
-}
-
-async function name() {
+async function showModels() {
   try {
-    const response = await fetch("v1/models", { headers: headers() });
-    const listed = await response.json();
-    if (listed.data) element("model").replaceChildren(...listed.data.map((each) => new Option(each.id, each.id)));
-    else report(listed.error.message, true);
+    await listModels();
+    const model = element("model").value;
+    if (!controller) report(isLoaded[model] === false ? `${model} is not loaded: the first message loads it` : "");
   } catch (error) {
     report(error.message, true);
   }
 }
 
 if (window.matchMedia("(max-width: 50rem)").matches) element("toggle").click();
-element("key").addEventListener("change", () => { report(""); name(); });
-element("model").addEventListener("change", () => { previous = null; });
-name();
-measure();
+element("side").addEventListener("change", keepParameters);
+element("key").addEventListener("change", showModels);
+element("model").addEventListener("change", () => {
+  keepParameters();
+  showModels();
+});
+render();
+showModels();

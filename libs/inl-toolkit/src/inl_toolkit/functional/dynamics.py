@@ -12,6 +12,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from inl.errors import MissingPackage, PluginError, RequestError
+from inl.install_command import install_command
 from inl_toolkit.functional.out_of_memory import translating
 
 if TYPE_CHECKING:
@@ -334,7 +335,7 @@ def _import_functions(framework: str) -> bool:
     except PluginError as error:
         if isinstance(error.__cause__, ImportError) and framework in PACKAGES:
             raise MissingPackage(
-                f"arrays of {framework}: pip install {PACKAGES[framework]}"
+                f"arrays of {framework}: {install_command(PACKAGES[framework])}"
             ) from error
         raise
     return True

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, final
 
 from inl.errors import BackendUnavailable
+from inl.install_command import install_command
 
 LIBRARIES = {"linux": "libedgetpu.so.1", "darwin": "libedgetpu.1.dylib"}
 COMPILED = b"edgetpu-custom-op"
@@ -34,7 +35,7 @@ class EdgeTPUBackend:
         """Return what is missing, or ``None``."""
         library = LIBRARIES.get(sys.platform, "edgetpu.dll")
         if find_spec("ai_edge_litert") is None:
-            return "LiteRT is not installed: pip install 'inl-toolkit[edge]'"
+            return f"LiteRT is not installed: {install_command('inl-toolkit[edge]')}"
         try:
             ctypes.CDLL(library)
         except OSError:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from inl.errors import MissingPackage
+from inl.install_command import install_command
 
 
 class KernelCall(NamedTuple):
@@ -63,7 +64,7 @@ class Profile:
             from matplotlib.figure import Figure
         except ImportError as error:
             raise MissingPackage(
-                "a picture of a profile: pip install 'inl-core[plot]'"
+                f"a picture of a profile: {install_command('inl-core[plot]')}"
             ) from error
         names = list(dict.fromkeys(event.name for event in self.events))
         figure = Figure(figsize=(8, 1 + 0.4 * len(names)), layout="constrained")

@@ -42,6 +42,7 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     from inl.errors import MissingPackage
+    from inl.install_command import install_command
 
     if name not in LAYERS:
         raise AttributeError(f"module 'inl.nn' has no attribute {name!r}")
@@ -50,5 +51,5 @@ def __getattr__(name: str) -> Any:
         return getattr(import_module(f"{package}.dynamics"), name)
     except ImportError as error:
         raise MissingPackage(
-            f"inl.nn.{name} is {kind}: pip install {package.replace('_', '-')}"
+            f"inl.nn.{name} is {kind}: {install_command(package.replace('_', '-'))}"
         ) from error

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 import numpy as np
 
 from inl.errors import MissingPackage, RequestError
+from inl.install_command import install_command
 from inl_toolkit.functional.out_of_memory import translating
 from inl_toolkit.nn.int8_file import write_file
 from inl_toolkit.nn.layers import Linear, ReLU, Sequential
@@ -180,7 +181,7 @@ def open_interpreter(data: bytes, delegates: Any = None) -> Any:
         module = import_module("ai_edge_litert.interpreter")
     except ImportError as error:
         raise MissingPackage(
-            "int8 networks: pip install 'inl-toolkit[edge]' (LiteRT)"
+            f"int8 networks: {install_command('inl-toolkit[edge]')} (LiteRT)"
         ) from error
     # Without the default delegate, which rounds in its own way.
     resolver = module.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from inl.errors import MissingPackage
+from inl.install_command import install_command
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,7 +28,7 @@ def write_file(network: Int8Network) -> bytes:
         flatbuffers = import_module("flatbuffers")
     except ImportError as error:
         raise MissingPackage(
-            "export_int8: pip install 'inl-toolkit[edge]' (LiteRT)"
+            f"export_int8: {install_command('inl-toolkit[edge]')} (LiteRT)"
         ) from error
     builder = flatbuffers.Builder(1024)
     builder.Finish(_Writer(schema, network).model().Pack(builder), IDENTIFIER)

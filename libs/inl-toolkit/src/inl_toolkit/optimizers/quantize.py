@@ -8,6 +8,7 @@ from typing import Any
 
 from inl.errors import MissingPackage, RequestError
 from inl.executor.model_loader import LanguageModel
+from inl.install_command import install_command
 from inl.weights.quantize.report import KINDS
 from inl_toolkit.functional.out_of_memory import translating
 
@@ -47,7 +48,9 @@ def quantize_for_inference(model: Any, dtype: str = "bf16") -> Any:
     try:
         module = import_module("inl_torch.quantized_linear")
     except ImportError as error:
-        raise MissingPackage("quantize_for_inference: pip install inl-torch") from error
+        raise MissingPackage(
+            f"quantize_for_inference: {install_command('inl-torch')}"
+        ) from error
     return module.quantize(model, dtype)
 
 

@@ -8,6 +8,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Final
 
 from inl.errors import DeviceError
+from inl.install_command import install_command
 from inl.spec.activation_quant import FLOAT8
 from inl.spec.kernel import Kernel
 from inl_torch.triton.common import PREFERENCE
@@ -30,9 +31,9 @@ def can_compile() -> bool:
         nvrtc_version()
     except (ImportError, DeviceError) as error:
         LOGGER.warning(
-            "steps of one row use Triton, which is slower: %s. Try: pip install "
-            "cuda-bindings nvidia-cuda-nvrtc",
+            "steps of one row use Triton, which is slower: %s. Try: %s",
             error,
+            install_command("cuda-bindings", "nvidia-cuda-nvrtc"),
         )
         return False
     return True

@@ -7,6 +7,7 @@ from typing import Final
 
 from inl.device import DeviceInfo
 from inl.errors import BackendUnavailable
+from inl.install_command import install_command
 from inl.plugin.frameworks import require_framework
 from inl_intel.probe import attached, driver_of
 from inl_intel.settings import RUNTIME, requested_runtime
@@ -14,7 +15,7 @@ from inl_intel.settings import RUNTIME, requested_runtime
 OPENVINO: Final = "openvino>=2026.4,<2026.5"
 """Accepted versions: the inputs of its paged attention change between releases."""
 
-INSTALL: Final = "pip install 'inl-intel[openvino]'"
+INSTALL: Final = install_command("inl-intel[openvino]")
 
 ACCELERATORS: Final = "sys/class/accel"
 NPU_DRIVER: Final = "intel_vpu"

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any, final
 
 from inl.errors import KernelError, MissingPackage
+from inl.install_command import install_command
 from inl_toolkit.kernels.decorators import DecoratedKernel, tpu_kernel
 
 _by_name: dict[str, Callable[..., Any]] = {}
@@ -53,7 +54,9 @@ def compile_tpu_kernel(
     try:
         jax = import_module("jax")
     except ImportError as error:
-        raise MissingPackage("compile_tpu_kernel: pip install inl-tpu") from error
+        raise MissingPackage(
+            f"compile_tpu_kernel: {install_command('inl-tpu')}"
+        ) from error
     inputs = _specs(jax, name, "input", input_shapes, input_dtypes)
     wanted = _specs(jax, name, "output", output_shapes, output_dtypes)
     lowered = jax.jit(fn).lower(*inputs)

@@ -1,5 +1,7 @@
-"""Build the native library in the source tree: ``python build_native.py``.
+"""Build the native library: ``inl build-kernels``, or ``python build_native.py``.
 
+Wheels bring this file and the sources too, so that an installation without a library
+can get one. It imports nothing of INL: a wheel is built in an environment without it.
 ``--host`` leaves out the instruction sets that this processor does not use and that are
 yet to be compiled: an editable install takes no more, a wheel has all of them. ``CXX``
 is the compiler, which may have arguments (``python -m ziglang c++ -target
@@ -14,15 +16,18 @@ import argparse
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-SOURCES = Path(__file__).parent / "src" / "inl_cpu" / "native"
+SOURCES = Path(__file__).parent / "native"
 # No contraction: a * b + c must round alike in every template.
 FLAGS = (
     "-std=c++17",
@@ -36,7 +41,9 @@ FLAGS = (
 NAMES = {"win32": "libinl.dll", "darwin": "libinl.dylib"}
 LIBRARY = SOURCES / NAMES.get(sys.platform, "libinl.so")
 """Name by ``sys.platform``, as in ``inl_cpu.library``."""
-OBJECTS = Path(__file__).parent / "build" / "objects"
+PROJECT = Path(__file__).parents[2]
+OBJECTS = PROJECT / "build" / "objects" if (PROJECT / "setup.py").exists() else None
+"""Folder that keeps object files, in a source tree only."""
 SETS = ("scalar", "avx2", "avx_vnni", "avx512", "amx", "neon")
 """Instruction sets, each compiled from ``isa/isa_NAME.cpp``; those of another
 architecture are empty."""
@@ -70,6 +77,38 @@ HARDENING = (
     ("-Wl,-z,noexecstack",),
 )
 PROBE = '#include <cstring>\nextern "C" void f(char *p) { std::strcpy(p, "a"); }\n'
+
+
+INSTALLERS = {
+    "apt-get": "apt-get install g++",
+    "dnf": "dnf install gcc-c++",
+    "apk": "apk add g++",
+    "pacman": "pacman -S gcc",
+    "zypper": "zypper install gcc-c++",
+    "xcode-select": "xcode-select --install",
+}
+"""Program of a system and the command that installs a C++ compiler there."""
+ZIG = "pip install ziglang, and set CXX to: python -m ziglang c++"
+"""A compiler from PyPI, for every system."""
+
+Report = Callable[[int, int, str], None]
+"""Called with the number of compiled files, that of all, and the name of the last."""
+
+
+def why_no_compiler() -> str:
+    """Return why there is no compiler, and what installs one; "" if there is one."""
+    command = compiler()
+    if command and shutil.which(command[0]):
+        return ""
+    tools = (INSTALLERS[name] for name in INSTALLERS if shutil.which(name))
+    what = next(tools, ZIG)
+    return f"no C++ compiler ({shlex.join(command)}) was found; try: {what}"
+
+
+def show_progress(done: int, total: int, name: str) -> None:
+    """Print a line for each file that was compiled."""
+    sys.stderr.write(f"inl-cpu: compiled {done} of {total}: {name}\n")
+    sys.stderr.flush()
 
 
 def compiler() -> tuple[str, ...]:
@@ -126,12 +165,10 @@ def is_current(target: Path, command: list[str]) -> bool:
 
 
 def compile_source(source: Path, target: Path, command: list[str]) -> None:
-    """Compile a source, unless its object file is current.
+    """Compile a source.
 
     Files are renamed when they are complete: other processes may do the same.
     """
-    if is_current(target, command):
-        return
     began, record = time.time_ns(), target.with_suffix(".json")
     new = target.with_suffix(f".{os.getpid()}.tmp")
     rules = target.with_suffix(f".{os.getpid()}.d")
@@ -166,20 +203,32 @@ def compile_all(
     *,
     jobs: int = 2,
     sets: tuple[str, ...] = SETS,
+    report: Report = show_progress,
 ) -> dict[str, Path]:
-    """Compile the sources; returns the object files by the stem of their source.
+    """Compile sources that changed; returns the object files by stem of their source.
 
     Raises ``CalledProcessError`` after the compiler has printed its errors.
     """
-
-    def compiled(source: Path) -> Path:
-        target = folder / f"{source.stem}.o"
-        compile_source(source, target, command_of(source, extra, sets))
-        return target
-
     folder.mkdir(parents=True, exist_ok=True)
+    sources = sources_of(sets)
+    objects = {path.stem: folder / f"{path.stem}.o" for path in sources}
+    commands = {path: command_of(path, extra, sets) for path in sources}
+    old = [
+        path for path in sources if not is_current(objects[path.stem], commands[path])
+    ]
     with ThreadPoolExecutor(jobs) as pool:
-        return {path.stem: path for path in pool.map(compiled, sources_of(sets))}
+        running = {
+            pool.submit(compile_source, path, objects[path.stem], commands[path]): path
+            for path in old
+        }
+        try:
+            for done, each in enumerate(as_completed(running), 1):
+                each.result()
+                report(done, len(old), running[each].name)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return objects
 
 
 def compiled_sets(folder: Path, extra: tuple[str, ...] = ()) -> tuple[str, ...]:
@@ -217,15 +266,15 @@ def build(
     jobs: int = 2,
     objects: Path | None = None,
     sets: tuple[str, ...] = SETS,
+    report: Report = show_progress,
 ) -> Path:
     """Build the library ``output``; raises ``CalledProcessError``.
 
-    objects: folder that keeps the object files. sets: the instruction sets; AMX needs
-    AVX-512.
+    objects: folder that keeps the object files; ``None``: they are not kept. sets: the
+    instruction sets; AMX needs AVX-512.
     """
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = objects or Path(temporary)
-        compiled = compile_all(folder, extra, jobs=jobs, sets=sets)
+    with _folder(objects) as folder:
+        compiled = compile_all(folder, extra, jobs=jobs, sets=sets, report=report)
         built = output.with_suffix(f".{os.getpid()}.tmp")
         parts = [str(path) for path in compiled.values()]
         link = [*all_flags(extra), "-shared", *parts, "-o", str(built)]
@@ -235,13 +284,26 @@ def build(
     return output
 
 
+@contextmanager
+def _folder(kept: Path | None) -> Iterator[Path]:
+    if kept is not None:
+        yield kept
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        yield Path(temporary)
+
+
 def build_for_host(
-    output: Path = LIBRARY, extra: tuple[str, ...] = (), *, objects: Path = OBJECTS
+    output: Path = LIBRARY,
+    extra: tuple[str, ...] = (),
+    *,
+    objects: Path | None = OBJECTS,
+    report: Report = show_progress,
 ) -> Path:
     """Build the library for this processor, and with what is compiled already."""
-    sets = {*host_sets(), *compiled_sets(objects, extra)}
+    sets = {*host_sets(), *(compiled_sets(objects, extra) if objects else ())}
     chosen = tuple(name for name in SETS if name in sets)
-    return build(output, extra, objects=objects, sets=chosen)
+    return build(output, extra, objects=objects, sets=chosen, report=report)
 
 
 def main(arguments: list[str]) -> None:
@@ -250,6 +312,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--objects", type=Path, default=OBJECTS)
     parser.add_argument("--host", action="store_true")
     known, extra = parser.parse_known_args(arguments)
+    if reason := why_no_compiler():
+        raise SystemExit(reason)
     built = (build_for_host if known.host else build)(
         known.output, tuple(extra), objects=known.objects
     )

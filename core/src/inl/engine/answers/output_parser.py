@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from inl.serve.job import Delta
+from inl.engine.answers.conversation import Delta
 
 if TYPE_CHECKING:
     from inl.engine.output_text import Span
@@ -25,6 +25,12 @@ class OutputParser(Protocol):
     def has_calls(self) -> bool:
         """Whether a tool call was found."""
 
+    @property
+    def reasoning_end(self) -> int | None:
+        """Characters up to the end of the reasoning and its mark, of all that were fed;
+        0 if there is none, ``None`` while it lasts.
+        """
+
     def feed(self, text: str, special: Sequence[Span] = ()) -> Delta:
         """Return the parts of the next text that are certain.
 
@@ -39,6 +45,7 @@ class PlainParser:
     """All text is content."""
 
     sees_special = has_calls = is_done = False
+    reasoning_end: int | None = 0
 
     def feed(self, text: str, special: Sequence[Span] = ()) -> Delta:
         """Return the text as content."""

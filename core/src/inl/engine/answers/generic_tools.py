@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from inl.serve.job import Conversation, Tool
+from inl.engine.answers.conversation import Conversation, Tool
+from inl.text.template_shapes import calls_as_text
 
 INSTRUCTIONS = """You can call these functions, given as JSON schemas:
 <tools>
@@ -22,7 +23,7 @@ def with_tools(
     conversation: Conversation, tools: Sequence[Tool]
 ) -> list[dict[str, Any]]:
     """Return messages that describe the tools, their calls and results as text."""
-    messages = list(_as_text(conversation.messages))
+    messages = list(calls_as_text(conversation.messages))
     lines = [json.dumps(tool.as_template_value()["function"]) for tool in tools]
     text = INSTRUCTIONS.format(tools="\n".join(lines)) if tools else ""
     if not text:
@@ -31,21 +32,3 @@ def with_tools(
         content = f"{messages[0]['content']}\n\n{text}"
         return [{"role": "system", "content": content}, *messages[1:]]
     return [{"role": "system", "content": text}, *messages]
-
-
-def _as_text(messages: Iterable[Any]) -> Iterable[dict[str, Any]]:
-    for message in messages:
-        content = message.get("content") or ""
-        if message["role"] == "tool":
-            text = f"<tool_response>\n{content}\n</tool_response>"
-            yield {"role": "user", "content": text}
-            continue
-        calls = [_call_text(call) for call in message.get("tool_calls") or ()]
-        text = "\n".join([*([content] if content else ()), *calls])
-        yield {"role": message["role"], "content": text}
-
-
-def _call_text(call: Any) -> str:
-    function = call["function"]
-    value = {"name": function["name"], "arguments": function["arguments"]}
-    return f"<tool_call>\n{json.dumps(value, ensure_ascii=False)}\n</tool_call>"

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Final
-
-import msgspec
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from inl.bounded_json import check_json, parse_json
+from inl.engine.answers.conversation import CallDelta
 from inl.errors import InvalidJson
-from inl.serve.job import CallDelta
 
 if TYPE_CHECKING:
-    from inl.serve.markup import CallMarkup
-
-MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+    from inl.engine.answers.markup import CallMarkup
 
 ARGUMENT_KEYS: Final = ("arguments", "parameters")
 """Keys of the arguments in other models' calls, read where this one's is absent."""
@@ -131,7 +128,7 @@ class CallText:
         """Return the call of a complete object, if it is one."""
         self._end(stop)
         try:
-            members = {key: str(raw, "utf-8") for key, raw in _members(text).items()}
+            members = _members(text)
         except ValueError:
             return []
         name = _string(members.get(self._markup.name_key, ""))
@@ -150,13 +147,49 @@ class CallText:
         return "{}" if not others and (allowed is None or name in allowed) else None
 
 
-def _members(text: str) -> dict[str, msgspec.Raw]:
+def _members(text: str) -> dict[str, str]:
     """Return the members of an object as they are written; raises ValueError."""
     try:
         check_json(text.encode("utf-8", "replace"), "call")
-        return MEMBERS.decode(text)
-    except (InvalidJson, msgspec.DecodeError, RecursionError) as error:
+        return _split_members(text)
+    except (InvalidJson, RecursionError) as error:
         raise ValueError(str(error)) from error
+
+
+def _split_members(text: str) -> dict[str, str]:
+    members: dict[str, str] = {}
+    at = _behind(text, 0, "{")
+    separator = "}" if text.startswith("}", at) else ","
+    while separator == ",":
+        key, stop = DECODER.raw_decode(text, at)
+        if not isinstance(key, str):
+            raise ValueError(f"found {key!r:.60}, accepts a string")
+        start = _behind(text, stop, ":")
+        _, stop = DECODER.raw_decode(text, start)
+        members[key] = text[start:stop]
+        at = _behind(text, stop, "")
+        separator = text[at : at + 1]
+        at = _behind(text, at, "," if separator == "," else "}")
+    if separator == "}" and not members:
+        at = _behind(text, at, "}")
+    if at < len(text):
+        raise ValueError(f"found {text[at:]!r:.60} behind the object")
+    return members
+
+
+def _behind(text: str, at: int, mark: str) -> int:
+    """Return the place behind a mark and the white space around it."""
+    found = re.compile(rf"[ \t\n\r]*{re.escape(mark)}[ \t\n\r]*").match(text, at)
+    if found is None:
+        raise ValueError(f"found {text[at:]!r:.20}, accepts {mark}")
+    return found.end()
+
+
+def _refuse_constant(text: str) -> NoReturn:
+    raise ValueError(f"found {text}, which JSON has not")
+
+
+DECODER: Final = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def _string(text: str) -> str:

@@ -6,13 +6,13 @@ import re
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Final
 
+from inl.engine.answers.call_text import CallText
+from inl.engine.answers.conversation import Delta
 from inl.engine.output_text import without
-from inl.serve.call_text import CallText
-from inl.serve.job import Delta
 
 if TYPE_CHECKING:
+    from inl.engine.answers.markup import CallMarkup, ReasoningMarkup
     from inl.engine.output_text import Span
-    from inl.serve.markup import CallMarkup, ReasoningMarkup
 
 BETWEEN: Final = re.compile(r"[\s,;\]}]*")
 """What may stand between two calls of one mark, and behind the last one."""
@@ -24,10 +24,10 @@ class MarkupParser:
     Marks may be special tokens, whose text is no content. Text that may be the
     beginning of a mark is held back. calls, reasoning: ``None`` if there are none.
     is_reasoning: whether the prompt has begun the reasoning. is_forced: whether the
-    whole text is one call, without marks. tools: names of the functions that may be
-    called; without marks, only they are called without arguments. only_tools: whether
-    a call of another function is content. one_call: whether the text ends with the
-    first call.
+    text, behind the reasoning, is one call without marks. tools: names of the functions
+    that may be called; without marks, only they are called without arguments.
+    only_tools: whether a call of another function is content. one_call: whether the
+    text ends with the first call.
     """
 
     sees_special = True
@@ -48,9 +48,12 @@ class MarkupParser:
         self._tools, self._only_tools = frozenset(tools), only_tools
         self._one_call = one_call
         self._state = "reasoning" if is_reasoning else "content"
+        self.reasoning_end: int | None = None if is_reasoning else 0
+        """Characters up to the end of the reasoning; ``None`` while it lasts."""
         self._held = ""
         self._special: list[Span] = []
         """Places of special tokens in the held text."""
+        self._fed = 0
         self._count = 0
         self._call: CallText | None = None
         self._mark = ""
@@ -63,7 +66,8 @@ class MarkupParser:
         """Whether nothing but white space was content so far."""
         self.is_done = False
         """Whether nothing more is read, after the only call."""
-        if is_forced and calls is not None:
+        self._is_forced = is_forced
+        if is_forced and calls is not None and not is_reasoning:
             self._begin_call(calls)
 
     @property
@@ -82,6 +86,7 @@ class MarkupParser:
         start = len(self._held)
         self._special += [(a + start, b + start) for a, b in special]
         self._held += text
+        self._fed += len(text)
         while self._held and not self.is_done and self._advance(delta):
             """Each round ends at a mark."""
         return delta
@@ -129,6 +134,9 @@ class MarkupParser:
         assert match is not None, "it matches nothing too"
         if match.end() == len(self._held):
             return False
+        if self._is_other_special(match.end()):
+            self._remove(self._special[0][1])
+            return bool(self._held) and self._pass_between()
         if self._held.startswith("{", match.end()):
             self._remove(match.end())
             self._begin_call(self._calls)
@@ -136,6 +144,14 @@ class MarkupParser:
             self._remove(match.end())
         self._is_between = False
         return True
+
+    def _is_other_special(self, at: int) -> bool:
+        """Whether a special token that is no mark of calls begins at a place."""
+        assert self._calls is not None, "there was a call"
+        if not self._special or self._special[0][0] != at:
+            return False
+        marks = [mark for mark in (self._calls.begin, self._calls.end) if mark]
+        return not any(self._held.startswith(mark, at) for mark in marks)
 
     def _skip(self, mark: str) -> bool:
         """Drop white space and a mark; returns whether more text follows."""
@@ -153,6 +169,9 @@ class MarkupParser:
         delta.reasoning += text
         if found:
             self._state, self._skipped = "content", ""
+            self.reasoning_end = self._fed - len(self._held)
+            if self._is_forced and self._calls is not None:
+                self._begin_call(self._calls)
         return bool(found)
 
     def _advance_content(self, delta: Delta) -> bool:
@@ -170,6 +189,7 @@ class MarkupParser:
         delta.content += text
         if reasoning is not None and found == reasoning.begin:
             self._state, self._skipped = "reasoning", ""
+            self.reasoning_end = None
         elif found and calls is not None:
             self._begin_call(calls, self._mark)
         return bool(found)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from inl.errors import RequestError, TemplateError
-from inl.serve.generic_tools import with_tools
-from inl.serve.job import Conversation, Job, Prompt
-from inl.serve.markup import CallMarkup, Markup, ReasoningMarkup, derive
-from inl.serve.markup_parser import MarkupParser
-from inl.serve.output_parser import PLAIN, OutputParser
-from inl.serve.structured import forced_call
+from inl.engine.answers.conversation import Conversation, Prompt
+from inl.engine.answers.forced_call import forced_call
+from inl.engine.answers.generic_tools import with_tools
+from inl.engine.answers.markup import CallMarkup, Markup, ReasoningMarkup, derive
+from inl.engine.answers.markup_parser import MarkupParser
+from inl.engine.answers.output_parser import PLAIN, OutputParser
+from inl.errors import InlError, RequestError, TemplateError
 from inl.text.measure import check_length
 from inl.text.tokenizer import BYTE_TOKEN, SPACE
 
@@ -22,6 +24,18 @@ if TYPE_CHECKING:
 
 TAIL = 64
 """Tokens at the end of a prompt that may begin the reasoning."""
+
+
+MAX_BEGINNINGS = 256
+"""Variables of templates for which is kept whether they begin the reasoning."""
+
+
+class EncodedPrompt(NamedTuple):
+    """A prompt, its token ids, and the reasoning within which it ends, if it does."""
+
+    prompt: Prompt
+    ids: tuple[int, ...]
+    reasoning: ReasoningMarkup | None
 
 
 class TextSource(Protocol):
@@ -54,6 +68,8 @@ class ModelText:
 
     def __init__(self, source: TextSource) -> None:
         self._source = source
+        self._beginnings: dict[bytes, bool] = {}
+        """Whether the template begins the reasoning, by the hash of its variables."""
         self.markup = Markup(CallMarkup())
         """How the model writes calls and reasoning, once it is warmed up."""
 
@@ -74,6 +90,7 @@ class ModelText:
         template = self._source.chat_template
         if template is not None:
             self.markup = derive(template.apply, template.source)
+            self._beginnings.clear()
 
     def encode_test(self) -> list[int]:
         """Encode a text and a conversation; return the ids of the text.
@@ -121,24 +138,45 @@ class ModelText:
             ids = ids[1:]
         return [*conversation.context, *ids]
 
-    def encode_all(self, prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:
-        """Return the token ids of several prompts; raises the engine's errors."""
-        return [tuple(self.encode(prompt)) for prompt in prompts]
+    def encode_all(self, prompts: Sequence[Prompt]) -> list[EncodedPrompt]:
+        """Encode several prompts; raises the engine's errors.
 
-    def structure_of(self, job: Job, prompt: Prompt) -> Mapping[str, Any] | None:
-        """Return the structure of a prompt's output; ``None`` is any text."""
+        It may take a while, also to render what begins the reasoning.
+        """
+        encoded = []
+        for prompt in prompts:
+            ids = tuple(self.encode(prompt))
+            reasoning = self._begun_reasoning(prompt, ids)
+            encoded.append(EncodedPrompt(prompt, ids, reasoning))
+        return encoded
+
+    def structure_of(
+        self, structure: Mapping[str, Any] | None, encoded: EncodedPrompt
+    ) -> Mapping[str, Any] | None:
+        """Return the structure of a prompt's output; ``None`` is any text.
+
+        structure: of the content, which begins behind the reasoning that the prompt
+        has begun.
+        """
+        prompt = encoded.prompt
         if isinstance(prompt, Conversation) and is_forced(prompt):
             calls = self.markup.calls or CallMarkup()
-            return forced_call(prompt.tools, prompt.tool_choice, calls)
-        return job.structure
+            structure = forced_call(prompt.tools, prompt.tool_choice, calls)
+        if structure is None or encoded.reasoning is None:
+            return structure
+        return {**structure, "after": encoded.reasoning.end}
 
-    def parser(self, prompt: Prompt, ids: Sequence[int]) -> OutputParser:
+    def parser(self, encoded: EncodedPrompt) -> OutputParser:
         """Return the parser of a prompt's output; texts have no markup."""
+        prompt, begun = encoded.prompt, encoded.reasoning
         if not isinstance(prompt, Conversation):
             return PLAIN
         if is_forced(prompt):
             forced = self.markup.calls or CallMarkup()
-            return MarkupParser(forced, None, is_forced=True)
+            is_reasoning = begun is not None
+            return MarkupParser(
+                forced, begun, is_reasoning=is_reasoning, is_forced=True
+            )
         tools = [tool.name for tool in prompt.tools]
         offered = prompt.tools and prompt.tool_choice != "none"
         calls = self.markup.calls if offered else None
@@ -148,16 +186,51 @@ class ModelText:
         return MarkupParser(
             calls,
             reasoning,
-            is_reasoning=reasoning is not None and self._has_begun(reasoning, ids),
+            is_reasoning=begun is not None,
             tools=tools,
             only_tools=prompt.only_tools,
             one_call=not prompt.parallel_calls,
         )
 
-    def _has_begun(self, reasoning: ReasoningMarkup, ids: Sequence[int]) -> bool:
-        """Whether a prompt ends within reasoning."""
+    def _begun_reasoning(
+        self, prompt: Prompt, ids: Sequence[int]
+    ) -> ReasoningMarkup | None:
+        """Return the markup of the reasoning within which a prompt ends, if it does.
+
+        The template begins it behind the last message, or the client in an answer that
+        is continued; what other messages say of marks has no meaning.
+        """
+        reasoning = self.markup.reasoning
+        if reasoning is None or not isinstance(prompt, Conversation):
+            return None
         tail = self.tokenizer.decode(ids[-TAIL:], skip_special=False)
-        return tail.rfind(reasoning.begin) > tail.rfind(reasoning.end)
+        if not prompt.continue_final:
+            has_begun = tail.rstrip().endswith(reasoning.begin)
+            return reasoning if has_begun and self._begins(prompt) else None
+        last = prompt.messages[-1]
+        text = last.get("content") or ""
+        if not text and last.get("reasoning_content"):
+            return None if reasoning.end in tail else reasoning
+        has_begun = text.rfind(reasoning.begin) > text.rfind(reasoning.end)
+        return reasoning if has_begun else None
+
+    def _begins(self, prompt: Conversation) -> bool:
+        """Whether the template itself, not the last message, begins the reasoning."""
+        reasoning, template = self.markup.reasoning, self._source.chat_template
+        if reasoning is None or template is None:
+            return False
+        variables = json.dumps(prompt.variables, sort_keys=True, default=repr)
+        key = hashlib.sha256(variables.encode()).digest()  # they may be large
+        if key not in self._beginnings:
+            if len(self._beginnings) >= MAX_BEGINNINGS:
+                self._beginnings.clear()
+            self._beginnings[key] = True
+            # A template that refuses the probe keeps what the prompt's end says.
+            with suppress(InlError):
+                messages = template.shapes.fit([{"role": "user", "content": "a"}])
+                text = template.apply(messages, **prompt.variables)
+                self._beginnings[key] = text.rstrip().endswith(reasoning.begin)
+        return self._beginnings[key]
 
 
 class VocabularyTexts:

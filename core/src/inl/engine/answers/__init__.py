@@ -1,0 +1,1 @@
+"""How models write answers: reasoning, tool calls and text, and what they mean."""
