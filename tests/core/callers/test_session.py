@@ -149,7 +149,7 @@ def test_a_cancelled_request_ends_and_its_number_is_free(caller, gate):
     caller.send(request(3, max_tokens=90))
     assert caller.receive()[0] == TOKENS
     cancels = [(CANCEL, struct.pack("<I", number)) for number in (3, 99)]
-    caller.send(*cancels, request(4, max_tokens=0))
+    caller.send(*cancels, request(4, max_tokens=-1))
     while caller.receive()[0] != ERROR:
         """Wait for the answer to what follows the cancellation."""
     gate.set()
@@ -179,7 +179,7 @@ def test_a_number_is_free_once_its_end_is_read(caller, monkeypatch):
 
 
 REFUSED = {
-    "max_tokens: found 0": {"max_tokens": 0},
+    "max_tokens: found -1": {"max_tokens": -1},
     "options: found listener": {"listener": 1},
     "options: found surprise": {"surprise": 1},
     "n: found 2": {"n": 2},

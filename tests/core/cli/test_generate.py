@@ -206,7 +206,7 @@ def test_explain_lists_selected_and_refused_kernels(capsys, folder):
         (["--device", "reference:7"], ["reference:7"]),
         (["--kv-dtype", "int4"], ["kv_dtype", "'int4'", "auto"]),
         (["--dtype", "int4"], ["dtype", "'int4'", "float32"]),
-        (["--max-tokens", "0"], ["max_tokens", "0", "1 and above"]),
+        (["--max-tokens", "-1"], ["max_tokens", "-1", "0 and above"]),
         (["--temperature", "-1"], ["temperature", "-1", "0 and above"]),
         (["--model", "no/such.gguf"], ["no/such.gguf"]),
     ],

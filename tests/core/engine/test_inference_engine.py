@@ -291,7 +291,7 @@ def test_closing_a_stream_frees_its_blocks(make, drained):
         (None, {}, RequestError, ["None", "a string"]),
         (["a", 3], {}, RequestError, ["prompt[0]"]),
         ([1] * 97, {}, PromptTooLong, ["97", "96"]),
-        ("x", {"max_tokens": 0}, RequestError, ["max_tokens", "0", "1 and above"]),
+        ("x", {"max_tokens": -1}, RequestError, ["max_tokens", "-1", "0 and above"]),
         ("x", {"temperature": -1}, RequestError, ["temperature", "-1"]),
         ("x", {"temperature": float("nan")}, RequestError, ["temperature", "nan"]),
         ("x", {"stop": ""}, RequestError, ["stop", "''"]),

@@ -74,10 +74,11 @@ def test_a_template_with_a_long_output_is_not_encoded():
         name = "m"
 
     template = ChatTemplate(
-        "{% for a in range(31) %}{{ '7' * 1000000 }}{% endfor %}{{ messages[0].role }}"
+        "{% for a in range(31) %}{{ '7' * 1000000 }}{% endfor %}"
+        "{{ messages[0].content }}"
     )
     tokenizer = Counting()
-    with pytest.raises(PromptTooLong, match="found 31000004 characters"):
+    with pytest.raises(PromptTooLong, match="found 31000002 characters"):
         chat_ids(Model, template, tokenizer, "hi", context=131072)
     template.close()
     assert tokenizer.characters <= 2 * 131072 + PIECE

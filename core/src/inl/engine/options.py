@@ -14,6 +14,7 @@ from inl.engine.prompt_embeddings import PromptEmbeddings, is_rows
 from inl.errors import RequestError
 from inl.guidance.structured import StructuredOutput, read_structured
 from inl.scheduling.request import Request
+from inl.scheduling.token_ids import read_integer
 
 Prompt = str | Sequence[int]
 """A text, or token ids. Among the ids there may be arrays [n, hidden] of embeddings
@@ -233,7 +234,7 @@ def ban_options(options: Mapping[str, Any], config: EngineConfig) -> Bans:
     """
     least, words = options.get("min_tokens", 0), options.get("bad_words", ())
     given = options.get("max_tokens")
-    most = MAX_COUNT if given is None else given
+    most = MAX_COUNT if given is None else read_integer("max_tokens", given, 0)
     if type(least) is not int or not 0 <= least <= most:
         raise RequestError(f"min_tokens: found {least!r}, accepts 0 to max_tokens")
     return Bans(least, string_tuple("bad_words", words, config))
