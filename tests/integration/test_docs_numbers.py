@@ -13,9 +13,17 @@ from pathlib import Path
 import pytest
 
 from inl import bounded_json
+from inl.callers import frames
+from inl.checkpoints.blocks.dtypes import BLOCKS
+from inl.checkpoints.files import pickle_reader, tensor_file
+from inl.checkpoints.gguf import file as gguf_file
+from inl.checkpoints.gguf import header
+from inl.checkpoints.hub.resolve import DEFAULT
 from inl.cli.app import COMMANDS
 from inl.cli.completion import command
 from inl.config import DEFAULT_DRAFTS, EngineConfig
+from inl.engine.options import make_requests
+from inl.errors import RequestError
 from inl.executor.model_executor import MAX_ADMISSIONS
 from inl.guidance import json_schemas, structural_tags, trial_process
 from inl.plugin import frameworks, probe, screening, speed
@@ -35,11 +43,20 @@ from inl.serve import (
 from inl.serve.frontends import processes
 from inl.spec.step import TOP
 from inl.speculation import draft_counts, planner
-from inl.text import sandbox
+from inl.text import sandbox, tokenizer_bounds, tokenizer_check
+from inl.weights.quantize.report import KINDS
 
 ROOT = Path(__file__).parents[2]
 KIB, MIB = 1 << 10, 1 << 20
 ENGINE, SERVER = EngineConfig(), settings.ServerConfig()
+
+
+def bits(kind):
+    """Return the bits of a weight that is quantized while it is loaded."""
+    elements, size = BLOCKS[KINDS[kind]]
+    return 8 * size / elements
+
+
 PROJECTS = [
     ROOT / "core",
     *(path.parent for path in ROOT.glob("libs/*/pyproject.toml")),
@@ -47,6 +64,29 @@ PROJECTS = [
 ]
 
 STATEMENTS = [
+    ("callers.md", "## Protocol, version {}", frames.VERSION),
+    ("callers.md", "32 bits, at most {} MiB", frames.MAX_BYTES / MIB),
+    ("checkpoints.md", "at most {:,} tensors", tensor_file.MAX_TENSORS),
+    ("checkpoints.md", "{:,} metadata keys", gguf_file.MAX_PAIRS),
+    ("checkpoints.md", "{} MiB of metadata", header.MAX_HEADER / MIB),
+    (
+        "checkpoints.md",
+        "a pickle {} instructions",
+        {1_000_000: "a million"}[pickle_reader.MAX_INSTRUCTIONS],
+    ),
+    (
+        "checkpoints.md",
+        "with {} seconds of processor time and 3 times its size plus {} MiB",
+        tokenizer_check.CPU_SECONDS,
+        tokenizer_check.OVERHEAD / MIB,
+    ),
+    ("checkpoints.md", "make over {} bytes of one", tokenizer_bounds.MAX_GROWTH),
+    ("engine-config.md", '"int8" ({:g} bits a weight)', bits("int8")),
+    ("engine-config.md", "(E4M3, {:g} bits)", bits("fp8")),
+    ("engine-config.md", '"int4" ({:g} bits)', bits("int4")),
+    ("gpu.md", "| {:g} bits a weight for 16,", bits("fp8")),
+    ("gpu.md", "`int4`: {:g} bits a weight", bits("int4")),
+    ("index.md", "SmolLM2-135M-Instruct ({:.0f} MB)", DEFAULT.wheel_bytes / 1e6),
     ("concurrency.md", "by `priority`, -{0} to {0},", request_order.MAX_PRIORITY),
     ("concurrency.md", "a head start of {} arrivals", waiting_queue.HEAD_START),
     ("concurrency.md", "in about {} seconds at most", plan.REPEAT_SECONDS),
@@ -179,6 +219,12 @@ def phrase(text, values):
 )
 def test_a_page_states_the_value_of_the_code(name, text, values):
     assert phrase(text, values) in page(name)
+
+
+def test_the_error_on_the_page_of_callers_is_that_of_the_engine():
+    with pytest.raises(RequestError) as found:
+        make_requests([1], {"max_tokens": -1}, room=9)
+    assert f"`inl: RequestError: {found.value}`" in page("callers.md")
 
 
 def test_another_value_is_found():
