@@ -21,6 +21,7 @@ from inl.checkpoints.gguf import header
 from inl.checkpoints.hub.resolve import DEFAULT
 from inl.cli.app import COMMANDS
 from inl.cli.completion import command
+from inl.cli.serve_models import BATCH, LARGE_BATCH
 from inl.config import DEFAULT_DRAFTS, EngineConfig
 from inl.engine.options import make_requests
 from inl.errors import RequestError
@@ -87,6 +88,8 @@ STATEMENTS = [
     ("gpu.md", "| {:g} bits a weight for 16,", bits("fp8")),
     ("gpu.md", "`int4`: {:g} bits a weight", bits("int4")),
     ("index.md", "SmolLM2-135M-Instruct ({:.0f} MB)", DEFAULT.wheel_bytes / 1e6),
+    ("cli.md", "Default: {}, on CUDA and ROCm {}.", BATCH, LARGE_BATCH),
+    ("gpu.md", "{} by default on CUDA", LARGE_BATCH),
     ("concurrency.md", "by `priority`, -{0} to {0},", request_order.MAX_PRIORITY),
     ("concurrency.md", "a head start of {} arrivals", waiting_queue.HEAD_START),
     ("concurrency.md", "in about {} seconds at most", plan.REPEAT_SECONDS),
@@ -228,8 +231,9 @@ def test_the_error_on_the_page_of_callers_is_that_of_the_engine():
 
 
 def test_another_value_is_found():
-    assert phrase("| {} MiB |", [8.0]) == "| 8 MiB |"
-    assert phrase("| {} MiB |", [32.0]) not in page("serving.md")
+    for name, text, *values in STATEMENTS:
+        others = [f"{each}?" if isinstance(each, str) else each + 1 for each in values]
+        assert phrase(text, others) not in page(name)
 
 
 def stated(name, option):
