@@ -8,12 +8,13 @@ import typer
 
 from inl.errors import RequestError
 
-MODEL = (
-    "Model folder, GGUF file, org/name or org/name:Q4_K_M. "
-    "[default: SmolLM2-135M-Instruct]"
-)
-Model = Annotated[str | None, typer.Option(help=MODEL)]
-ModelArgument = Annotated[str | None, typer.Argument(help=MODEL)]
+DEFAULT_MODEL = "[default: SmolLM2-135M-Instruct]"
+Model = Annotated[
+    str | None, typer.Option(help=f"Model folder or GGUF file. {DEFAULT_MODEL}")
+]
+ModelArgument = Annotated[
+    str | None, typer.Argument(help=f"Model folder or GGUF file. {DEFAULT_MODEL}")
+]
 Device = Annotated[str, typer.Option(help='Device, such as "cpu" or "cuda:1".')]
 Dtype = Annotated[str, typer.Option(help="Compute dtype.")]
 KvDtype = Annotated[
