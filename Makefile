@@ -44,7 +44,7 @@ COMPILE = $(1)/bin/python -m compileall -qq -j 2 $(1)/lib || true
 
 demo:
 	$(PARALLEL) .venv/.demo
-	.venv/bin/inl generate "Why is the sky blue? Answer in two sentences." --max-tokens 40
+	.venv/bin/inl generate "Why is the sky blue? Answer in two sentences."
 
 # Minutes, downloads included. Prints what it leaves out. SELECT: arguments of pytest.
 test:

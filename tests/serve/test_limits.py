@@ -266,6 +266,38 @@ def test_pipelined_requests_are_answered_up_to_a_limit(patient):
         assert read_all(client).count(b"HTTP/1.1 200") < 1000
 
 
+def test_all_pipelined_requests_end_with_their_connection(patient):
+    """The one that is being answered, too, behind which others wait."""
+    fields = {"prompt": [1], "max_tokens": 1000, "ignore_eos": True, "stream": True}
+    body = json.dumps(fields).encode()
+    head = b"POST " + TEXT.encode() + b" HTTP/1.1\r\n" + HOST
+    head += b"authorization: Bearer key\r\ncontent-type: application/json\r\n"
+    with patient.paused() as gate:
+        with connect(patient) as client:
+            length = b"content-length: %d\r\n\r\n" % len(body)
+            client.sendall(head + length + body)
+            client.sendall(b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n")
+            patient.wait_submitted(1)
+        until(lambda: not patient.admission.open)
+        del gate
+    assert patient.server.models.default._health.problem is None
+
+
+def test_a_refused_pipeline_is_no_fault_of_the_server(patient, caplog):
+    fields = {"prompt": [1], "max_tokens": 2}
+    body = json.dumps(fields).encode()
+    head = b"POST " + TEXT.encode() + b" HTTP/1.1\r\n" + HOST
+    head += b"authorization: Bearer key\r\ncontent-type: application/json\r\n"
+    request = head + b"content-length: %d\r\n\r\n" % len(body) + body
+    for _ in range(10):
+        with connect(patient) as client:
+            client.sendall(request * 40)
+            read_all(client)
+    patient.wait_idle()
+    assert "Traceback" not in caplog.text
+    assert "a test request" not in caplog.text
+
+
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
 def test_a_tls_handshake_has_a_limit(tmp_path, loops):
     file = str(tmp_path / "both.pem")

@@ -25,6 +25,7 @@ from inl.serve.job import Job
 from inl.serve.metrics import Metrics
 from inl.serve.model_slot import ModelSource
 from inl.serve.models import Models
+from inl.serve.served_model import ServedModel
 from inl.serve.settings import ServerConfig
 from waiting import until
 
@@ -336,3 +337,38 @@ def test_the_verdict_is_that_of_a_test_after_the_error():
                         "a test request failed: KeyError", None]  # fmt: skip
 
     asyncio.run(main())
+
+
+def test_failed_steps_of_others_do_not_make_an_engine_lost(monkeypatch):
+    """Their steps fail again and again, while each test is answered."""
+    before, tests = ServedModel.test, []
+
+    async def test_beside_another(model):
+        await before(model)
+        model.engine.core.failed_steps += 1
+        tests.append(model)
+
+    with FaultyServer() as server:
+        monkeypatch.setattr(ServedModel, "test", test_beside_another)
+        server.engine.core.failed_steps += 1
+        until(lambda: ready(server)[0] and len(tests) > 2 * model_slot.LOST_TESTS)
+        assert check(server)[:2] == (True, 200)
+        assert server.loads == 1
+
+
+def test_a_model_that_wakes_is_not_judged_by_what_was_before(monkeypatch):
+    """A request fails while its model goes to sleep, so that no test can succeed."""
+    monkeypatch.setattr(health, "MOST_SECONDS", 600.0)
+    monkeypatch.setattr(health, "FIRST_SECONDS", 600.0)
+    admin = {"authorization": "Bearer admin"}
+    with FaultyServer(admin_keys=("admin",)) as server:
+        with server.paused():
+            request = server.begin("POST", PATH, BODY)
+            until(lambda: server.admission.open)
+            sleeping = server.begin("POST", "/sleep", None, admin)
+            until(lambda: server.admission.is_asleep)
+            server.faults["collect"] = [OSError("the cable is out")]
+        assert request.result()[0] == 500
+        assert sleeping.result()[0] == 200
+        assert server.send("POST", "/wake_up", headers=admin)[0] == 200
+        assert check(server)[:2] == (True, 200)

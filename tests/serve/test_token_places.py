@@ -11,7 +11,11 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models
 
 from depth import examples
+from inl.engine.output_text import OutputText
 from inl.scheduling.sampling_params import TokenLogprob
+from inl.serve.generations import Generation
+from inl.serve.markup import ReasoningMarkup
+from inl.serve.markup_parser import MarkupParser
 from inl.serve.model_text import VocabularyTexts
 from inl.serve.openai.usage import chat_logprobs, completion_logprobs
 from inl.serve.token_texts import TokenPlaces, token_name
@@ -30,6 +34,18 @@ def piece_tokenizer():
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     rules.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
     return Tokenizer(rules)
+
+
+def reasoning_tokenizer():
+    """The same, with a mark of the reasoning."""
+    rules = piece_tokenizer().rules
+    rules.add_special_tokens(["<think>"])
+    return Tokenizer(rules)
+
+
+def byte_ids(text):
+    """Return the byte tokens of a text in the vocabulary of pieces."""
+    return [2 + byte for byte in text.encode()]
 
 
 def letter_tokenizer():
@@ -126,3 +142,57 @@ def test_pieces_keep_their_blanks_but_at_the_beginning():
 def test_names_of_parts_keep_visible_letters():
     assert token_name(b" a\\\xe2\x82") == r"bytes: a\x5c\xe2\x82"
     assert token_name("é".encode()) == "é"
+
+
+class WholeText:
+    """A handle whose text arrives with its tokens, ``size`` at a time."""
+
+    def __init__(self, tokenizer, ids):
+        self.request = SimpleNamespace(prompt_logprobs=None, logprobs=None)
+        self.token_ids, self.completed = [], False
+        self.ids, self._text = ids, OutputText(tokenizer, ())
+
+    def advance(self, size):
+        self.token_ids = self.ids[: len(self.token_ids) + size]
+
+    def take_whole(self):
+        return self._text.take_whole(lambda at: self.token_ids[at:], ended=False)
+
+
+@given(st.lists(st.integers(1, 7), max_size=40), st.booleans())
+def test_reasoning_tokens_do_not_depend_on_how_they_arrive(sizes, has_special_mark):
+    tokenizer = reasoning_tokenizer()
+    ends = [tokenizer.token_id("<s>")] if has_special_mark else byte_ids("</think>")
+    begun = [tokenizer.token_id("<think>"), tokenizer.token_id("▁red")]
+    ids = [*begun, *byte_ids("日"), tokenizer.token_id("▁a"), *ends, begun[1], begun[1]]
+    handle = WholeText(tokenizer, ids)
+    mark = "<s>" if has_special_mark else "</think>"
+    parser = MarkupParser(None, ReasoningMarkup(end=mark))
+    answer = Generation(handle, parser, None, texts_of(tokenizer), first=handle)
+    for size in [*sizes, len(ids)]:
+        handle.advance(size)
+        answer.poll()
+    assert answer.reasoning_tokens == len(ids) - 2
+
+
+def test_reasoning_is_counted_once_for_each_token():
+    tokenizer = reasoning_tokenizer()
+    red = tokenizer.token_id("▁red")
+    ids = [tokenizer.token_id("<think>"), *[red] * 500, *byte_ids("</think>"), red, red]
+    read = []
+
+    class Texts(VocabularyTexts):
+        def __call__(self, token):
+            read.append(token)
+            return super().__call__(token)
+
+    handle = WholeText(tokenizer, ids)
+    parser = MarkupParser(None, ReasoningMarkup())
+    texts = Texts(SimpleNamespace(tokenizer=tokenizer))
+    answer = Generation(handle, parser, None, texts, first=handle)
+    for at in range(len(ids)):
+        before = len(read)
+        handle.advance(1)
+        answer.poll()
+        assert len(read) - before <= 2, at
+    assert answer.reasoning_tokens == len(ids) - 2

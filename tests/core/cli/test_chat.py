@@ -129,6 +129,9 @@ def test_repeated_ctrl_c_raises_during_a_step():
         interrupt.reraise_foreign()
 
 
+STOPPED = "[stopped at 6 tokens; --max-tokens]\n"
+
+
 @pytest.fixture
 def chat(inl, tiny_folder, tmp_path):
     """Run ``inl chat`` with piped input lines."""
@@ -157,7 +160,7 @@ def test_a_pipe_is_answered_line_by_line(chat, tmp_path):
     kept = tmp_path / "kept.json"
     lines = "Hello", "", "/stats", "And you?", f"/save {kept}", "/exit", "never"
     done = chat(*lines, options=("--seed", "0"))
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (0, 2 * STOPPED)
     messages = saved(kept)
     assert [m["content"] for m in messages[::2]] == ["Hello", "And you?"]
     assert [m["role"] for m in messages] == ["user", "assistant"] * 2
@@ -193,7 +196,7 @@ def test_commands_change_the_conversation(chat, tmp_path):
         f"/save {second}",
         options=("--system", "Be long"),
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (0, 3 * STOPPED)
     assert "system: Be brief" in done.stdout
     assert saved(first)[0] == {"role": "system", "content": "Be brief"}
     assert [m["content"] for m in saved(second) if m["role"] == "user"] == [

@@ -137,7 +137,8 @@ complete -p inl
     ("typed", "place", "expected"),
     [
         ("inl ''", 1, list(COMMANDS)),
-        ("inl co", 1, ["completion"]),
+        ("inl co", 1, ["convert", "completion"]),
+        ("inl quantize a b --kind q4", 5, ["q4_k_m", "q4_0"]),
         ("inl chat --temp --raw", 2, ["--temperature"]),
         ("inl chat --dtype fl", 3, ["float64", "float32", "float16"]),
         ("inl nope ''", 2, [""]),

@@ -76,7 +76,7 @@ def test_the_default_model_answers_on_the_reference(capsys):
         capsys, "generate", "What is 17 + 25?", "--device", "reference",
         "--max-tokens", "6",
     )  # fmt: skip
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, "[stopped at 6 tokens; --max-tokens]\n")
     assert out.startswith("17 +")
 
 

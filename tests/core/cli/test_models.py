@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 
 import pytest
 
@@ -89,11 +88,17 @@ def test_a_model_that_cannot_run_is_shown_with_the_reason(inl, tiny_folder, tmp_
 
 
 def test_the_plugin_is_that_of_the_model_that_runs(inl, tiny_folder, tmp_path):
-    """The model type decides: derived models keep the class whose config they have."""
-    derived = copy(tiny_folder, tmp_path / "one", architectures=["MyLlamaForCausalLM"])
+    """The type of a model decides, and of what is around it that of its text."""
+    derived = copy(tiny_folder, tmp_path / "derived", architectures=["AcmeForCausalLM"])
+    facts = json.loads(inl("models", str(derived), "--json").stdout)
+    assert (facts["plugin"], facts["problem"]) == ("builtin", None)
     shown = inl("models", str(derived)).stdout
-    assert re.search(r"^architecture +MyLlamaForCausalLM \(builtin\)$", shown, re.M)
-    assert re.search(r"^runs here +yes$", shown, re.M)
+    assert "AcmeForCausalLM (builtin)\n" in shown
+    config = json.loads((tiny_folder / "config.json").read_text())
+    names = {"architectures": ["LlavaForConditionalGeneration"], "model_type": "llava"}
+    around = copy(tiny_folder, tmp_path / "around", **names, text_config=config)
+    facts = json.loads(inl("models", str(around), "--json").stdout)
+    assert (facts["plugin"], facts["problem"]) == ("builtin", None)
 
 
 def test_a_path_without_a_model_is_an_error(inl, tmp_path):

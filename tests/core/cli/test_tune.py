@@ -269,4 +269,7 @@ def test_invalid_options(tune, tmp_path, inl):
         assert said in done.stderr
     done = inl("tune", "--device", "reference", "--model", "smollm2")
     assert done.returncode == 2
-    assert "reference:0: the backend has no tunable kernels" in done.stderr
+    assert (
+        "reference:0: nothing to tune: the backend has no tunable kernels"
+        in done.stderr
+    )

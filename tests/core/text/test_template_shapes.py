@@ -149,9 +149,10 @@ def test_messages_of_other_forms_are_left_to_the_template(fit):
     assert json.loads(fit(source, [odd])) == [{"b": 1}]
 
 
-def test_a_text_that_no_form_shows_is_refused(fit):
+@pytest.mark.parametrize("content", ["U", [{"type": "text", "text": "U"}]])
+def test_a_text_that_no_form_shows_is_refused(fit, content):
     with pytest.raises(RequestError, match="does not show"):
-        fit("nothing", said(("user", "U")))
+        fit("nothing", said(("user", content)))
 
 
 def test_what_the_template_refuses_keeps_its_reason(fit):

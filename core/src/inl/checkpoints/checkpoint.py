@@ -35,6 +35,8 @@ class Checkpoint(ABC):
     """Ids of the end-of-text tokens, ascending."""
     metadata: Mapping[str, str] = MappingProxyType({})
     """Texts in the headers of safetensors files, by the names that files use."""
+    special_tokens: Mapping[str, str] = MappingProxyType({})
+    """Texts of the special tokens, such as ``bos_token``."""
     cache_scheme: CacheScheme | None = None
     """The KV cache that a quantized checkpoint was calibrated for."""
     notes: tuple[str, ...] = ()

@@ -45,6 +45,7 @@ class FolderCheckpoint(Checkpoint):
         self.path = path
         self.config = _config(path / "config.json")
         self._settings = TokenizerSettings(path)
+        self.special_tokens = self._settings.special_tokens
         self.eos_token_ids = _eos_ids(
             {
                 "config.json": self.config,

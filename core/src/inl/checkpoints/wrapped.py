@@ -25,6 +25,7 @@ class WrappedCheckpoint(Checkpoint):
         self.eos_token_ids, self.notes = inner.eos_token_ids, inner.notes
         self.metadata, self._inner = inner.metadata, inner
         self.cache_scheme = inner.cache_scheme
+        self.special_tokens = inner.special_tokens
 
     def stored_name(self, name: str) -> str:
         return self._inner.stored_name(name)

@@ -13,6 +13,8 @@ from typer.core import TyperCommand, TyperGroup
 import inl
 from inl.garbage_collection import gc_disabled
 
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+"""Of click, which newer versions of typer contain."""
 COMMANDS = {
     "generate": "inl.cli.generate:run",
     "devices": "inl.cli.devices:run",
@@ -22,6 +24,10 @@ COMMANDS = {
     "chat": "inl.cli.chat:run",
     "serve": "inl.cli.serve:run",
     "models": "inl.cli.models:run",
+    "quantize": "inl.cli.quantize:run",
+    "convert": "inl.cli.convert:run",
+    "perplexity": "inl.cli.perplexity:run",
+    "embed": "inl.cli.embed:run",
     "ops": "inl.cli.ops:run",
     "doctor": "inl.cli.doctor:run",
     "build-kernels": "inl.cli.build_kernels:run",
@@ -117,15 +123,25 @@ def run(words: list[str]) -> int:
     app = typer.Typer(
         cls=LazyGroup,
         add_completion=False,
-        no_args_is_help=True,
         rich_markup_mode=_markup(),
     )
     app.callback()(root)
+    group = typer.main.get_command(app)
     try:
-        typer.main.get_command(app).main(words, prog_name="inl")
+        code = group.main(words or ["--help"], prog_name="inl", standalone_mode=False)
+    except UsageError as error:
+        print(_usage(error), file=sys.stderr)
+        return 2
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-    return 0
+    return code or 0
+
+
+def _usage(error: Any) -> str:
+    """Return one line for an error of the parser, instead of its box."""
+    message = " ".join(error.format_message().split()).rstrip(".")
+    command = error.ctx.command_path if error.ctx else "inl"
+    return f"inl: {message} (see {command} --help)"
 
 
 def root(

@@ -9,12 +9,9 @@ import typer
 from inl.errors import RequestError
 
 DEFAULT_MODEL = "[default: SmolLM2-135M-Instruct]"
-Model = Annotated[
-    str | None, typer.Option(help=f"Model folder or GGUF file. {DEFAULT_MODEL}")
-]
-ModelArgument = Annotated[
-    str | None, typer.Argument(help=f"Model folder or GGUF file. {DEFAULT_MODEL}")
-]
+MODEL = "Folder, GGUF file, org/name or org/name:Q4_K_M"
+Model = Annotated[str | None, typer.Option(help=f"{MODEL}. {DEFAULT_MODEL}")]
+ModelArgument = Annotated[str | None, typer.Argument(help=f"{MODEL}. {DEFAULT_MODEL}")]
 Device = Annotated[str, typer.Option(help='Device, such as "cpu" or "cuda:1".')]
 Dtype = Annotated[str, typer.Option(help="Compute dtype.")]
 KvDtype = Annotated[
@@ -30,7 +27,21 @@ Quantize = Annotated[
 Context = Annotated[
     int | None, typer.Option(help="Tokens of prompt and output.", min=1)
 ]
-Prompt = Annotated[str, typer.Argument(help="Prompt text.")]
+Prompt = Annotated[
+    str | None,
+    typer.Argument(
+        help="Text, @FILE, or - for standard input, which is read without PROMPT too. "
+        "@@ begins a text with @."
+    ),
+]
+System = Annotated[str | None, typer.Option(help="System prompt.")]
+JsonSchema = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE|TEXT",
+        help="JSON schema that the answer follows: a file, or the schema itself.",
+    ),
+]
 Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")]
 Raw = Annotated[bool, typer.Option("--raw", help="Do not apply the chat template.")]
 Adapter = Annotated[

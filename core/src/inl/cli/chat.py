@@ -33,19 +33,20 @@ def run(
     *,
     model: arguments.Model = None,
     engine_options: SpeculativeOptions,
-    system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
+    system: arguments.System = None,
     sampling: AnswerOptions,
     context: Annotated[
         int | None,
         typer.Option(help="Context length in tokens. [default: the model's]", min=16),
     ] = None,
+    json_schema: arguments.JsonSchema = None,
     chat_options: ChatOptions,
     adapter: arguments.Adapter = None,
 ) -> None:
     """Chat with a model; /help lists commands. Ctrl-C stops an answer."""
     from inl.engine.inference_engine import InferenceEngine
 
-    options = sampling.generation_options()
+    options = sampling.generation_options(json_schema=json_schema)
     chat = chat_options.arguments()
     adapters = arguments.adapters(adapter, single=True)
     config = engine_options.config(

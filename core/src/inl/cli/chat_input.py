@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from inl.checkpoints.hub.resolve import cache_folder
+from inl.cli.prompt_input import MAX_BYTES, decode
+from inl.errors import RequestError
 
 PROMPT = "> "
 MORE = ". "
@@ -31,8 +33,11 @@ class PipedLines:
     interactive = False
 
     def __iter__(self) -> Iterator[str]:
-        for line in sys.stdin:
-            if text := line.strip():
+        where = "a line of standard input"
+        for data in iter(lambda: sys.stdin.buffer.readline(MAX_BYTES + 1), b""):
+            if len(data) > MAX_BYTES:
+                raise RequestError(f"{where}: found more than {MAX_BYTES} bytes")
+            if text := decode(data, where).strip():
                 yield text
 
 

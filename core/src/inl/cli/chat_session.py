@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from inl.cli.answer_output import print_answer, truncation
 from inl.cli.chat_input import Lines
 from inl.cli.conversation import Conversation, Message
 from inl.cli.interrupt import Interrupt
-from inl.cli.word_wrap import WordWrap
 from inl.errors import InlError, RequestError, RunnerError
 
 if TYPE_CHECKING:
     from inl.engine.inference_engine import InferenceEngine
     from inl.engine.options import GenerationOptions
-
-CONTROL = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)])
-"""Control characters removed from output to a terminal."""
 
 RunCommand = Callable[["Chat", str], str | None]
 """Runs a line that begins with a slash; returns the text to print."""
@@ -124,22 +120,23 @@ class Chat:
             "seed": None if seed is None else seed + retries,
         }
         accepted = self._accepted
-        pieces = self._engine.stream(ids, **options)
-        terminal = sys.stdout.isatty()
-        wrap = WordWrap(shutil.get_terminal_size().columns)
+        handle = self._engine.submit(ids, **options)
         shown: list[str] = []
         began = first = time.perf_counter()
+
+        def add(text: str) -> None:
+            nonlocal first
+            first = first if shown else time.perf_counter()
+            shown.append(text)
+
         try:
-            for piece in pieces:
-                first = first if shown else time.perf_counter()
-                shown.append(piece)
-                text = wrap(piece.translate(CONTROL)) if terminal else piece
-                print(text, end="", flush=True)
+            print_answer(self._engine, handle, add)
         except KeyboardInterrupt:
             self._interrupt.reraise_foreign()
-        print(wrap.finish())
         if self._interrupt.stopped:
             _note("(stopped)")
+        if note := truncation(handle, len(ids), self._engine.context):
+            _note(note)
         tokens = self._interrupt.decode_steps + self._accepted - accepted
         self._measure(len(ids), tokens, began, first)
         return "".join(shown)

@@ -152,6 +152,10 @@ def _values(parameter: str) -> list[str]:
         return _devices()
     if parameter == "dtype":
         return ["auto", *FLOATS]
+    if parameter == "kind":
+        from inl.convert import compressed, gguf_kinds
+
+        return [*gguf_kinds.KINDS, *compressed.KINDS]
     if parameter == "shell":
         return list(SCRIPTS)
     if parameter == "op":

@@ -3,39 +3,40 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from inl.checkpoints.hub.resolve import resolve_model
 from inl.cli import arguments
+from inl.cli.answer_output import print_answer, truncation
 from inl.cli.chat_options import ChatOptions
 from inl.cli.option_groups import SamplingOptions, SpeculativeOptions, with_groups
 from inl.cli.progress import loading_bar
-from inl.engine.chat import chat_ids, prepare_chat
-from inl.engine.inference_engine import Completion, InferenceEngine
-from inl.executor.model_loader import (
-    LanguageModel,
-    longest_context,
-    open_model,
-)
-from inl.runners.startup import check_place
-from inl.text.measure import check_length
-from inl.text.tokenizer import Tokenizer
+from inl.cli.prompt_input import read_prompt
+from inl.errors import RequestError
+from inl.garbage_collection import gc_disabled
+
+if TYPE_CHECKING:
+    from inl.engine.inference_engine import Completion, InferenceEngine
+    from inl.executor.model_loader import LanguageModel
+    from inl.text.tokenizer import Tokenizer
 
 
 @with_groups
 def run(
     *,
-    prompt: arguments.Prompt,
+    prompt: arguments.Prompt = None,
+    system: arguments.System = None,
     model: arguments.Model = None,
     engine_options: SpeculativeOptions,
     sampling: SamplingOptions,
     stop: Annotated[
         list[str] | None, typer.Option(help="Stop string; can be repeated.")
     ] = None,
+    json_schema: arguments.JsonSchema = None,
     raw: arguments.Raw = False,
     chat_options: ChatOptions,
     no_generation_prompt: Annotated[
@@ -51,23 +52,35 @@ def run(
     as_json: arguments.Json = False,
 ) -> None:
     """Generate a completion of PROMPT."""
+    with gc_disabled():  # here, so that the help page does not import the engine
+        from inl.checkpoints.hub.resolve import resolve_model
+        from inl.engine.inference_engine import InferenceEngine
+        from inl.executor.model_loader import longest_context, open_model
+        from inl.runners.startup import check_place
+        from inl.text.measure import check_length
+
     began = time.perf_counter()
-    options = sampling.generation_options(stop)
+    options = sampling.generation_options(stop, json_schema)
     adapters = arguments.adapters(adapter, single=True)
     chat = chat_options.arguments()
     if no_generation_prompt:
         chat |= {"add_generation_prompt": False}
     if answer_prefix is not None:
         chat |= {"continue_final_message": True}
+    if raw and system is not None:
+        raise RequestError("--system: needs the chat template; leave out --raw")
+    text = read_prompt(prompt)
     check_place(engine_options.config())
     language = open_model(resolve_model(model))
     tokenizer = language.checkpoint.tokenizer()
     context = longest_context(language)
     if raw:
-        check_length(tokenizer, prompt, context)
-        ids = tokenizer.encode(prompt)
+        check_length(tokenizer, text, context)
+        ids = tokenizer.encode(text)
     else:
-        messages = [{"role": "user", "content": prompt}]
+        messages = [{"role": "user", "content": text}]
+        if system is not None:
+            messages.insert(0, {"role": "system", "content": system})
         if answer_prefix is not None:
             messages.append({"role": "assistant", "content": answer_prefix})
         ids = _chat_ids(language, tokenizer, messages, chat)
@@ -83,9 +96,10 @@ def run(
         if as_json:
             _print_json(engine, engine.generate(ids, **options), loaded)
             return
-        for piece in engine.stream(ids, **options):
-            print(piece, end="", flush=True)
-        print()
+        handle = engine.submit(ids, **options)
+        print_answer(engine, handle)
+        if note := truncation(handle, len(ids), context):
+            print(note, file=sys.stderr)
 
 
 def _chat_ids(
@@ -94,6 +108,9 @@ def _chat_ids(
     messages: Sequence[Mapping[str, Any]],
     options: Mapping[str, Any],
 ) -> list[int]:
+    from inl.engine.chat import chat_ids, prepare_chat
+    from inl.executor.model_loader import longest_context
+
     template = language.checkpoint.chat_template
     prepare_chat(template, tokenizer, with_tools=options.get("tools") is not None)
     ids = chat_ids(
@@ -113,7 +130,7 @@ def _print_json(engine: InferenceEngine, completion: Completion, loaded: float) 
         "first_token_seconds": round(completion.first_token_seconds, 4),
         "total_seconds": round(completion.seconds, 4),
         "decode_tokens_per_second": round((count - 1) / decode, 2)
-        if count > 1
+        if count > 1 and decode > 0  # a grammar can allow one output: one step
         else None,
     }
     print(

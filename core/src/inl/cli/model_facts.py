@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from inl.checkpoints.blocks.dtypes import packed_bytes
+from inl.checkpoints.causal import causal
 from inl.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from inl.checkpoints.hub.resolve import resolve_model
 from inl.cli.devices import show_bytes
-from inl.errors import InlError, MissingPackage
+from inl.errors import CheckpointError, InlError, MissingPackage
 from inl.executor.model_loader import open_model
 from inl.models.registry import names_of
 from inl.plugin import registry
@@ -40,14 +41,11 @@ def model_facts(model: str) -> dict[str, Any]:
     checkpoint = open_checkpoint(path)
     config = checkpoint.config
     names = [name for name in config.get("architectures") or [] if name]
-    known = registry().models()
     tensors = _tensors(checkpoint)
     facts = {
         "path": str(path),
         "architecture": names[0] if names else None,
-        "plugin": next(
-            (known[name].package for name in names_of(config) if name in known), None
-        ),
+        "plugin": _plugin(checkpoint),
         "parameters": sum(row["parameters"] for row in tensors.values()),
         "bytes": sum(row["bytes"] for row in tensors.values()),
         "context": config.get("max_position_embeddings"),
@@ -60,6 +58,17 @@ def model_facts(model: str) -> dict[str, Any]:
     }
     checkpoint.close()
     return facts
+
+
+def _plugin(checkpoint: Checkpoint) -> str | None:
+    """Return the plugin of the model that :func:`find_model` finds, or ``None``."""
+    try:
+        config = causal(checkpoint).config
+    except CheckpointError:
+        return None
+    known = registry().models()
+    names = names_of(config)
+    return next((known[name].package for name in names if name in known), None)
 
 
 def _tensors(checkpoint: Checkpoint) -> dict[str, dict[str, int]]:

@@ -176,13 +176,17 @@ class SamplingOptions:
         float, typer.Option(help="Values above 1 penalize repeated tokens.")
     ] = 1.0
 
-    def generation_options(self, stop: list[str] | None = None) -> GenerationOptions:
+    def generation_options(
+        self, stop: list[str] | None = None, json_schema: str | None = None
+    ) -> GenerationOptions:
         """Return the engine's options; raises :class:`~inl.errors.RequestError`.
 
-        stop: stop strings.
+        stop: stop strings. json_schema: of the answer, a file or JSON text.
         """
+        from inl.cli.prompt_input import read_schema
         from inl.engine.options import make_requests
 
-        options = cast("GenerationOptions", {**vars(self), "stop": stop})
+        fields = {"stop": stop, "structured": read_schema(json_schema)}
+        options = cast("GenerationOptions", {**vars(self), **fields})
         make_requests([0], options, room=1)  # validates, before a model is loaded
         return options

@@ -73,7 +73,8 @@ class GrammarTrials:
         with self._lock:
             reply = self._exchange(request, where)
         if "error" in reply:
-            raise RequestError(f"{where}: {reply['error']:.300}")
+            error = " ".join(str(reply["error"]).split())  # a regex has its place below
+            raise RequestError(f"{where}: {error:.300}")
         return Trial(reply["seconds"], reply["bytes"])
 
     def close(self) -> None:

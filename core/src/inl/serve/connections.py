@@ -7,9 +7,13 @@ import http
 import logging
 import time
 import weakref
+from collections import deque
 from typing import Any, cast
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from inl.serve.api_error import ApiError
 from inl.serve.event_stream import encode
@@ -121,6 +125,8 @@ class Connection(HttpToolsProtocol):
         self._in_message = False
         self._keeps_alive = True
         self._is_draining = False
+        self._unanswered: deque[RequestResponseCycle] = deque()
+        """The request that is being answered, and those that wait behind it."""
         self.held = bytearray()
         """What has arrived and is not parsed yet; no more is read meanwhile."""
         self._header_count = 0
@@ -152,7 +158,19 @@ class Connection(HttpToolsProtocol):
         self._connections.remove(self)
         self._cancel_timer()
         self._cancel_send_timer()
+        self._disconnect()
         super().connection_lost(exc)
+
+    def _disconnect(self) -> None:
+        """Tell all requests that their client is gone: uvicorn tells the last one."""
+        for cycle in self._unanswered:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self._unanswered.clear()
+
+    def _abort(self) -> None:
+        self._disconnect()
+        self._raw.abort()
 
     def evict(self) -> None:
         """Close the connection, which has no request, in favor of another one."""
@@ -239,6 +257,7 @@ class Connection(HttpToolsProtocol):
                 "answer; wait for answers",
             ))  # fmt: skip
         super().on_headers_complete()
+        self._unanswered.append(self.cycle)
         # An answer before the end of the message ends the connection, and says so.
         self._keeps_alive = self.cycle.keep_alive
         self.cycle.keep_alive = False
@@ -255,6 +274,8 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
+        if self._unanswered:
+            self._unanswered.popleft()
         super().on_response_complete()
         if not (self.is_closing or self._is_answering):
             self._connections.idle[self] = None
@@ -297,10 +318,9 @@ class Connection(HttpToolsProtocol):
         """Answer what is no complete request, and close."""
         if self._is_answering:
             if self.cycle.response_started or self.pipeline:
-                self._raw.abort()  # this answer would be read as part of another one
+                self._abort()  # this answer would be read as part of another one
                 return
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
+            self._disconnect()
         elif self.headers is not None:
             self.headers.clear()
         body = encode(error.openai())
@@ -374,7 +394,7 @@ class Connection(HttpToolsProtocol):
             "a client took %d bytes of its answer in %g s and was disconnected "
             "(--send-seconds)", taken, self._config.send_seconds,
         )  # fmt: skip
-        self._raw.abort()
+        self._abort()
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:
@@ -395,11 +415,16 @@ class _Transport:
     """A transport that is closed by its connection, to which it has no reference."""
 
     def __init__(self, connection: Connection, transport: asyncio.Transport) -> None:
-        self.write = transport.write
+        self._raw = transport
         self.pause_reading = transport.pause_reading
         self._resume_reading = transport.resume_reading
         self.get_extra_info = transport.get_extra_info
         self._connection = weakref.ref(connection)
+
+    def write(self, data: bytes) -> None:
+        """Write data; drop them once the connection has ended, where uvloop raises."""
+        if not self._raw.is_closing():
+            self._raw.write(data)
 
     def resume_reading(self) -> None:
         connection = self._connection()

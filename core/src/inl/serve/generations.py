@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Sequence
+from bisect import bisect_left
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from inl.serve.api_error import ApiError, as_api_error
 from inl.serve.job import Answer, Delta, Phases, PromptScores, Usage
-from inl.serve.token_texts import NoTokenTexts
+from inl.serve.token_texts import NoTokenTexts, TokenPlaces
 
 if TYPE_CHECKING:
     from inl.engine.request_handle import RequestHandle
@@ -23,9 +24,8 @@ if TYPE_CHECKING:
 class Generation(Answer):
     """One completion: reads a handle, splits its text, and sums up what it has read.
 
-    stop: ends the request of a handle. text_tokens: returns how many token ids have so
-    many characters of their text, special tokens included. first: handle of the first
-    completion of its prompt.
+    stop: ends the request of a handle. token_texts: of its model. first: handle of the
+    first completion of its prompt.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Generation(Answer):
         handle: RequestHandle,
         parser: OutputParser,
         stop: Callable[[RequestHandle], None],
-        text_tokens: Callable[[Sequence[int], int], int],
+        token_texts: TokenTexts,
         *,
         first: RequestHandle,
     ) -> None:
@@ -49,7 +49,11 @@ class Generation(Answer):
         self.polled_tokens = 0
         """Tokens of all deltas."""
         self._parser = parser
-        self._stop, self._text_tokens = stop, text_tokens
+        self._stop = stop
+        self._places = TokenPlaces(token_texts, skip_special=False)
+        self._token_ends: list[int] = []
+        """Characters up to the end of each token, special ones included, as far as
+        the reasoning was looked for."""
         self._reasoning_end: int | None = 0
 
     def poll(self) -> Delta:
@@ -79,10 +83,17 @@ class Generation(Answer):
     def _count_reasoning(self) -> None:
         """Count the tokens of the reasoning and its marks, however they arrived."""
         end = self._parser.reasoning_end
+        if end is None or end != self._reasoning_end:
+            # In each poll, not at once: this runs on the event loop.
+            for token in self.handle.token_ids[len(self._token_ends) :]:
+                self._places.add(token)
+                self._token_ends.append(self._places.offset)
         if end is None:
             self.reasoning_tokens = self.polled_tokens
         elif end != self._reasoning_end:
-            self.reasoning_tokens = self._text_tokens(self.handle.token_ids, end)
+            count = bisect_left(self._token_ends, end) + 1
+            self.reasoning_tokens = min(count, self.polled_tokens)
+            self._token_ends.clear()
         self._reasoning_end = end
 
     def _finished(self, delta: Delta) -> Delta:

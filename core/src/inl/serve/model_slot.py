@@ -35,7 +35,7 @@ STALL_SECONDS = 30.0
 """Time without a step after which a model with open requests is not ready."""
 
 LOST_TESTS = 3
-"""Tests in a row with a failed step before the engine of a model is loaded again."""
+"""Tests in a row that fail with a step before the engine of a model is loaded again."""
 
 MOST_RELOADS, RELOAD_SECONDS = 3, 120.0
 """Times that a lost engine is loaded again, within so many seconds."""
@@ -138,9 +138,12 @@ class ModelSlot:
             failed = core.failed_steps
             try:
                 await model.test()
-            finally:
+            except BaseException:
                 is_lost = core.failed_steps > failed
                 self._lost_tests = self._lost_tests + 1 if is_lost else 0
+                raise
+            # Steps that failed meanwhile were those of other requests.
+            self._lost_tests = 0
 
     @asynccontextmanager
     async def lease(self) -> AsyncIterator[ServedModel]:
@@ -222,12 +225,14 @@ class ModelSlot:
                 await asyncio.wait([self._change])
             if not self.admission.is_asleep:
                 raise ApiError(409, "sleep: the model was woken before it was unloaded")
+        self._health.forget()  # of errors of the requests that it waited for
 
     async def wake(self) -> None:
         """Admit requests, and load the model if it was loaded before it slept."""
         if not self.admission.is_asleep:
             return
         self.admission.is_asleep = False
+        self._health.forget()
         if not self._wakes_loaded:
             return
         async with self.lease():

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from inl.errors import InlError, RequestError, TemplateError
 from inl.serve.generic_tools import with_tools
@@ -14,7 +15,6 @@ from inl.serve.markup import CallMarkup, Markup, ReasoningMarkup, derive
 from inl.serve.markup_parser import MarkupParser
 from inl.serve.output_parser import PLAIN, OutputParser
 from inl.serve.structured import forced_call
-from inl.text.detokenize import Detokenizer
 from inl.text.measure import check_length
 from inl.text.tokenizer import BYTE_TOKEN, SPACE
 
@@ -28,6 +28,14 @@ TAIL = 64
 
 MAX_BEGINNINGS = 256
 """Variables of templates for which is kept whether they begin the reasoning."""
+
+
+class EncodedPrompt(NamedTuple):
+    """A prompt, its token ids, and the reasoning within which it ends, if it does."""
+
+    prompt: Prompt
+    ids: tuple[int, ...]
+    reasoning: ReasoningMarkup | None
 
 
 class TextSource(Protocol):
@@ -60,8 +68,8 @@ class ModelText:
 
     def __init__(self, source: TextSource) -> None:
         self._source = source
-        self._beginnings: dict[str, bool] = {}
-        """Whether the template begins the reasoning, with some variables."""
+        self._beginnings: dict[bytes, bool] = {}
+        """Whether the template begins the reasoning, by the hash of its variables."""
         self.markup = Markup(CallMarkup())
         """How the model writes calls and reasoning, once it is warmed up."""
 
@@ -117,40 +125,44 @@ class ModelText:
             messages = with_tools(conversation, tools)
         elif tools:
             variables["tools"] = [tool.as_template_value() for tool in tools]
-        ids = self._source.chat_ids(
+        return self._source.chat_ids(
             messages,
             continue_final_message=conversation.continue_final,
             **variables,
         )
-        # Renders here, on a thread, what the event loop asks for later.
-        self._begun_reasoning(conversation, ids)
-        return ids
 
-    def encode_all(self, prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:
-        """Return the token ids of several prompts; raises the engine's errors."""
-        return [tuple(self.encode(prompt)) for prompt in prompts]
+    def encode_all(self, prompts: Sequence[Prompt]) -> list[EncodedPrompt]:
+        """Encode several prompts; raises the engine's errors.
+
+        It may take a while, also to render what begins the reasoning.
+        """
+        encoded = []
+        for prompt in prompts:
+            ids = tuple(self.encode(prompt))
+            reasoning = self._begun_reasoning(prompt, ids)
+            encoded.append(EncodedPrompt(prompt, ids, reasoning))
+        return encoded
 
     def structure_of(
-        self, job: Job, prompt: Prompt, ids: Sequence[int]
+        self, job: Job, encoded: EncodedPrompt
     ) -> Mapping[str, Any] | None:
         """Return the structure of a prompt's output; ``None`` is any text.
 
         It begins behind the reasoning that the prompt has begun.
         """
-        structure = job.structure
+        structure, prompt = job.structure, encoded.prompt
         if isinstance(prompt, Conversation) and is_forced(prompt):
             calls = self.markup.calls or CallMarkup()
             structure = forced_call(prompt.tools, prompt.tool_choice, calls)
-        reasoning = self._begun_reasoning(prompt, ids)
-        if structure is None or reasoning is None:
+        if structure is None or encoded.reasoning is None:
             return structure
-        return {**structure, "after": reasoning.end}
+        return {**structure, "after": encoded.reasoning.end}
 
-    def parser(self, prompt: Prompt, ids: Sequence[int]) -> OutputParser:
+    def parser(self, encoded: EncodedPrompt) -> OutputParser:
         """Return the parser of a prompt's output; texts have no markup."""
+        prompt, begun = encoded.prompt, encoded.reasoning
         if not isinstance(prompt, Conversation):
             return PLAIN
-        begun = self._begun_reasoning(prompt, ids)
         if is_forced(prompt):
             forced = self.markup.calls or CallMarkup()
             is_reasoning = begun is not None
@@ -171,18 +183,6 @@ class ModelText:
             only_tools=prompt.only_tools,
             one_call=not prompt.parallel_calls,
         )
-
-    def text_tokens(self, ids: Sequence[int], characters: int) -> int:
-        """Return how many tokens have the first ``characters`` of the text of ids.
-
-        The text has that of special tokens.
-        """
-        detokenizer, length = Detokenizer(self.tokenizer, skip_special=False), 0
-        for count, token in enumerate(ids, 1):
-            length += len(detokenizer.add(token))
-            if length >= characters:
-                return count
-        return len(ids)
 
     def _begun_reasoning(
         self, prompt: Prompt, ids: Sequence[int]
@@ -211,7 +211,8 @@ class ModelText:
         reasoning, template = self.markup.reasoning, self._source.chat_template
         if reasoning is None or template is None:
             return False
-        key = json.dumps(prompt.variables, sort_keys=True, default=repr)
+        variables = json.dumps(prompt.variables, sort_keys=True, default=repr)
+        key = hashlib.sha256(variables.encode()).digest()  # they may be large
         if key not in self._beginnings:
             if len(self._beginnings) >= MAX_BEGINNINGS:
                 self._beginnings.clear()

@@ -14,7 +14,7 @@ from inl.errors import RequestError
 from inl.serve.api_error import as_api_error, model_not_found
 from inl.serve.generations import Generation
 from inl.serve.job import Conversation, Job, Prompt
-from inl.serve.model_text import ModelText, is_forced
+from inl.serve.model_text import EncodedPrompt, ModelText, is_forced
 from inl.serve.open_call import Waiter
 from inl.serve.wakeups import Reader, Steps, Wakeups
 
@@ -65,7 +65,7 @@ class ServedModel(ModelText):
                 if _is_short(job.prompts)
                 else await asyncio.to_thread(self.encode_all, job.prompts)
             )
-            tokens = sum(map(len, prompts))
+            tokens = sum(len(each.ids) for each in prompts)
             call.charge(tokens * job.count)
             listener = self._listener(call, reader)
             submit = partial(self._submit_all, call, prompts, use, listener, started)
@@ -147,40 +147,39 @@ class ServedModel(ModelText):
     def _submit_all(
         self,
         call: OpenCall,
-        prompts: Sequence[Sequence[int]],
+        prompts: Sequence[EncodedPrompt],
         use: AdapterUse | None,
         listener: Callable[[], None] | None,
         started: list[Generation],
     ) -> None:
         job = call.job
-        for prompt, ids in zip(job.prompts, prompts, strict=True):
-            options = self._options(job, prompt, ids)
+        for encoded in prompts:
+            options = self._options(job, encoded)
             options["key"], options["n"] = call.client, job.count
-            started += self._submit(options, prompt, ids, use, listener)
+            started += self._submit(options, encoded, use, listener)
 
     def _submit(
         self,
         options: GenerationOptions,
-        prompt: Prompt,
-        ids: Sequence[int],
+        encoded: EncodedPrompt,
         use: AdapterUse | None,
         listener: Callable[[], None] | None,
     ) -> list[Generation]:
-        handle = self.engine.start(ids, listener=listener, adapter_use=use, **options)
+        handle = self.engine.start(
+            encoded.ids, listener=listener, adapter_use=use, **options
+        )
         cancel = self.engine.cancel
         return [
             Generation(
-                sample, self.parser(prompt, ids), cancel, self.text_tokens, first=handle
+                sample, self.parser(encoded), cancel, self.token_texts, first=handle
             )
             for sample in handle.samples
         ]
 
-    def _options(
-        self, job: Job, prompt: Prompt, ids: Sequence[int]
-    ) -> GenerationOptions:
+    def _options(self, job: Job, encoded: EncodedPrompt) -> GenerationOptions:
         """Return the options of a prompt, with the structure of its output."""
         options: dict[str, Any] = {**job.options}
-        structure = self.structure_of(job, prompt, ids)
+        structure = self.structure_of(job, encoded)
         if structure is not None:
             options["structured"] = structure
         return cast("GenerationOptions", options)

@@ -167,21 +167,19 @@ class TemplateShapes:
         role, content = message.get("role"), message.get("content")
         if role not in ("system", "user", "assistant") or not content:
             return message
-        texts = _texts(content)
-        if isinstance(content, str):
-            if self._takes(role, parts=False):
-                return message
-            if self._takes(role, parts=True):
-                return {**message, "content": _in_parts(content)}
-            if self._takes(role, parts=False) is None:
-                return message  # the template says what it refuses
-            raise RequestError(
-                f"messages: found one of role {role!r}, whose text the chat template "
-                "does not show; accepted: roles that it shows"
-            )
-        if texts is None or self.takes_parts(role) or not self.takes_text(role):
+        is_text = isinstance(content, str)
+        texts = [content] if is_text else _texts(content)
+        if texts is None or self._takes(role, parts=not is_text):
             return message
-        return {**message, "content": "\n".join(texts)}
+        if self._takes(role, parts=is_text):
+            joined = "\n".join(texts)
+            return {**message, "content": _in_parts(joined) if is_text else joined}
+        if self._takes(role, parts=not is_text) is None:
+            return message  # the template says what it refuses
+        raise RequestError(
+            f"messages: found one of role {role!r}, whose text the chat template does "
+            "not show; accepted: roles that it shows"
+        )
 
     def _probe(self, *roles: str) -> list[Message]:
         said = zip(roles, WORDS, strict=False)

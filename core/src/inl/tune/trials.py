@@ -93,8 +93,7 @@ class Trials:
         tunable = backend.offers(Tunable)  # type: ignore[type-abstract]
         if tunable is None:
             raise RequestError(
-                f"{backend.device}: the backend has no tunable kernels; it has to "
-                "offer inl.backend.tunable.Tunable"
+                f"{backend.device}: nothing to tune: the backend has no tunable kernels"
             )
         self.tunable = tunable
         plans = [

@@ -80,12 +80,12 @@ def _mxfp8(blocks: Floats) -> tuple[NDArray[Any], NDArray[Any]]:
     largest = _along(np.maximum, np.abs(blocks))
     mantissa, exponent = np.frexp(largest)  # 448 is 0.875 * 2**9
     exponent = (exponent - np.where(mantissa <= 0.875, 9, 8)).clip(-126, 127)
-    codes = _e4m3(blocks * np.ldexp(np.float32(1), -exponent))
+    codes = e4m3_codes(blocks * np.ldexp(np.float32(1), -exponent))
     stored = np.where(np.isfinite(largest), exponent + 127, NAN_EXPONENT)
     return stored.astype(np.uint8), codes
 
 
-def _e4m3(values: Floats) -> Bytes:
+def e4m3_codes(values: Floats) -> Bytes:
     """Round to the nearest E4M3, ties to even; magnitudes are at most 448."""
     signs = np.signbit(values).view(np.uint8) << 7
     sizes = np.abs(values)

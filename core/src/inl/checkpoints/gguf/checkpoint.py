@@ -57,6 +57,7 @@ class GgufCheckpoint(Checkpoint):
                 self._gguf.file, self._long_factors(), self.config
             )
         self.eos_token_ids = tuple(self.config["eos_token_id"])
+        self.special_tokens = special_tokens(metadata, path)
         self._family = known
         used = self._used_tensors()
         self._stored = {
@@ -165,10 +166,12 @@ class GgufCheckpoint(Checkpoint):
                     f"{where}: found {show(source)}; accepted: a string"
                 )
             return ChatTemplate(
-                source, where=where, special_tokens=tokens, tool_use=tool_use
+                source,
+                where=where,
+                special_tokens=self.special_tokens,
+                tool_use=tool_use,
             )
 
-        tokens = special_tokens(self._gguf.metadata, self.path)
         key = "tokenizer.chat_template"
         return template(key, template(f"{key}.tool_use", None))
 

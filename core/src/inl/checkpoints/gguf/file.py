@@ -59,6 +59,8 @@ class GgufFile:
         cursor = _Cursor(self.file)
         tensors, pairs = cursor.counts()
         self.metadata: dict[str, Any] = cursor.metadata(pairs)
+        self.kinds: dict[str, int] = cursor.kinds
+        """Type number of each value of the metadata."""
         self.tensors: dict[str, Entry] = cursor.tensors(
             tensors, _alignment(path, self.metadata)
         )
@@ -84,6 +86,7 @@ class _Cursor:
         self.path = file.path
         self.at = 0
         self.inner_arrays = 0
+        self.kinds: dict[str, int] = {}
 
     def fail(self, what: str, found: object, accepted: str) -> NoReturn:
         raise CheckpointError(
@@ -159,6 +162,7 @@ class _Cursor:
             if key in values:
                 self.fail("metadata", f"{key!r} twice", "each key once")
             kind = self.scalar(UINT32, f"type of {show(key)}")
+            self.kinds[key] = kind
             values[key] = self.value(kind, show(key), 0)
         return values
 

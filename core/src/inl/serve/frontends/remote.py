@@ -16,7 +16,7 @@ from inl.serve.frontends.outputs import RemoteHandle, RemoteRequest
 from inl.serve.generations import Generation, Generations
 from inl.serve.health import Health
 from inl.serve.load_failure import load_failure
-from inl.serve.model_text import ModelText
+from inl.serve.model_text import EncodedPrompt, ModelText
 
 if TYPE_CHECKING:
     from inl.engine.request_handle import RequestHandle
@@ -63,8 +63,8 @@ class RemoteModel:
 
     async def _encoded(
         self, prompts: Sequence[Prompt]
-    ) -> tuple[ModelText, list[tuple[int, ...]]]:
-        """Return the text side of the model, and the token ids of prompts."""
+    ) -> tuple[ModelText, list[EncodedPrompt]]:
+        """Return the text side of the model, and encoded prompts."""
         try:
             text = self._text or await self.opened()
             # A long text takes a while to encode.
@@ -83,9 +83,9 @@ class RemoteModel:
         items = [
             Generation(
                 handle,
-                text.parser(job.prompts[at // job.count], prompts[at // job.count]),
+                text.parser(prompts[at // job.count]),
                 stopped,
-                text.text_tokens,
+                text.token_texts,
                 first=handles[at - at % job.count],
             )
             for at, handle in enumerate(handles)
@@ -118,21 +118,21 @@ def _submit(
     text: ModelText,
     job: Job,
     client: str,
-    prompts: Sequence[Sequence[int]],
+    prompts: Sequence[EncodedPrompt],
     first: int,
 ) -> Submit:
     """Return the message of a job. Its stop strings are found here."""
     options = {name: plain(value) for name, value in job.options.items()}
     options.pop("stop", None)
-    structure = plain(text.structure_of(job, job.prompts[0], prompts[0]))
-    ids = [list(prompt) for prompt in prompts]
+    structure = plain(text.structure_of(job, prompts[0]))
+    ids = [list(prompt.ids) for prompt in prompts]
     return Submit(
         first, job.model, client, ids, options, job.count, structure, job.number
     )
 
 
 def _handles(
-    text: ModelText, job: Job, prompts: Sequence[Sequence[int]], first: int
+    text: ModelText, job: Job, prompts: Sequence[EncodedPrompt], first: int
 ) -> list[RemoteHandle]:
     try:
         tokenizer = text.tokenizer
@@ -145,7 +145,7 @@ def _handles(
         for _ in range(job.count):
             request = RemoteRequest(
                 first + len(handles),
-                list(prompt),
+                list(prompt.ids),
                 job.options.get("logprobs"),
                 job.options.get("prompt_logprobs"),
             )

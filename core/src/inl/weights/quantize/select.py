@@ -35,11 +35,22 @@ def quantizing(
     Raises :class:`~inl.errors.RequestError` for an unknown kind and for a checkpoint
     that is quantized already.
     """
-    where = checkpoint.path.name
     if kind not in KINDS:
         raise RequestError(
             f"quantize: found {kind!r:.80}, accepted: {', '.join(KINDS)}"
         )
+    names = layer_matrices(model, config, checkpoint, kind)
+    return QuantizingCheckpoint(checkpoint, kind, names)
+
+
+def layer_matrices(
+    model: Model, config: Any, checkpoint: Checkpoint, kind: str
+) -> tuple[str, ...]:
+    """Return the names of the matrices of the layers, which ``kind`` quantizes.
+
+    Raises :class:`~inl.errors.RequestError` for a checkpoint that is quantized already.
+    """
+    where = checkpoint.path.name
     stored = stored_specs(checkpoint)
     names = tuple(dict.fromkeys(_matrices(model.weights(config).layers, stored)))
     if form := _stored_format(checkpoint, {stored[name].dtype for name in names}):
@@ -47,7 +58,7 @@ def quantizing(
             f"quantize: found {kind!r}, but {where} is quantized already: {form}; "
             "accepted: None, or a checkpoint in float32, bfloat16 or float16"
         )
-    return QuantizingCheckpoint(checkpoint, kind, names)
+    return names
 
 
 def load_notes(checkpoint: Checkpoint, plans: Any) -> Iterator[str]:

@@ -1,0 +1,1 @@
+"""Writing of model files: quantized, and converted between GGUF and safetensors."""
