@@ -334,7 +334,7 @@ def commands(page):
             if not found:
                 continue
             words = shlex.split(found[1], comments=True)
-            end = next((i for i, word in enumerate(words) if word in "|>&;"), None)
+            end = next((i for i, word in enumerate(words) if word in "|<>&;"), None)
             yield words[:end]
 
 
