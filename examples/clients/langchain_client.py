@@ -1,7 +1,7 @@
 """LangChain with a model that ``inl serve`` runs.
 
 pip install langchain-openai
-inl serve &
+inl serve --name default &
 python examples/clients/langchain_client.py http://127.0.0.1:8000
 """
 

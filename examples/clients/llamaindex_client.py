@@ -1,7 +1,7 @@
 """LlamaIndex with a model that ``inl serve`` runs.
 
 pip install llama-index-llms-openai-like
-inl serve &
+inl serve --name default &
 python examples/clients/llamaindex_client.py http://127.0.0.1:8000
 """
 

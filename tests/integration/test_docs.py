@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -27,6 +28,7 @@ ALL_PAGES = sorted(
         ROOT,
         ROOT / "bench",
         ROOT / "core",
+        *(ROOT / "libs").glob("*/"),
         *(ROOT / "plugins").glob("*/"),
         DOCS,
         DOCS / "decisions",
@@ -319,3 +321,45 @@ def test_files_that_the_makefile_names_exist():
     named = re.findall(r"tests/[\w/]+\.py", (ROOT / "Makefile").read_text("utf-8"))
     assert len(named) > 20
     assert [name for name in named if not (ROOT / name).is_file()] == []
+
+
+def commands(page):
+    """Yield the words of each ``inl`` command in the blocks of a page."""
+    fences = re.findall(r"^```(\w*)\n(.*?)^```$", page, re.M | re.S)
+    for language, body in fences:
+        if language not in ("", "sh", "console"):
+            continue
+        for line in body.replace("\\\n", " ").splitlines():
+            found = re.match(r"(?:\$ |\.venv/bin/)?inl ([a-z].*)", line)
+            if not found:
+                continue
+            words = shlex.split(found[1], comments=True)
+            end = next((i for i, word in enumerate(words) if word in "|<>&;"), None)
+            yield words[:end]
+
+
+def parse(words):
+    """Parse a command and its options; raises a usage error of click."""
+    name, *rest = words
+    if name == "bench" and rest[:1] in (["mix"], ["serve"]):
+        name, rest = f"bench-{rest[0]}", rest[1:]
+    command(name).make_context(name, rest)
+
+
+WRITTEN = [
+    (path, words) for path in ALL_PAGES for words in commands(path.read_text("utf-8"))
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "words"), WRITTEN, ids=[f"{p.name}: {' '.join(w)}" for p, w in WRITTEN]
+)
+def test_a_written_command_has_these_options(path, words):
+    parse(words)
+
+
+def test_an_unknown_option_is_found():
+    assert len(WRITTEN) > 50
+    (words,) = commands("```sh\ninl serve MODEL --max-bach 3 &  # a server\n```\n")
+    with pytest.raises(Exception, match="No such option: --max-bach"):
+        parse(words)

@@ -109,3 +109,18 @@ def test_the_packing_example_keeps_the_bits_of_bfloat16():
         "bfloat16", (3, 5), np.uint16,
     )  # fmt: skip
     assert np.array_equal(widen(packed), widen(group["weight"]).T)
+
+
+def test_the_readme_shows_the_last_line_of_a_check():
+    (shown,) = re.findall(r"^npu:0 passes .*$", (ROOT / "README.md").read_text(), re.M)
+    line = inl("check", "toy:0", "--op", "linear").stdout.splitlines()[-1]
+    parts = map(re.escape, shown.replace("npu", "toy").split("..."))
+    assert re.fullmatch(r"[\d.,]+".join(parts), line), line
+
+
+def test_the_package_has_less_than_a_hundred_lines_of_python():
+    """As the README and the page say."""
+    lines = [path.read_text().splitlines() for path in (TOY / "src").rglob("*.py")]
+    assert 50 < sum(map(len, lines)) < 100
+    assert "under 100 lines of Python" in (ROOT / "README.md").read_text()
+    assert "less than a hundred lines" in PAGE
