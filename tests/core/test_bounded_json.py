@@ -34,7 +34,7 @@ READERS = {
     "tune/process.py": "lines of the child, which is this program",
     "tune/child.py": "lines of the parent",
     "serve/dialect.py": "decodes into types what check_json has accepted",
-    "serve/call_text.py": "splits members of a call that check_json accepts",
+    "engine/answers/call_text.py": "splits members of a call that check_json accepts",
 }
 """Modules that decode JSON themselves, and why they may."""
 
