@@ -33,7 +33,7 @@ def run(capsys, command, folder, *words, device="reference"):
 def test_errors_and_what_stays_are_printed(
     capsys, monkeypatch, tiny_folder, command, words
 ):
-    monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n"))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"hello\n")))
     code, out, err = run(capsys, command, tiny_folder, *words)
     assert code == 0, err
     assert out.strip()

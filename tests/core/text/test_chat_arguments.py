@@ -47,7 +47,10 @@ def render(default_tokenizer):
 
 
 def test_tools_documents_and_variables_reach_the_template(render):
-    tools, document = [{"name": "f"}], {"title": "t", "text": "x"}
+    tools, document = (
+        [{"type": "function", "function": {"name": "f"}}],
+        {"title": "t", "text": "x"},
+    )
     found = render(ASKED, tools=tools, documents=[document], enable_thinking=False)
     assert found == f"T{json.dumps(tools)}\nDt=x\n{USER}{ANSWER}<think></think>"
 

@@ -28,7 +28,7 @@ Name = Annotated[
 
 
 def pull(name: Name) -> None:
-    """Download the model NAME, unless it is cached, and print its path."""
+    """Download the model NAME and print its path. A cached one is kept."""
     print(resolve_model(name))
 
 
