@@ -55,6 +55,7 @@ ELSEWHERE = {
     "kv_dtype": "plugins/cpu/test_kv_dtype.py",
     "quantize": "core/weights/test_quantize_select.py",
     "invariant": "plugins/cpu/test_invariant.py",
+    "generation_config": "core/engine/test_sampling_defaults.py",
     "velocity": "integration/test_inl_carry.py",
     "check_weights": "core/engine/test_non_finite_logits.py",
     "max_grammar_bytes": "core/guidance/test_grammars.py",
