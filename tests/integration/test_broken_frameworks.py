@@ -156,7 +156,7 @@ def row(kind, install):
 def test_a_missing_framework(kind, row):
     found = row(version=None)
     assert found["status"] == "unavailable"
-    text = rf"{PLUGINS[kind].module} (is )?not installed.*[Tt]ry: pip install"
+    text = rf"{PLUGINS[kind].module} (is )?not installed.*[Tt]ry: .*pip install"
     assert re.search(text, found["reason"]), found
 
 
@@ -165,16 +165,17 @@ def test_an_old_framework(kind, row):
     assert found["status"] == "unavailable"
     module = PLUGINS[kind].module
     assert f"found {module} 0.9.1, needs {module}>=" in found["reason"]
-    assert "Try: pip install" in found["reason"]
+    assert re.search("Try: .*pip install", found["reason"])
 
 
 def test_a_framework_whose_import_raises(kind, row):
     found = row(source=BROKEN)
     assert found["status"] == "unavailable"
-    assert (
+    assert re.search(
         f"cannot import {PLUGINS[kind].module}: OSError: libbroken.so: cannot open "
-        "shared object file. Try: pip install"
-    ) in found["reason"]
+        "shared object file. Try: .*pip install",
+        found["reason"],
+    )
     assert PLUGINS[kind].module not in sys.modules
 
 

@@ -162,7 +162,8 @@ def test_console_blocks_print_the_expected_output(shell, page, line, expected):
 
 def test_pages_with_examples_are_executed():
     """Every page with python or console blocks is executed by some test."""
-    elsewhere = {"hooks.md", "ops.md", "writing-a-backend.md"}
+    # Docstrings' examples in python-api.md have no models of their own.
+    elsewhere = {"hooks.md", "ops.md", "python-api.md", "writing-a-backend.md"}
     with_examples = {
         page
         for page in PAGES

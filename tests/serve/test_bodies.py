@@ -224,7 +224,7 @@ def test_a_refused_request_is_freed_at_once(hash_server, kind):
         assert hash_server.send("POST", "/v1/completions", body)[0] in (400, 404)
 
     def kept():
-        return sum(isinstance(each, Job) for each in gc.get_objects())
+        return sum(type(each) is Job for each in gc.get_objects())
 
     fail()
     with gc_disabled():

@@ -48,7 +48,7 @@ def render(default_tokenizer):
 
 def test_tools_documents_and_variables_reach_the_template(render):
     tools, document = (
-        [{"type": "function", "function": {"name": "f"}}],
+        [{"name": "f"}],
         {"title": "t", "text": "x"},
     )
     found = render(ASKED, tools=tools, documents=[document], enable_thinking=False)

@@ -12,7 +12,6 @@ from inl.functional import moe
 from inl.kernels import (
     block_sparse_matmul,
     cpu_kernel,
-    create_rope_cache,
     decorators,
     expert_kernel,
     flash_attention,
@@ -236,7 +235,6 @@ OUT = {
     "gemm of NumPy": lambda: gemm(spread("numpy"), np.ones((8, 8), np.float32)),
     "attention": lambda: flash_attention(*[spread("torch")] * 3),
     "attention of NumPy": lambda: flash_attention(*[spread("numpy")] * 3),
-    "rope": lambda: create_rope_cache(HUGE, 64),
     "sparse": lambda: block_sparse_matmul(
         spread("torch"), torch.ones(1, 8, 8), [[0, 0]], columns=8
     ),

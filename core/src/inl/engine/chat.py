@@ -110,7 +110,11 @@ def chat_ids(
             "continue_final_message: found with add_generation_prompt=True, which "
             "begins another message; accepted: one of both"
         )
-    tools = None if tools is None else tool_schemas(tools)
+    if tools is not None:
+        tools = [
+            dict(tool) if isinstance(tool, Mapping) else schema
+            for tool, schema in zip(tools, tool_schemas(tools), strict=True)
+        ]
     used = template
     if tools is not None and template.tool_use is not None:
         used = template.tool_use

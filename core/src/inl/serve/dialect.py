@@ -93,9 +93,7 @@ def parse(body: bytes, schema: type[T], defaults: Defaults = NO_DEFAULTS) -> T:
     except InvalidJson as error:
         raise as_api_error(error) from error
     except (msgspec.DecodeError, UnicodeError, RecursionError, MemoryError) as error:
-        raise ApiError(
-            400, f"body: {error}; accepts one JSON object", code="invalid_value"
-        ) from error
+        raise _malformed(error) from error
     if b"null" not in body and not any(name.encode() in body for name in defaults):
         raise _refused(str(first), defaults) from first
     try:
@@ -105,6 +103,15 @@ def parse(body: bytes, schema: type[T], defaults: Defaults = NO_DEFAULTS) -> T:
             return msgspec.convert(fields, schema, str_keys=True)
     except msgspec.ValidationError as error:
         raise _refused(str(error), defaults) from error
+    except msgspec.DecodeError as error:
+        # Behind the place at which the types did not fit.
+        raise _malformed(error) from error
+
+
+def _malformed(error: Exception) -> ApiError:
+    return ApiError(
+        400, f"body: {error}; accepts one JSON object", code="invalid_value"
+    )
 
 
 def _refused(text: str, defaults: Defaults) -> ApiError:
