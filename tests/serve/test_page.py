@@ -418,7 +418,7 @@ def test_the_share_of_accepted_drafts_is_a_chart(browser, server_url):
         page, problems, _ = visit(browser, server)
         page.fill("#temperature", "0")
         page.fill("#max_tokens", "60")
-        page.fill("#prompt", "Repeat: red green blue red green blue red green")
+        page.fill("#prompt", "Say blue twenty times: blue blue blue blue blue blue")
         page.press("#prompt", "Enter")
         until(page, f"Number({figure}.querySelector('span').textContent) > 0")
         assert page.evaluate(f"{figure}.hidden") is False
