@@ -198,9 +198,17 @@ def test_a_python_without_pip_uses_uv(tmp_path, monkeypatch):
     uv = tmp_path / "uv"
     uv.write_text("#!/bin/sh\n")
     uv.chmod(0o755)
-    monkeypatch.setattr(module, "find_spec", lambda _: None)
+    monkeypatch.setattr(module.PathFinder, "find_spec", lambda _: None)
     monkeypatch.setattr(sys, "executable", "/opt/inl/bin/python")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert pip_command("install") == "uv pip install --python /opt/inl/bin/python"
     monkeypatch.setenv("PATH", os.devnull)
     assert pip_command("install") == "/opt/inl/bin/python -m pip install"
+
+
+def test_looking_for_pip_leaves_distutils_to_setuptools():
+    """Setuptools' finder gives distutils away when it is asked for pip."""
+    hack = pytest.importorskip("_distutils_hack")
+    before = vars(hack.DISTUTILS_FINDER).copy()
+    assert "install" in module.pip_command("install")
+    assert vars(hack.DISTUTILS_FINDER) == before

@@ -9,7 +9,7 @@ import shutil
 import sys
 from contextlib import suppress
 from functools import cache
-from importlib.util import find_spec
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
@@ -166,7 +166,9 @@ def _shown(*parts: str) -> str:
 def pip_command(verb: str) -> str:
     """Return ``pip VERB``, or what does it for this Python if that pip is another's."""
     python = Path(sys.executable)
-    if find_spec("pip") is None and shutil.which("uv"):
+    # setuptools' own finder would take an import of pip for pip itself, and no longer
+    # provide distutils, which torch's compiler needs.
+    if PathFinder.find_spec("pip") is None and shutil.which("uv"):
         return f"uv pip {verb} --python {_quoted(_shown(str(python)))}"
     found = shutil.which("pip")
     if found and Path(found).parent == python.parent:

