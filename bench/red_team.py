@@ -482,8 +482,8 @@ async def measure(
 
 
 def write_tiny(folder: Path) -> None:
-    """Write a model of random weights, whose tokens are characters."""
-    config, arrays = tiny_llama(np.random.default_rng(1))
+    """Write a model of random weights, whose tokens are bytes."""
+    config, arrays = tiny_llama(np.random.default_rng(1), vocab=256)
     head, data = {}, b""
     for name, array in arrays.items():
         raw = np.ascontiguousarray(array, np.float32).tobytes()
@@ -495,9 +495,15 @@ def write_tiny(folder: Path) -> None:
     file = struct.pack("<Q", len(text)) + text + data
     (folder / "model.safetensors").write_bytes(file)
     (folder / "config.json").write_text(json.dumps(config))
-    vocabulary = {chr(33 + at): at for at in range(90)}
-    model = {"type": "BPE", "vocab": vocabulary, "merges": []}
-    tokenizer = {"version": "1.0", "added_tokens": [], "model": model}
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [byte for byte in range(256) if byte not in shown]
+    letters = {byte: chr(byte) for byte in shown}
+    letters |= {byte: chr(256 + at) for at, byte in enumerate(hidden)}
+    model = {"type": "BPE", "vocab": {letters[at]: at for at in range(256)}}
+    level = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
+    level["trim_offsets"] = True
+    tokenizer = {"version": "1.0", "added_tokens": [], "pre_tokenizer": level,
+                 "decoder": level, "model": model | {"merges": []}}  # fmt: skip
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
 
 
