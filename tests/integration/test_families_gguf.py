@@ -21,24 +21,7 @@ safetensors = pytest.importorskip("safetensors.numpy")
 families = importlib.import_module("families")
 
 BOUND = 1e-4
-GEMMA3 = {
-    "num_hidden_layers": 7, "query_pre_attn_scalar": 16, "layer_types": None,
-    "final_logit_softcapping": 3.0,
-}  # fmt: skip
-FORMS = {
-    "llama3-published": ("llama", {}),
-    "llama-linear": ("llama", {}),
-    "llama-yarn": ("llama", {}),
-    "mistral-full": ("llama", {}),
-    "qwen2": ("qwen2", {}),
-    "qwen3": ("qwen3", {}),
-    "gemma2": ("gemma2", {"query_pre_attn_scalar": 16, **families.rope(theta=1e4)}),
-    "gemma3": ("gemma3", GEMMA3),
-    "phi3": ("phi3", {}),
-    "phi3-long": ("phi3", {}),
-    "olmo2": ("olmo2", {}),
-}
-"""Family: its ``general.architecture``, and what such files cannot say otherwise."""
+FORMS = families.GGUF_FORMS
 
 
 @pytest.fixture(scope="module")

@@ -46,7 +46,7 @@ class FaultyRunner(SlowRunner):
 
 
 class FaultyServer(HashServer):
-    """A server of hashes whose runner and parts fail as told.
+    """A server of hashes whose runner and parts fail on request.
 
     faults: method of the runner -> error, or errors of the next calls. opening:
     called when the model is loaded.

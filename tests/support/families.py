@@ -339,3 +339,23 @@ def distance(found, expected):
     """The worst row's largest difference, relative to its largest logit."""
     errors = np.abs(found - expected).max(-1) / np.abs(expected).max(-1)
     return float(np.where(np.isnan(errors), np.inf, errors).max())
+
+
+GGUF_GEMMA3 = {
+    "num_hidden_layers": 7, "query_pre_attn_scalar": 16, "layer_types": None,
+    "final_logit_softcapping": 3.0,
+}  # fmt: skip
+GGUF_FORMS = {
+    "llama3-published": ("llama", {}),
+    "llama-linear": ("llama", {}),
+    "llama-yarn": ("llama", {}),
+    "mistral-full": ("llama", {}),
+    "qwen2": ("qwen2", {}),
+    "qwen3": ("qwen3", {}),
+    "gemma2": ("gemma2", {"query_pre_attn_scalar": 16, **rope(theta=1e4)}),
+    "gemma3": ("gemma3", GGUF_GEMMA3),
+    "phi3": ("phi3", {}),
+    "phi3-long": ("phi3", {}),
+    "olmo2": ("olmo2", {}),
+}
+"""Family: its ``general.architecture``, and what such files cannot say otherwise."""

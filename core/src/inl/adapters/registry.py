@@ -100,7 +100,7 @@ class AdapterRegistry:
     def _free_number(self, name: str) -> int:
         taken = {source.number for source in self._named.values()}
         with self._naming:
-            # Those without a name: nobody can find them any more.
+            # Adapters without a name: no later request can use them.
             used = {use.source.number for use in self._uses}
         live = {request.adapter for request in self._core.live.values()}
         ending = (used | live) - taken - {0}

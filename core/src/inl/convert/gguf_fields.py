@@ -96,7 +96,7 @@ def rope_tensors(language: LanguageModel) -> dict[str, NDArray[np.float32]]:
 
 
 def check_same(language: LanguageModel, written: LanguageModel) -> None:
-    """Raise :class:`CheckpointError` if a file does not say what the config says.
+    """Raise :class:`CheckpointError` if a file's fields differ from the config.
 
     What a GGUF file cannot say, such as a window of a family without windows, is
     refused so.

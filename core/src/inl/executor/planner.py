@@ -24,7 +24,7 @@ MOST = 10**18
 """Largest number that is accepted, of parameters for example."""
 DIVIDED = ("layers", "kv_heads")
 MOST_DIVIDED = 10**6
-"""Largest number of those whose divisors are tried."""
+"""Largest number of layers or heads whose divisors are tried."""
 LOGIT_COPIES = 4
 """Float32 arrays of the size of the logits that exist at once: in training these, their
 logarithms and the gradients of both; in inference those of the sampler."""

@@ -162,7 +162,7 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def _disconnect(self) -> None:
-        """Tell all requests that their client is gone: uvicorn tells the last one."""
+        """Mark all requests as disconnected; uvicorn marks only the last one."""
         for cycle in self._unanswered:
             cycle.disconnected = True
             cycle.message_event.set()

@@ -62,7 +62,7 @@ class ServedModel(ModelText):
         started: list[Generation] = []
         job = call.job
         try:
-            # First: whoever unloads it from now on, this call uses it.
+            # First, so that unloading it from here on does not change this call.
             use = self._adapter_use(job.model)
             # A long text takes a while to encode.
             prompts = (

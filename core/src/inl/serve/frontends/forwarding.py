@@ -66,7 +66,7 @@ async def answer(app: ASGIApp, message: Forward) -> Forwarded:
     async def receive() -> dict[str, Any]:
         nonlocal is_read
         if is_read:
-            await asyncio.Event().wait()  # its end is not told here
+            await asyncio.Event().wait()  # a disconnect is not reported here
         is_read = True
         return {"type": "http.request", "body": message.body, "more_body": False}
 
