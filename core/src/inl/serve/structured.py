@@ -7,6 +7,7 @@ from typing import Any
 
 from inl.bounded_json import parse_json
 from inl.errors import RequestError
+from inl.guidance.closed_schemas import close_objects
 from inl.guidance.json_schemas import as_resource
 from inl.guidance.structural_tags import read_tag
 from inl.serve.api_error import unsupported
@@ -41,6 +42,8 @@ def structure_of(
         schema = named.get("schema") if isinstance(named, Mapping) else None
         if not isinstance(schema, Mapping | bool):
             raise unsupported("response_format", "needs json_schema.schema")
+        if named.get("strict") is True:
+            schema = _closed(schema, "response_format")
         return {"json_schema": schema}
     if kind == "structural_tag":
         return structural_tag(response_format, "response_format")
@@ -49,6 +52,13 @@ def structure_of(
         f"found type {kind!r:.40}, accepts text, json_object, json_schema and "
         "structural_tag",
     )
+
+
+def _closed(schema: Any, field: str) -> Any:
+    try:
+        return close_objects(schema)
+    except RequestError as error:
+        raise unsupported(field, str(error)) from error
 
 
 def _outputs(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -90,9 +100,7 @@ def forced_call(
             "type": "object",
             "properties": {
                 markup.name_key: {"const": tool.name},
-                markup.arguments_key: as_resource(
-                    tool.parameters or ANY_OBJECT, f"tool/{at}"
-                ),
+                markup.arguments_key: as_resource(_parameters(tool), f"tool/{at}"),
             },
             "required": [markup.name_key, markup.arguments_key],
             "additionalProperties": False,
@@ -101,3 +109,8 @@ def forced_call(
     ]
     schema = calls[0] if len(calls) == 1 else {"anyOf": calls}
     return {"json_schema": schema}
+
+
+def _parameters(tool: Tool) -> Any:
+    parameters = tool.parameters or ANY_OBJECT
+    return _closed(parameters, "tools") if tool.strict else parameters
