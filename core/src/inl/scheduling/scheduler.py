@@ -373,7 +373,8 @@ class Scheduler:
             and (request := self.waiting.head()) is not None
             # The ids of a preempted request are known once its steps are collected.
             and not request.in_flight
-            and request.step_kind(request.scheduled) is step.kind
+            # A preempted one starts again, and no prefix has all of a scored prompt.
+            and request.step_kind(0) is step.kind
         ):
             if growing is None:
                 growing = sum(map(requests.needs_more_blocks, requests.by_id.values()))

@@ -121,7 +121,7 @@ def _repeats(head: Header) -> bool:
 def _samples_nothing(head: Header) -> bool:
     """Whether a step may return hidden states, or scores of its own tokens."""
     single = head.tokens_per_row == 1 and not head.repeat
-    filtered = SAMPLERS[head.sampler] == "sample_filtered"
+    filtered = head.sampler == SAMPLERS.index("sample_filtered")
     alone = head.flags == POOLED or (head.flags == SCORED and filtered)
     return alone and single and not head.decode_rows
 

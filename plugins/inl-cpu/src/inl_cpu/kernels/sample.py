@@ -125,10 +125,11 @@ def top_tokens(values: Any, count: int = TOP) -> Any:
         return np.argsort(-values, kind="stable")[:count]
     # The largest values of `count` parts are no more than the largest `count` values.
     parts, whole = values.shape[0] // PART, values.shape[0] // PART * PART
-    likely = np.arange(values.shape[0])
     if parts >= count:
-        most = values[:whole].reshape(parts, PART).max(-1)
+        most = values[:whole].reshape(PART, parts).max(0)
         likely = np.flatnonzero(values >= np.partition(most, -count)[-count])
+    else:
+        likely = np.arange(values.shape[0])
     ids = likely[np.argsort(-values[likely], kind="stable")]
     return ids[:count]
 
