@@ -129,6 +129,8 @@ class Request:
     prompt_logprobs: int | None = None
     """Number of most likely tokens to report per prompt token; ``None`` reports no
     log-probabilities."""
+    ends_scored: bool = False
+    """Whether it ends once its prompt is scored, if that has more than one token."""
     sample_group: int = 0
     """Requests of a group, above 0, have equal prompts, and share their blocks."""
     key: str = ""

@@ -95,6 +95,8 @@ class RunningRequests:
         request.prefill_len, request.host_token_count = prefill_len, length
         cached = self._config.use_kv_cache
         request.max_scheduled = request.max_length - 1 if cached else length
+        if request.ends_scored and request.prompt_tokens > 1:
+            request.prefill_len = request.max_scheduled = request.prompt_tokens - 1
         self._waiting.pop()
         request.slot = self._slots.pop()
         request.feedback_row = Row(request.slot, FEEDBACK)

@@ -424,6 +424,13 @@ class Scheduler:
                 prefix_cache.publish(request, stop)
             if request.sample_group and stop >= request.prompt_tokens:
                 self._groups.release(request)
+            if (
+                prompt_logprobs
+                and request.ends_scored
+                and stop == len(request.tokens) - 1
+            ):
+                events.append(self.finish(request, "length"))
+                continue
             # The token of a chunk that ends before the last known token is unused.
             if stop == len(request.tokens):
                 if request.pooled:
