@@ -42,7 +42,7 @@ def structure_of(
         schema = named.get("schema") if isinstance(named, Mapping) else None
         if not isinstance(schema, Mapping | bool):
             raise unsupported("response_format", "needs json_schema.schema")
-        if named.get("strict") is True:
+        if isinstance(named, Mapping) and named.get("strict") is True:
             schema = _closed(schema, "response_format")
         return {"json_schema": schema}
     if kind == "structural_tag":
