@@ -194,3 +194,16 @@ def test_bodies_of_open_requests_are_bounded_together(monkeypatch):
         assert server.send("POST", "/v1/completions", body)[0] in (200, 400)
         status, _, _ = server.send("POST", "/tokenize", part + b'"}')
         assert status == 200
+
+
+def test_tokenizer_info_has_special_tokens_and_template(hash_server):
+    status, _, info = hash_server.send("GET", "/tokenizer_info")
+    assert status == 200
+    engine = hash_server.engine
+    assert info["eos_token"] == (engine.tokenizer.eos_token or None)
+    assert info["bos_token"] == (engine.tokenizer.bos_token or None)
+    assert info["vocab_size"] == engine.tokenizer.vocab_size
+    template = engine.chat_template
+    assert info["chat_template"] == (template and template.source)
+    status, _, answer = hash_server.send("GET", "/tokenizer_info?model=other")
+    assert (status, answer["error"]["code"]) == (404, "model_not_found")

@@ -122,3 +122,45 @@ def test_large_structural_tags_are_refused_by_their_field(server, field):
     assert status == 400
     assert answer["error"]["param"].startswith(field)
     assert "found 3000 structures, accepts 1 to 500" in answer["error"]["message"]
+
+
+OPEN = {"type": "object", "properties": {"size": SIZE}, "required": ["size"]}
+FORMAT = {"name": "P", "strict": True, "schema": OPEN}
+MESSAGES = [{"role": "user", "content": "Scale it."}]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (CHAT, {"response_format": {"type": "json_schema", "json_schema": FORMAT}}),
+        ("/v1/responses", {"text": {"format": {"type": "json_schema", **FORMAT}}}),
+        (
+            "/v1/messages",
+            {"output_config": {"format": {"type": "json_schema", "schema": OPEN}}},
+        ),
+    ],
+)
+def test_objects_of_a_strict_schema_have_its_properties_only(server, path, fields):
+    """Random tokens would go on with names of their own, up to the last token."""
+    body = {"messages": MESSAGES, "max_tokens": 100, **fields}
+    if path == "/v1/responses":
+        body = {"input": "Scale it.", "max_output_tokens": 100, **fields}
+    status, _, answer = server.send("POST", path, body)
+    assert status == 200, answer
+    if path == CHAT:
+        text = answer["choices"][0]["message"]["content"]
+    elif path == "/v1/responses":
+        text = answer["output"][0]["content"][0]["text"]
+    else:
+        text = answer["content"][0]["text"]
+    assert list(json.loads(text)) == ["size"]
+
+
+def test_arguments_of_a_strict_function_have_its_properties_only(server):
+    tool = function("scale", OPEN)
+    tool["function"]["strict"] = True
+    body = {"messages": MESSAGES, "tools": [tool], "tool_choice": "required"}
+    status, _, answer = server.send("POST", CHAT, {**body, "max_tokens": 100})
+    assert status == 200, answer
+    (call,) = answer["choices"][0]["message"]["tool_calls"]
+    assert list(json.loads(call["function"]["arguments"])) == ["size"]

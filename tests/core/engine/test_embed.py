@@ -23,6 +23,7 @@ from inl.models.llama import MODEL
 from inl.recording.replay import replay
 from inl.recording.trace_file import read_trace
 from inl.runners.startup import start
+from inl.scheduling.request import StepKind
 from inl.spec.limits import Limits
 from inl.spec.message import HEADER_WORD, MASKED, POOLED, header
 from inl.spec.step import INVALID_TOKEN
@@ -127,7 +128,7 @@ def test_steps_of_texts_and_of_generation_take_turns(engine):
     def plan():
         made = submitted()
         if made.chunks:
-            kinds.append(made.is_pooled)
+            kinds.append(made.kind is StepKind.POOLED)
             assert len({chunk.request.pooled for chunk in made.chunks}) == 1
         return made
 

@@ -176,3 +176,52 @@ def test_prompt_logprobs_need_a_cache(hashed):
 
 def test_one_prompt_token_has_no_logprob(hashed):
     assert hashed().generate([7], prompt_logprobs=1).prompt_logprobs == (None,)
+
+
+@pytest.mark.parametrize(("tokens", "steps"), [(0, 1), (1, 2), (3, 4)])
+def test_a_prompt_is_scored_in_its_prefill(engines, tiny_made, tokens, steps):
+    """In one step, and without another one if nothing is generated."""
+    engine = engines()
+    prompt = [int(each) for each in np.random.default_rng(6).integers(0, 256, 60)]
+    result = engine.generate(prompt, prompt_logprobs=3, max_tokens=tokens)
+    assert engine.stats.steps == steps
+    assert (len(result.token_ids), result.finish_reason) == (tokens, "length")
+    check(tiny_made, prompt, result.prompt_logprobs)
+
+
+def test_a_chunked_prompt_is_scored_beside_others(engines, tiny_made):
+    engine = engines(token_budget=16)
+    rng = np.random.default_rng(7)
+    prompts = [[int(each) for each in rng.integers(0, 256, 40)] for _ in range(3)]
+    counts = [2, None, 0]
+    handles = [
+        engine.submit(prompt, prompt_logprobs=count, max_tokens=5, ignore_eos=True)
+        for prompt, count in zip(prompts, counts, strict=True)
+    ]
+    while not all(each.completed for each in handles):
+        engine.step()
+    for prompt, count, handle in zip(prompts, counts, handles, strict=True):
+        found = handle.completion().prompt_logprobs
+        assert (found is None) == (count is None)
+        if found is not None:
+            assert [each and each.token for each in found] == [None, *prompt[1:]]
+            assert {len(each.top) for each in found[1:]} == {count}
+        plain = engine.generate(prompt, max_tokens=5, ignore_eos=True)
+        assert handle.completion().token_ids == plain.token_ids
+
+
+def test_prompts_with_logits_that_are_not_finite_end_with_an_error(hashed, monkeypatch):
+    from inl.errors import NonFiniteLogits
+    from inl.testing import hash_runner
+
+    true = hash_runner.scores
+
+    def scores(tokens, vocab):
+        found = true(tokens, vocab)
+        found.chosen[4] = np.nan
+        return found
+
+    monkeypatch.setattr(hash_runner, "scores", scores)
+    engine = hashed()
+    with pytest.raises(NonFiniteLogits, match="NaN"):
+        engine.generate(PROMPT, prompt_logprobs=1, max_tokens=0)

@@ -43,7 +43,7 @@ def test_outputs_match_the_oracle(seed, report, depth):
 
 def test_outputs_match_the_oracle_while_adapters_come_and_go(report, depth):
     steps = depth(1_500, 4_000, 25_000)
-    counts = soak(1, steps, Parts(adapters=True), world_steps=300)
+    counts = soak(9, steps, Parts(adapters=True), world_steps=300)
     report(f"{counts['adapters']} adapters, {counts['requests of adapters']} requests")
     for name in ("preemptions", "prefix hit tokens", "adapters"):
         assert counts[name] > 5, name
@@ -55,7 +55,7 @@ def test_outputs_match_the_oracle_while_adapters_come_and_go(report, depth):
 )
 def test_pooled_requests_match_the_oracle_among_others(more, report, depth):
     steps = depth(1_500, 4_000, 25_000)
-    counts = soak(2, steps, Parts(adapters=True, pooled=True, **more), world_steps=200)
+    counts = soak(5, steps, Parts(adapters=True, pooled=True, **more), world_steps=200)
     report(", ".join(f"{counts[name]} {name}" for name in sorted(counts)))
     for name in ("cancelled", "length", "hidden states", "cached hidden states"):
         assert counts[name] > 5, name

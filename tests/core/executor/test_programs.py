@@ -117,6 +117,7 @@ def test_a_program_is_compiled_with_its_name_limits_and_context():
     outputs(runner, EMBEDDED[:1])
     outputs(runner, EMBEDDED[1:])
     outputs(runner, [{"prompt": [5, 9], "pooled": True}])
+    outputs(runner, [{"prompt": [5, 9], "prompt_logprobs": 1}])
     # Without loops on the device, no program repeats steps.
     assert {info.name for info in told.infos} == set(PROGRAMS) - {"repeat", "draft"}
     for info in told.infos:

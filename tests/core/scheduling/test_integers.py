@@ -129,6 +129,6 @@ def test_this_check_can_fail(value):
     (found,) = strangers(scheduler, set(), deep=True)
     assert found is value
     with Watch() as watch:
-        request.scores_prompt(value)
+        request.step_kind(value)
     (found,) = watch.strangers
     assert found is value

@@ -19,6 +19,7 @@ from inl.engine.reply_check import (
     read_accepted_logprobs,
     read_hidden,
     read_logprobs,
+    read_prompt_logprobs,
     read_repeated,
     read_tokens,
 )
@@ -27,7 +28,7 @@ from inl.errors import ModelError, OutOfMemory, RequestError, RunnerError, Worke
 from inl.protocol.runner import AdapterSource, Limits, Reply, Runner
 from inl.protocol.token_masks import mask_width
 from inl.scheduling.plan import Plan, SchedulerConfig
-from inl.scheduling.request import Event, FinishReason, Request
+from inl.scheduling.request import Event, FinishReason, Request, StepKind
 from inl.scheduling.scheduler import Scheduler
 from inl.spec.message import STEP, header
 from inl.spec.step import NO_TOKEN, Bucket
@@ -291,7 +292,7 @@ class EngineCore:
         ready = are_ready(plan, rows)
         try:
             if rows and ready:
-                self._masks.begin(plan, rows, self.runner.limits.vocab)
+                self._masks.begin(plan, rows)
             for frame in frames(plan, self.runner.limits, masked=bool(rows)):
                 if self._recorder is not None:
                     self._recorder.add(frame)
@@ -321,7 +322,7 @@ class EngineCore:
         if not are_ready(plan, rows):
             return  # with more than two steps in flight
         self._unsampled = None
-        self._masks.begin(plan, rows, self.runner.limits.vocab)
+        self._masks.begin(plan, rows)
         try:
             self._submit_masks(plan)
         except Exception as error:
@@ -420,9 +421,12 @@ class EngineCore:
     def _processing(self, reply: Reply, plan: Plan) -> Callable[[], list[Event]]:
         """Check a reply and return the call that applies it."""
         limits, scheduler = self.runner.limits, self.scheduler
-        if plan.is_pooled:
-            keep_hidden(plan, read_hidden(reply, plan))
+        if plan.kind is not StepKind.SAMPLED:
             none = [NO_TOKEN] * len(plan.chunks)
+            if plan.kind is StepKind.SCORED:
+                scores = read_prompt_logprobs(reply, plan)
+                return partial(scheduler.process_outputs, none, prompt_logprobs=scores)
+            keep_hidden(plan, read_hidden(reply, plan))
             return partial(scheduler.process_outputs, none)
         if plan.is_repeated:
             return partial(

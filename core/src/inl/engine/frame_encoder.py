@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from inl.engine.prompt_embeddings import PromptEmbeddings
 from inl.protocol.runner import Limits
 from inl.scheduling.plan import Admission, Chunk, Drafts, Plan
-from inl.scheduling.request import Request
+from inl.scheduling.request import Request, StepKind
 from inl.spec.embedded_rows import with_rows
 from inl.spec.message import (
     DRAFT,
@@ -17,6 +17,7 @@ from inl.spec.message import (
     MASKED,
     MAX_TOKEN_BIASES,
     POOLED,
+    SCORED,
     STEP_NUMBERS,
     Row,
     TokenBias,
@@ -26,6 +27,7 @@ from inl.spec.message import (
     token_bias_frame,
     uniform_count,
 )
+from inl.spec.scored_tokens import as_uniform
 from inl.spec.step import Bucket
 from inl.spec.uniforms import uniform
 
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from inl.spec.message import IntArray
+
+
+FLAGS = {StepKind.SAMPLED: 0, StepKind.POOLED: POOLED, StepKind.SCORED: SCORED}
 
 
 def frames(plan: Plan, limits: Limits, *, masked: bool = False) -> list[IntArray]:
@@ -53,13 +58,18 @@ def frames(plan: Plan, limits: Limits, *, masked: bool = False) -> list[IntArray
     if plan.bucket is not None:
         frame = step_frame(
             plan.bucket,
-            [_row(chunk, plan.bucket) for chunk in plan.chunks],
+            [
+                _row(chunk, plan.bucket)
+                if plan.kind is not StepKind.SCORED
+                else _scored_row(chunk)
+                for chunk in plan.chunks
+            ],
             plan.block_table_updates,
             step=plan.step % STEP_NUMBERS,
             groups=limits.groups,
             block_size=limits.block_size,
             decode_rows=plan.decode_rows,
-            flags=MASKED if masked else POOLED if plan.is_pooled else 0,
+            flags=MASKED if masked else FLAGS[plan.kind],
         )
         rows = _embeddings(plan)
         encoded.append(with_rows(frame, rows) if rows else frame)
@@ -142,6 +152,13 @@ def _row(chunk: Chunk, bucket: Bucket) -> Row:
     if request.temperature and stop >= known:
         return Row(request.slot, ids, (uniform(request.seed, stop),))
     return Row(request.slot, ids)
+
+
+def _scored_row(chunk: Chunk) -> Row:
+    """Encode tokens of a prompt, and the one after them."""
+    request, start, stop, _ = chunk
+    last = as_uniform(request.tokens[stop])
+    return Row(request.slot, request.prompt_array[start:stop], (last,))
 
 
 def _repeated_row(chunk: Chunk) -> Row:

@@ -202,6 +202,7 @@ def _make_request(
         fields["max_tokens"] = room
     elif is_empty(options):
         fields["max_tokens"] = 1  # which the handle drops
+        fields["ends_scored"] = fields.get("prompt_logprobs") is not None
     if fields.get("seed") is None:
         fields["seed"] = random_seed()
     if fields.get("cache_salt") is None:

@@ -138,6 +138,24 @@ def read_logprobs(reply: Reply, plan: Plan) -> list[TokenLogprob]:
     return _logprobs(reply, plan, reply.tokens[:rows, 0].tolist())
 
 
+def read_prompt_logprobs(reply: Reply, plan: Plan) -> list[list[TokenLogprob]]:
+    """Return the log-probabilities of the token after each one of a scored step.
+
+    One list per row. Raises :class:`~inl.errors.ProtocolError` for another step, and if
+    the reply lacks them.
+    """
+    _check_shape(reply, plan, 1)
+    following = [
+        token
+        for request, start, stop, _ in plan.chunks
+        for token in request.tokens[start + 1 : stop + 1]
+    ]
+    scores = iter(_logprobs(reply, plan, following))
+    return [
+        [next(scores) for _ in range(stop - start)] for _, start, stop, _ in plan.chunks
+    ]
+
+
 def read_accepted_logprobs(
     reply: Reply, plan: Plan, accepted: list[list[int]]
 ) -> list[list[TokenLogprob]]:
@@ -158,8 +176,7 @@ def read_accepted_logprobs(
 def _has_logprobs(plan: Plan) -> bool:
     assert plan.bucket is not None, "plans of steps have a bucket"
     return plan.bucket.sampler == "sample_filtered" and any(
-        chunk.request.logprobs is not None or chunk.request.prompt_logprobs is not None
-        for chunk in plan.chunks
+        chunk.request.logprobs is not None for chunk in plan.chunks
     )
 
 

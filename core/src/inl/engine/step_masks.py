@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from inl.errors import RequestError
 from inl.forks import on_fork
-from inl.protocol.token_masks import TokenMasks, mask_words
+from inl.protocol.token_masks import TokenMasks
 from inl.runners.rank_threads import RankThreads, Round
 from inl.scheduling.guide import Guide, restore
 from inl.scheduling.request import Request, Status
@@ -49,15 +49,13 @@ class StepMasks:
         """Forget the parent's threads."""
         self._threads = self._round = None
 
-    def begin(self, plan: Plan, rows: Sequence[int], vocab: int) -> None:
+    def begin(self, plan: Plan, rows: Sequence[int]) -> None:
         """Start to compute the masks of ``rows``; one step at a time."""
         if self._threads is None:
             count = max(1, min(MAX_THREADS, (os.cpu_count() or 1) // 2))
             self._threads = RankThreads(count, name="inl-masks")
         count = len(self._threads)
-        self._round = Round(
-            lambda rank: _compute(plan, rows[rank::count], vocab), count
-        )
+        self._round = Round(lambda rank: _compute(plan, rows[rank::count]), count)
         self._threads.send(self._round)
 
     def result(self, plan: Plan) -> ComputedMasks:
@@ -103,17 +101,13 @@ def are_ready(plan: Plan, rows: Sequence[int]) -> bool:
     )
 
 
-def _compute(plan: Plan, rows: Sequence[int], vocab: int) -> _Part:
+def _compute(plan: Plan, rows: Sequence[int]) -> _Part:
     started = perf_counter()
     part = _Part({}, [], 0.0)
     for row in rows:
         chunk = plan.chunks[row]
         request, _, stop, _ = chunk
         samples = plan.samples(row)
-        if request.scores_prompt(stop):
-            words = mask_words(request.tokens[stop : stop + 1], vocab)
-            part.masks[samples[0]] = words
-            continue
         # The sample is not used once the request has ended or has later tokens.
         if request.status is Status.FINISHED or stop < len(request.tokens):
             continue

@@ -117,6 +117,16 @@ class ModelExecutor:
         self.taps = None
         return hidden
 
+    def score(self, bucket: Bucket, message: Any, width: int | None = None) -> Any:
+        """Compute a step; returns the scores of the tokens after its own, in parts.
+
+        message: see :func:`inl.spec.scored_tokens.with_next`.
+        """
+        program = self.program("score", bucket, width)
+        scores, *taps = self._call(program, self.loaded.weights, message)
+        self.taps = next(iter(taps), None)
+        return scores
+
     def sample_masked(self, bucket: Bucket, logits: Any, masks: Any, step: Any) -> Any:
         """Sample the tokens of a step under masks, int32 [R, ceil(V / 32)]."""
         width = step.blocks.shape[-1]

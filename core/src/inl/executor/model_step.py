@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from inl.adapters.ops import adapter_ops
 from inl.adapters.weights import AdaptedWeights
@@ -11,10 +11,14 @@ from inl.executor.embedding_ops import EmbeddingOps
 from inl.spec.cache import State
 from inl.spec.embedded_rows import EmbeddedRows
 from inl.spec.model import Model
-from inl.spec.step import Array, Step, Tables
+from inl.spec.scored_tokens import split_next
+from inl.spec.step import Array, Scores, Step, Tables
 
 if TYPE_CHECKING:
     from inl.ops.protocol import Ops
+
+SCORED_TOKENS: Final = 128
+"""Tokens whose logits a step that scores its own tokens computes at once."""
 
 
 def forward(
@@ -36,17 +40,41 @@ def forward(
     """
     if embedded is not None:
         ops = cast("Ops", EmbeddingOps(ops, embedded))
+    step, state = _begin(ops, message, state, table_width)
+    sampled_step = prune_last_layer(ops, model, step)
+    if isinstance(weights, AdaptedWeights):
+        ops = adapter_ops(ops, weights, step, sampled_step)
+        weights = weights.model
+    carry, state = _layers(ops, model, config, weights, step, sampled_step, state)
+    logits = model.head(ops, config, weights, carry, sampled_step or step)
+    if model.vocab_size is not None:
+        logits = logits[:, : model.vocab_size]
+    return logits, step, state
+
+
+def _begin(
+    ops: Ops, message: Array, state: State, table_width: int | None
+) -> tuple[Step, State]:
+    """Decode the message; returns the step's arrays and the state."""
     step, tables = ops.make_step(
         message, state.tables, bucket=ops.bucket, block_size=ops.block_size
     )
     if table_width is not None:
         step = step._replace(blocks=step.blocks[:, :, :table_width])
     step = step._replace(plan=ops.plan(step, block_size=ops.block_size))
-    state = state._replace(tables=tables)
-    sampled_step = prune_last_layer(ops, model, step)
-    if isinstance(weights, AdaptedWeights):
-        ops = adapter_ops(ops, weights, step, sampled_step)
-        weights = weights.model
+    return step, state._replace(tables=tables)
+
+
+def _layers(
+    ops: Ops,
+    model: Model,
+    config: Any,
+    weights: Any,
+    step: Step,
+    sampled_step: Step | None,
+    state: State,
+) -> tuple[Any, State]:
+    """Compute all layers; returns what the head reads, and the state."""
     carry = model.embed(ops, config, weights, step)
     last = len(weights.layers) - 1
     for index, w in enumerate(weights.layers):
@@ -55,10 +83,7 @@ def forward(
         carry, state = model.layer(
             ops, config, w, carry, step, state, index=index, **options
         )
-    logits = model.head(ops, config, weights, carry, sampled_step or step)
-    if model.vocab_size is not None:
-        logits = logits[:, : model.vocab_size]
-    return logits, step, state
+    return carry, state
 
 
 def prune_last_layer(ops: Ops, model: Model, step: Step) -> Step | None:
@@ -106,6 +131,36 @@ def pool(
     """
     hidden, _, state = forward(ops, model, config, weights, message, state, **options)
     return hidden, state
+
+
+def score(
+    ops: Ops, model: Model, config: Any, weights: Any, message: Array, state: State,
+    *, table_width: int | None = None,
+) -> tuple[list[Scores], State]:  # fmt: skip
+    """Compute the scores of the token after each one of a step.
+
+    The logits of SCORED_TOKENS are in memory at once. message: see
+    :func:`inl.spec.scored_tokens.with_next`. Returns the scores of each such part.
+    """
+    bucket = ops.bucket
+    frame, following, indices = split_next(message, bucket)
+    step, state = _begin(ops, frame, state, table_width)
+    vocab_size = model.vocab_size
+    adapted = weights if isinstance(weights, AdaptedWeights) else None
+    layer_ops = ops
+    if adapted is not None:
+        layer_ops, weights = adapter_ops(ops, adapted, step, None), adapted.model
+    carry, state = _layers(layer_ops, model, config, weights, step, None, state)
+    scores: list[Scores] = []
+    for start in range(0, bucket.tokens, SCORED_TOKENS):
+        stop = min(start + SCORED_TOKENS, bucket.tokens)
+        part = step._replace(samples=indices[start:stop])
+        head_ops = ops if adapted is None else adapter_ops(ops, adapted, part, None)
+        logits = model.head(head_ops, config, weights, carry, part)
+        if vocab_size is not None:
+            logits = logits[:, :vocab_size]
+        scores.append(ops.score(logits, following[start:stop]))
+    return scores, state
 
 
 def forward_embedded(
@@ -169,6 +224,7 @@ BODIES: Mapping[str, Callable[..., Any]] = {
     "advance": advance,
     "logits": forward,
     "pool": pool,
+    "score": score,
     "advance_embedded": advance_embedded,
     "logits_embedded": forward_embedded,
 }

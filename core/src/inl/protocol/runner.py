@@ -29,7 +29,8 @@ class Reply(NamedTuple):
     verifies drafts, a row has its accepted tokens, then
     :data:`~inl.spec.step.NO_TOKEN`."""
     scores: Scores | None = None
-    """Scores of the tokens, NumPy arrays; only from "sample_filtered" programs."""
+    """Scores of the tokens, NumPy arrays; only from "sample_filtered" programs. Of a
+    step with the SCORED flag, those of the tokens after its own, [T]."""
     hidden: NDArray[np.float32] | None = None
     """[R, H] hidden states of the rows' last tokens, of a step with the POOLED flag;
     see :func:`pooled_reply`."""
@@ -40,6 +41,13 @@ def pooled_reply(step: int, hidden: NDArray[np.float32]) -> Reply:
     import numpy as np
 
     return Reply(step, np.full((len(hidden), 1), NO_TOKEN, np.int32), None, hidden)
+
+
+def scored_reply(step: int, rows: int, scores: Scores) -> Reply:
+    """Return the reply of a step with the SCORED flag: no tokens, [R, 1]."""
+    import numpy as np
+
+    return Reply(step, np.full((rows, 1), NO_TOKEN, np.int32), scores)
 
 
 class AdapterSource(NamedTuple):

@@ -28,6 +28,7 @@ from inl.spec.message import (
     MASKED,
     POOLED,
     RELEASE,
+    SCORED,
     STEP,
     STEP_NUMBERS,
     Header,
@@ -186,7 +187,9 @@ class _Run:
             groups=self._limits.groups,
             block_size=self._limits.block_size,
             decode_rows=sum(computable[: step.header.decode_rows]),
-            flags=MASKED if masks is not None else step.header.flags & POOLED,
+            flags=MASKED
+            if masks is not None
+            else step.header.flags & (POOLED | SCORED),
         )
         if embeddings:
             message = with_rows(message, embeddings)

@@ -28,6 +28,7 @@ from inl.protocol.runner import (
     Reply,
     StepInFlight,
     pooled_reply,
+    scored_reply,
 )
 from inl.spec.embedded_rows import EmbeddedRows, dense_rows, read_rows
 from inl.spec.message import (
@@ -36,12 +37,14 @@ from inl.spec.message import (
     HEADER_WORD,
     MASKED,
     POOLED,
+    SCORED,
     STEP,
     TOKEN_BIAS,
     Header,
     header,
     layout,
 )
+from inl.spec.scored_tokens import with_next
 from inl.spec.step import NO_TOKEN, Scores
 
 if TYPE_CHECKING:
@@ -107,12 +110,25 @@ class LocalRunner(PipelinedRunner):
             return None
         if head.bucket.repeat > 1 and self.executor.loops is None:
             return self._submit_one_by_one(message, head)
+        if head.flags & SCORED:
+            return self._score(message, head)
         step = self._step_arguments(message, head)
         if head.flags & MASKED:
             return self.executor.logits(*step)
         if head.flags & POOLED:
             return self.executor.pool(*step)
         return self.executor.advance(*step)
+
+    def _score(self, message: IntArray, head: Header) -> Any:
+        """Submit a step with the SCORED flag."""
+        limits, width = self.limits, self._widths.select(message, head)
+        longer = with_next(
+            message, groups=limits.groups, block_size=limits.block_size,
+            vocab=limits.vocab,
+        )  # fmt: skip
+        return self.executor.score(
+            head.bucket, self._backend.message(wrap(longer)), width
+        )
 
     def _submit_one_by_one(self, message: IntArray, head: Header) -> OneByOne:
         """Submit the single steps of a repeated step."""
@@ -168,6 +184,8 @@ class LocalRunner(PipelinedRunner):
         head, tokens, scores = flight.head, flight.work, None
         if head.flags & POOLED:
             return pooled_reply(head.step, widen(self._backend.numpy(tokens)))
+        if head.flags & SCORED:
+            return self._scored_reply(head, tokens)
         if isinstance(tokens, OneByOne):
             return Reply(head.step, self._read_one_by_one(tokens, head))
         if head.bucket.sampler == "sample_filtered" and head.bucket.repeat == 1:
@@ -176,6 +194,13 @@ class LocalRunner(PipelinedRunner):
         shape = head.rows, head.bucket.reply_width
         host_tokens = self._backend.numpy(tokens).data.reshape(shape)
         return Reply(head.step, host_tokens.astype(np.int32), scores)
+
+    def _scored_reply(self, head: Header, parts: Any) -> Reply:
+        numpy = self._backend.numpy
+        columns = (
+            [numpy(each).data for each in column] for column in zip(*parts, strict=True)
+        )
+        return scored_reply(head.step, head.rows, Scores(*map(np.concatenate, columns)))
 
     def _read_one_by_one(self, work: OneByOne, head: Header) -> IntArray:
         """Return the tokens of a repeated step, int32 [R, N]."""

@@ -8,7 +8,7 @@ from functools import partial
 from typing import NamedTuple
 
 from inl.scheduling.buckets import Buckets
-from inl.scheduling.request import Request
+from inl.scheduling.request import Request, StepKind
 from inl.scheduling.sampling_params import rank
 from inl.spec.limits import TOKEN_BUDGET
 from inl.spec.message import BlockTableUpdate
@@ -144,9 +144,11 @@ class Plan:
         return self.bucket is not None and self.bucket.verifies
 
     @property
-    def is_pooled(self) -> bool:
-        """Whether the rows are pooled requests: all or none of them."""
-        return bool(self.chunks) and self.chunks[0].request.pooled
+    def kind(self) -> StepKind:
+        """The kind of all its rows."""
+        if not self.chunks:
+            return StepKind.SAMPLED
+        return self.chunks[0].request.step_kind(self.chunks[0].start)
 
     @property
     def is_repeated(self) -> bool:
@@ -164,10 +166,12 @@ class Plan:
 class StepBuilder:
     """Collects the rows of one step; :meth:`build` makes the :class:`Plan`."""
 
-    def __init__(self, step: int, budget: int, *, is_pooled: bool = False) -> None:
+    def __init__(
+        self, step: int, budget: int, kind: StepKind = StepKind.SAMPLED
+    ) -> None:
         self.step = step
-        self.is_pooled = is_pooled
-        """Whether it has rows of pooled requests, or else only of others."""
+        self.kind = kind
+        """The kind of all its rows."""
         self.max_tokens = budget
         self.budget = budget
         """Tokens that still fit into the step."""

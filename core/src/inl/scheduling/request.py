@@ -64,6 +64,17 @@ make_event = partial(tuple.__new__, Event)
 """Make an :class:`Event` from a 4-tuple, three times as fast as its constructor."""
 
 
+class StepKind(Enum):
+    """What a step returns of its rows, all of which are of one kind."""
+
+    SAMPLED = "sampled"
+    """The tokens after them."""
+    POOLED = "pooled"
+    """Hidden states of their last tokens."""
+    SCORED = "scored"
+    """Log-probabilities of the tokens after their own, which the prompt has."""
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """A prompt and how to continue it. Once added, only the scheduler changes it.
@@ -118,6 +129,8 @@ class Request:
     prompt_logprobs: int | None = None
     """Number of most likely tokens to report per prompt token; ``None`` reports no
     log-probabilities."""
+    ends_scored: bool = False
+    """Whether it ends once its prompt is scored, if that has more than one token."""
     sample_group: int = 0
     """Requests of a group, above 0, have equal prompts, and share their blocks."""
     key: str = ""
@@ -251,28 +264,23 @@ class Request:
     def samples_masked(self, stop: int) -> bool:
         """Whether a step up to ``stop`` samples under a mask.
 
-        A sample before the last known token is unused, unless it scores the prompt.
+        A sample before the last known token is unused.
         """
-        if self.prompt_logprobs is not None and self.scores_prompt(stop):
-            return True
         constrained = self.token_mask is not None or self.guide is not None
         return constrained and stop >= self.host_token_count
 
-    def scores_prompt(self, stop: int) -> bool:
-        """Whether a step up to ``stop`` gives the log-probability of prompt token
-        ``stop``.
-        """
-        if self.prompt_logprobs is None:
-            return False
-        return len(self.prompt_token_logprobs) <= stop < self.prompt_tokens
+    def step_kind(self, start: int) -> StepKind:
+        """Return the kind of step that computes the tokens from ``start``."""
+        if self.pooled:
+            return StepKind.POOLED
+        scored = self.prompt_logprobs is not None and start < self.prompt_tokens - 1
+        return StepKind.SCORED if scored else StepKind.SAMPLED
 
     def chunk_stop(self, start: int) -> int:
         """Return the last token up to which a step from ``start`` may compute."""
-        if self.prompt_logprobs is None or start >= self.prompt_tokens - 1:
-            return self.prefill_len
-        # A step samples after its last token only.
-        known = len(self.prompt_token_logprobs)
-        return max(start + 1, min(known, self.prompt_tokens) - 1)
+        if self.step_kind(start) is StepKind.SCORED:
+            return self.prompt_tokens - 1  # nothing is known to follow the last one
+        return self.prefill_len
 
     @property
     def has_penalties(self) -> bool:

@@ -76,8 +76,10 @@ class RunningRequests:
             # The last token is always computed: its hidden state gives the next one.
             keys = self.prefix_cache.keys(request, (prefill_len - 1) // size)
             if request.prompt_logprobs is not None:
-                # Tokens without a log-probability are computed again.
-                keys = keys[: (len(request.prompt_token_logprobs) - 1) // size]
+                # Tokens without a log-probability are computed again, and so is the
+                # one before the last, in a step of the request's other kind.
+                known = len(request.prompt_token_logprobs) - 1
+                keys = keys[: max(min(known, request.prompt_tokens - 2), 0) // size]
             if self.prefix_cache.must_wait(keys, prefill_len):
                 return False
         # One block is spared per growing request, which would preempt this one.
@@ -93,6 +95,8 @@ class RunningRequests:
         request.prefill_len, request.host_token_count = prefill_len, length
         cached = self._config.use_kv_cache
         request.max_scheduled = request.max_length - 1 if cached else length
+        if request.ends_scored and request.prompt_tokens > 1:
+            request.prefill_len = request.max_scheduled = request.prompt_tokens - 1
         self._waiting.pop()
         request.slot = self._slots.pop()
         request.feedback_row = Row(request.slot, FEEDBACK)

@@ -14,8 +14,9 @@ are counted, published to the prefix cache or freed, see
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from math import isnan
 from typing import TYPE_CHECKING
 
 from inl.errors import NonFiniteLogits, RequestError, RunnerError
@@ -25,9 +26,16 @@ from inl.protocol.token_masks import mask_words
 from inl.scheduling.buckets import Buckets
 from inl.scheduling.deadlines import Deadlines
 from inl.scheduling.guided_output import append_guided, skips_forced
-from inl.scheduling.plan import Plan, SchedulerConfig, StepBuilder
+from inl.scheduling.plan import Chunk, Plan, SchedulerConfig, StepBuilder
 from inl.scheduling.repeats import Repeats
-from inl.scheduling.request import Event, FinishReason, Request, Status, make_event
+from inl.scheduling.request import (
+    Event,
+    FinishReason,
+    Request,
+    Status,
+    StepKind,
+    make_event,
+)
 from inl.scheduling.request_check import (
     check_adapter,
     check_embeddings,
@@ -77,10 +85,10 @@ class Scheduler:
         self.arrivals = 0
         """Number of requests added, which is the newest id."""
         self._steps = 0
-        self._pooled = 0
-        """Live requests that are pooled."""
-        self._last_pooled = False
-        """Whether the last step had rows of pooled requests."""
+        self._unsampled: Counter[StepKind] = Counter()
+        """Live requests with steps of other kinds than SAMPLED."""
+        self._last_kind = StepKind.SAMPLED
+        """Kind of the last step."""
 
     def _set_limits(self, limits: Limits) -> None:
         self.limits = limits
@@ -135,7 +143,11 @@ class Scheduler:
         for number, request in list(self.live.items()):
             if not request.id:
                 del self.live[number]  # its addition was interrupted
-        self._pooled = sum(request.pooled for request in self.live.values())
+        self._unsampled = Counter(
+            kind
+            for request in self.live.values()
+            if (kind := request.step_kind(0)) is not StepKind.SAMPLED
+        )
         for request in list(self.live.values()):
             request.restart()
             self.waiting.push(request, request.id)
@@ -194,12 +206,11 @@ class Scheduler:
                 tuple(request.allowed_token_ids), self.limits.vocab
             )
         request.may_need_masks = (
-            request.token_mask is not None
-            or request.guide is not None
-            or request.prompt_logprobs is not None
+            request.token_mask is not None or request.guide is not None
         )
         self.arrivals += 1
-        self._pooled += request.pooled
+        if (kind := request.step_kind(0)) is not StepKind.SAMPLED:
+            self._unsampled[kind] += 1
         self.live[self.arrivals] = request
         if not self._groups.hold(request):
             self.waiting.push(request, self.arrivals)
@@ -220,7 +231,8 @@ class Scheduler:
             self.waiting.discard(request)
         request.status = Status.FINISHED
         del self.live[request.id]
-        self._pooled -= request.pooled
+        if (kind := request.step_kind(0)) is not StepKind.SAMPLED:
+            self._unsampled[kind] -= 1
         if self.speculation is not None:
             self.speculation.forget(request)
         self._groups.finish(request)
@@ -258,23 +270,32 @@ class Scheduler:
         return plan
 
     def _add_rows(self) -> StepBuilder:
-        """Return a step with rows of pooled requests, or of others.
+        """Return a step with rows of one kind.
 
-        They take turns where both have something to compute.
+        Kinds take turns where several have something to compute.
         """
-        kinds = (not self._last_pooled, self._last_pooled) if self._pooled else (False,)
-        for is_pooled in kinds:
-            step = StepBuilder(
-                self._steps + 1, self.buckets.tokens, is_pooled=is_pooled
-            )
+        for kind in self._kinds():
+            step = StepBuilder(self._steps + 1, self.buckets.tokens, kind)
             self._decode(step)
             if not step.has_uncertain_rows:
                 self._prefill(step)
                 self._admit_waiting(step)
             if step.chunks:
                 break
-        self._last_pooled = step.is_pooled
+        self._last_kind = step.kind
         return step
+
+    def _kinds(self) -> Sequence[StepKind]:
+        """Return the kinds of step that live requests may need, the last one last."""
+        if not self._unsampled.total():
+            return (StepKind.SAMPLED,)
+        kinds = list(StepKind)
+        after = kinds.index(self._last_kind) + 1
+        return [
+            kind
+            for kind in (*kinds[after:], *kinds[:after])
+            if kind is StepKind.SAMPLED or self._unsampled[kind]
+        ]
 
     def _decode(self, step: StepBuilder) -> None:
         """Add a token of each decoding request; collect those still in prefill."""
@@ -283,11 +304,11 @@ class Scheduler:
             self.limits.block_size,
             Status.RUNNING,
         )
-        is_pooled = step.is_pooled
+        kind, is_sampled = step.kind, step.kind is StepKind.SAMPLED
         for request in list(requests.by_id.values()):
             start = request.scheduled
             if start < request.prefill_len:
-                if request.pooled is not is_pooled:
+                if request.step_kind(start) is not kind:
                     continue
                 # Only forced tokens need more blocks than an admission allocates.
                 if not start or (
@@ -295,7 +316,7 @@ class Scheduler:
                     and requests.allocate(request, request.prefill_len)
                 ):
                     step.prefilling.append(request)
-            elif is_pooled:
+            elif not is_sampled:
                 continue
             elif start < request.max_scheduled and request.status is running:
                 if request.uncertain and (
@@ -352,7 +373,8 @@ class Scheduler:
             and (request := self.waiting.head()) is not None
             # The ids of a preempted request are known once its steps are collected.
             and not request.in_flight
-            and request.pooled is step.is_pooled
+            # A preempted one starts again, and no prefix has all of a scored prompt.
+            and request.step_kind(0) is step.kind
         ):
             if growing is None:
                 growing = sum(map(requests.needs_more_blocks, requests.by_id.values()))
@@ -366,12 +388,15 @@ class Scheduler:
         self,
         tokens: Sequence[int],
         logprobs: Sequence[TokenLogprob] = (),
+        *,
+        prompt_logprobs: Sequence[Sequence[TokenLogprob]] = (),
     ) -> list[Event]:
         """Apply the output of the oldest step in flight: one token per chunk.
 
         A request whose token is ``INVALID_TOKEN`` ends with
         :class:`~inl.errors.NonFiniteLogits`. logprobs: one per chunk too, if a request
         of the step asks for them. Tokens of pooled requests are not read.
+        prompt_logprobs: of a scored step, of the token after each one of a chunk.
         """
         plan = self._complete_step()
         self.repeats.collected(plan)
@@ -382,6 +407,11 @@ class Scheduler:
             request, _, stop, _ = chunk
             request.in_flight -= 1
             if request.status is finished:
+                continue
+            if prompt_logprobs and (
+                ended := self._add_prompt_logprobs(chunk, prompt_logprobs[row])
+            ):
+                events.append(ended)
                 continue
             # Rejected drafts of the step before shift a row back.
             stop = min(stop, len(request.tokens))
@@ -394,6 +424,13 @@ class Scheduler:
                 prefix_cache.publish(request, stop)
             if request.sample_group and stop >= request.prompt_tokens:
                 self._groups.release(request)
+            if (
+                prompt_logprobs
+                and request.ends_scored
+                and stop == len(request.tokens) - 1
+            ):
+                events.append(self.finish(request, "length"))
+                continue
             # The token of a chunk that ends before the last known token is unused.
             if stop == len(request.tokens):
                 if request.pooled:
@@ -403,8 +440,6 @@ class Scheduler:
                     self._add_logprobs(request, token, logprobs[row])
                 is_exact = not request.in_flight or not request.uncertain
                 events += self._append_output(request, token, skips=is_exact)
-            elif request.scores_prompt(stop):
-                events += self._append_prompt_score(request, token, logprobs[row])
         if self.speculation is not None:
             self.speculation.processed(plan.chunks)
         return events
@@ -475,14 +510,21 @@ class Scheduler:
             top = scores.top[: request.logprobs]
             request.token_logprobs.append(scores._replace(top=top))
 
-    def _append_prompt_score(
-        self, request: Request, token: int, scores: TokenLogprob
-    ) -> list[Event]:
-        if token == INVALID_TOKEN:
-            return [self.finish(request, "error", _non_finite(request))]
-        top = scores.top[: request.prompt_logprobs]
-        request.prompt_token_logprobs.append(scores._replace(top=top))
-        return []
+    def _add_prompt_logprobs(
+        self, chunk: Chunk, scores: Sequence[TokenLogprob]
+    ) -> Event | None:
+        """Add what a request lacks: a restarted one has some; returns its last event.
+
+        The event of a request that ends because its logits are not finite.
+        """
+        request = chunk.request
+        known = request.prompt_token_logprobs
+        for scored in scores[max(len(known) - chunk.start - 1, 0) :]:
+            if isnan(scored.logprob):
+                return self.finish(request, "error", _non_finite(request))
+            top = scored.top[: request.prompt_logprobs]
+            known.append(scored._replace(top=top))
+        return None
 
     def _append(self, request: Request, token: int) -> Event:
         if token == INVALID_TOKEN:

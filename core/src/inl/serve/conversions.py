@@ -74,6 +74,7 @@ class Conversions:
             post("/tokenize", self.tokenize),
             post("/detokenize", self.detokenize),
             post("/v1/messages/count_tokens", self.count_tokens),
+            Route("/tokenizer_info", self.tokenizer_info, methods=["GET"]),
         ]
 
     async def tokenize(self, request: Request) -> Response:
@@ -93,6 +94,14 @@ class Conversions:
         async with self._calls.admitted(request) as (_, body):
             model, conversation = await decoded(body, _counted_of)
             return await self._convert(model, _counted, conversation)
+
+    async def tokenizer_info(self, request: Request) -> Response:
+        """Return special tokens and chat template of the model of the query."""
+        async with self._models.find(
+            request.query_params.get("model")
+        ).lease() as model:
+            body = await self._calls.run(lambda: encode(_tokenizer_info(model)))
+        return Response(body, media_type="application/json")
 
     async def _convert(
         self, name: str | None, work: Callable[[ServedModel, Any], Any], fields: Any
@@ -147,6 +156,23 @@ def _detokenized(model: ServedModel, fields: DetokenizeRequest) -> dict[str, Any
             text = f"tokens[{at}]: found {token}, which is no token of the model"
             raise ApiError(400, text, param="tokens")
     return {"prompt": tokenizer.decode(fields.tokens, False)}
+
+
+def _tokenizer_info(model: ServedModel) -> dict[str, Any]:
+    """Describe the tokenizer with the fields of ``tokenizer_config.json``."""
+    engine = model.engine
+    tokenizer, template = engine.tokenizer, engine.chat_template
+    end = tokenizer.eos_token or None
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "vocab_size": tokenizer.vocab_size,
+        "model_max_length": engine.context,
+        "bos_token": tokenizer.bos_token or None,
+        "eos_token": end,
+        # Batches are not padded; programs that pad need a name.
+        "pad_token": end,
+        "chat_template": template and template.source,
+    }
 
 
 def _counted_of(body: bytes) -> tuple[str | None, Conversation]:

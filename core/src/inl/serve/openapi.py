@@ -43,6 +43,7 @@ GETS = {
     "/health": "Return 200 while the process runs.",
     "/ready": "Return 200 if the next request would be answered.",
     "/version": "Return the version.",
+    "/tokenizer_info": "Return special tokens and chat template of a model.",
     "/load": "Return open requests and the use of the cache.",
     "/metrics": "Return Prometheus metrics.",
 }

@@ -8,6 +8,7 @@ from typing import Any
 from inl.bounded_json import parse_json
 from inl.engine.answers.forced_call import ANY_OBJECT
 from inl.errors import RequestError
+from inl.guidance.closed_schemas import close_objects
 from inl.guidance.structural_tags import read_tag
 from inl.serve.api_error import unsupported
 
@@ -37,6 +38,8 @@ def structure_of(
         schema = named.get("schema") if isinstance(named, Mapping) else None
         if not isinstance(schema, Mapping | bool):
             raise unsupported("response_format", "needs json_schema.schema")
+        if isinstance(named, Mapping) and named.get("strict") is True:
+            schema = _closed(schema, "response_format")
         return {"json_schema": schema}
     if kind == "structural_tag":
         return structural_tag(response_format, "response_format")
@@ -45,6 +48,13 @@ def structure_of(
         f"found type {kind!r:.40}, accepts text, json_object, json_schema and "
         "structural_tag",
     )
+
+
+def _closed(schema: Any, field: str) -> Any:
+    try:
+        return close_objects(schema)
+    except RequestError as error:
+        raise unsupported(field, str(error)) from error
 
 
 def _outputs(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -53,6 +53,7 @@ from inl.spec.message_header import INT32 as INT32
 from inl.spec.message_header import MASKED as MASKED
 from inl.spec.message_header import POOLED as POOLED
 from inl.spec.message_header import RELEASE as RELEASE
+from inl.spec.message_header import SCORED as SCORED
 from inl.spec.message_header import STEP as STEP
 from inl.spec.message_header import STEP_NUMBERS as STEP_NUMBERS
 from inl.spec.message_header import TOKEN_BIAS as TOKEN_BIAS

@@ -33,6 +33,10 @@ POOLED = 4
 """Flag of a step: nothing is sampled, and the reply has the hidden states of the rows'
 last tokens. Without other flags and decoding rows, and with one token per row."""
 
+SCORED = 8
+"""Flag of a step: nothing is sampled, and the reply has the scores of the token after
+each one that it computes, of a "sample_filtered" bucket. As ``POOLED`` otherwise."""
+
 
 class Header(NamedTuple):
     """The first words of a frame. Only steps use the words after ``kind``."""
@@ -93,7 +97,7 @@ def _check_step(head: Header) -> None:
     valid = (
         0 <= head.sampler < len(SAMPLERS)
         and (not head.repeat or _repeats(head))
-        and (not head.flags & POOLED or _pools(head))
+        and (not head.flags & (POOLED | SCORED) or _samples_nothing(head))
         and min(head.tokens, head.rows, head.tokens_per_row) >= 1
         and 0 <= head.decode_rows <= head.used_rows <= head.rows
         and 0 <= head.used_tokens <= head.tokens
@@ -114,10 +118,12 @@ def _repeats(head: Header) -> bool:
     )
 
 
-def _pools(head: Header) -> bool:
-    """Whether a step may return hidden states."""
+def _samples_nothing(head: Header) -> bool:
+    """Whether a step may return hidden states, or scores of its own tokens."""
     single = head.tokens_per_row == 1 and not head.repeat
-    return head.flags == POOLED and single and not head.decode_rows
+    filtered = head.sampler == SAMPLERS.index("sample_filtered")
+    alone = head.flags == POOLED or (head.flags == SCORED and filtered)
+    return alone and single and not head.decode_rows
 
 
 def _step_error(head: Header) -> ProtocolError:
@@ -132,8 +138,11 @@ def _step_error(head: Header) -> ProtocolError:
     if head.repeat and not _repeats(head):
         accepted = "0, or 2 and more with one token per row, decoding, without flags"
         return _error("repeat", head.repeat, accepted)
-    if head.flags & POOLED and not _pools(head):
-        accepted = f"{POOLED} alone, with one token per row and no decoding rows"
+    if head.flags & (POOLED | SCORED) and not _samples_nothing(head):
+        accepted = (
+            f"{POOLED}, or {SCORED} of a sample_filtered step, alone, with one token "
+            "per row and no decoding rows"
+        )
         return _error("flags", head.flags, accepted)
     names = ", ".join(SAMPLERS)
     return _error("sampler", head.sampler, f"0 to {len(SAMPLERS) - 1} ({names})")

@@ -14,6 +14,7 @@ PROGRAMS = {
     "advance_embedded": "(weights, message, embedded, state) -> (tokens, state)",
     "logits_embedded": "(weights, message, embedded, state) -> (logits, step, state)",
     "pool": "(weights, message, state) -> (hidden, state)",
+    "score": "(weights, message, state) -> (scores, state)",
     "masked": "(logits, masks, step, state) -> (tokens, state)",
     "draft": "(weights, message, hidden, state) -> (tokens, hidden, state)",
     "admit": "(messages, state) -> (state,)",
@@ -24,7 +25,9 @@ does so several times, see :class:`~inl.backend.base.DeviceLoops`; "logits" and 
 do so in two calls, for steps whose allowed tokens the host computes in between; the
 "embedded" ones are those of steps with embeddings in place of some tokens; "pool"
 computes the hidden states [R, H] of the rows' last tokens, which a head multiplies by
-the vocabulary; "draft" computes a step of a draft head from hidden states, of any
+the vocabulary; "score" computes the :class:`~inl.spec.step.Scores` of given tokens,
+one after each token of the step, whose message :func:`inl.spec.scored_tokens.with_next`
+has extended; "draft" computes a step of a draft head from hidden states, of any
 shapes (its bucket is ``None``); "admit" applies admissions and releases, int32 [n,
 words]. The programs that compute a model with taps, for a draft head, return the hidden
 states [T, taps * H] before the state."""

@@ -51,10 +51,21 @@ from inl.protocol.runner import (
     Reply,
     StepInFlight,
     pooled_reply,
+    scored_reply,
 )
 from inl.protocol.slot_decoder import read_admission, read_token_biases
 from inl.scheduling.sampling_params import rank
-from inl.spec.message import ADMIT, DRAFT, MASKED, POOLED, STEP, TOKEN_BIAS, Header
+from inl.spec.message import (
+    ADMIT,
+    DRAFT,
+    MASKED,
+    POOLED,
+    SCORED,
+    STEP,
+    TOKEN_BIAS,
+    Header,
+)
+from inl.spec.scored_tokens import next_tokens
 from inl.spec.step import NO_TOKEN
 from inl.spec.uniforms import mix
 from inl.testing.hash_cells import (
@@ -153,6 +164,12 @@ class HashRunner(PipelinedRunner):
         tokens = np.full((head.rows, bucket.reply_width), NO_TOKEN, np.int32)
         samples, masked = np.zeros(bucket.samples, np.int32), head.flags & MASKED
         step = StepTasks(head.step, bucket, tokens, samples, bool(masked))
+        if head.flags & SCORED:
+            limits = self.limits
+            step.scored = next_tokens(
+                message, groups=limits.groups, block_size=limits.block_size,
+                vocab=limits.vocab,
+            )  # fmt: skip
         if head.flags & POOLED:
             step.hidden = np.zeros((head.rows, HIDDEN), np.float32)
         for index, row in enumerate(rows):
@@ -227,6 +244,8 @@ class HashRunner(PipelinedRunner):
             if step.hidden is not None:
                 total = self.cells.total(task.tables, state.cached)
                 step.hidden[task.index] = hidden_row(total)
+                return
+            if step.scored is not None:
                 return
             if task.decodes:
                 state.counts[ids[0]] += 2
@@ -304,6 +323,9 @@ class HashRunner(PipelinedRunner):
                 self._compute(task)
         if step.hidden is not None:
             return pooled_reply(flight.head.step, step.hidden)
+        if step.scored is not None:
+            found = scores(step.scored, self.limits.vocab)
+            return scored_reply(flight.head.step, flight.head.rows, found)
         if step.bucket.sampler != "sample_filtered":
             return Reply(flight.head.step, step.tokens)
         scored = scores(step.samples, self.limits.vocab)

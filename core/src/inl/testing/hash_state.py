@@ -108,4 +108,6 @@ class StepTasks:
     masks: IntArray | None = None
     hidden: NDArray[np.float32] | None = None
     """[R, H] of a pooled step, set row by row."""
+    scored: IntArray | None = None
+    """[T] tokens after those of a scored step."""
     rows: list[RowTask] = field(default_factory=list)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from inl.spec.message import POOLED, BlockTableUpdate, release_frame
-from inl.testing.check import Check, Measure, equal, require, worst
+from inl.spec.message import POOLED, SCORED, BlockTableUpdate, release_frame
+from inl.spec.scored_tokens import as_uniform
+from inl.testing.check import Check, CheckFailed, Measure, equal, require, worst
 from inl.testing.consumption_checks import consumed
 from inl.testing.kv_dtype_checks import kv_dtype_checks
 from inl.testing.near_tie import BOUNDS
@@ -39,6 +40,7 @@ def runner_checks(target: Target) -> Iterator[Check]:
     checks: dict[str, Callable[[Tiny], Measure | None]] = {
         "logits": _logits,
         "pooled": _pooled,
+        "scored": _scored,
         "traffic": _traffic,
         "chunks": _chunks,
         "placement": _placement,
@@ -106,6 +108,55 @@ def _pooled(tiny: Tiny) -> Measure:
         error <= bound,
         f"hidden states of a tiny Llama in {tiny.dtype}: error {error:.3g} > "
         f"{bound:.3g} of their logits; seed {tiny.target.seed}",
+        Measure(error, bound),
+    )
+    return Measure(error, bound)
+
+
+def _scored(tiny: Tiny) -> Measure:
+    """Log-probabilities of the tokens of two prompts, one of which has two chunks.
+
+    They have at most twice the error that is accepted of logits: each is a difference.
+    """
+    with opened(tiny) as runner:
+        limits, blocks = runner.limits, first_blocks(runner, 20)
+        half = most_tokens(limits, 38) // 2
+        rows = most_rows(limits, 2)
+        prompts = [some_ids(tiny, half, row) for row in range(rows)]
+        for row in range(rows):
+            own = [block + row * len(blocks) for block in blocks]
+            runner.submit(admission(limits, row + 1, own))
+        found: list[list[float]] = [[] for _ in prompts]
+        cut = half // 2
+        steps = [[(0, 0, cut)], [(0, cut, half - 1), (1, 0, half - 1)][:rows]]
+        for step, chunks in enumerate(steps, start=1):
+            parts = [
+                (row + 1, prompts[row][start:stop], as_uniform(prompts[row][stop]))
+                for row, start, stop in chunks
+            ]
+            frame = one_step(
+                limits, parts, step=step, decoding=0, flags=SCORED,
+                sampler="sample_filtered",
+            )  # fmt: skip
+            runner.submit(frame)
+            scores = runner.collect().scores
+            if scores is None:
+                raise CheckFailed("the reply of a scored step has no scores")
+            values = iter(np.asarray(scores.chosen, np.float64).tolist())
+            for row, start, stop in chunks:
+                found[row] += [next(values) for _ in range(start, stop)]
+    error = bound = 0.0
+    for ids, values in zip(prompts, found, strict=True):
+        logits = np.asarray(tiny.logits(ids), np.float64)[:-1]
+        logs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+        expected = logs[np.arange(len(ids) - 1), list(ids)[1:]]
+        error = max(error, float(np.abs(expected - values).max()))
+        largest = float(np.abs(logits).max())
+        bound = max(bound, 8 * tiny.expected_error(ids) + 2e-6 * largest)
+    require(
+        error <= bound,
+        f"log-probabilities of a tiny Llama's prompts in {tiny.dtype}: error "
+        f"{error:.3g} > {bound:.3g}; seed {tiny.target.seed}",
         Measure(error, bound),
     )
     return Measure(error, bound)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from inl.guidance.closed_schemas import close_objects
 from inl.guidance.json_schemas import as_resource
 
 if TYPE_CHECKING:
@@ -25,9 +26,7 @@ def forced_call(
             "type": "object",
             "properties": {
                 markup.name_key: {"const": tool.name},
-                markup.arguments_key: as_resource(
-                    tool.parameters or ANY_OBJECT, f"tool/{at}"
-                ),
+                markup.arguments_key: as_resource(_parameters(tool), f"tool/{at}"),
             },
             "required": [markup.name_key, markup.arguments_key],
             "additionalProperties": False,
@@ -36,3 +35,8 @@ def forced_call(
     ]
     schema = calls[0] if len(calls) == 1 else {"anyOf": calls}
     return {"json_schema": schema}
+
+
+def _parameters(tool: Tool) -> Any:
+    parameters = tool.parameters or ANY_OBJECT
+    return close_objects(parameters) if tool.strict else parameters

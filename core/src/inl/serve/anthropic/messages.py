@@ -118,7 +118,7 @@ def _format_of(config: dict[str, Any] | None) -> dict[str, Any] | None:
         return None
     if not isinstance(given, dict) or given.get("type") != "json_schema":
         raise unsupported("output_config.format", f"found {given!r:.80}")
-    schema = {"name": "output", "schema": given.get("schema")}
+    schema = {"name": "output", "strict": True, "schema": given.get("schema")}
     return {"type": "json_schema", "json_schema": schema}
 
 

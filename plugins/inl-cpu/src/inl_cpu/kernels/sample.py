@@ -91,6 +91,10 @@ def count_fed(fed: Any, arrays: list[Any], token_counts: Any) -> None:
     token_counts[slots[:decode_rows], fed[:decode_rows]] += 2
 
 
+PART = 64
+"""Logits of which one maximum is taken, to find the most likely tokens."""
+
+
 def score(emitter: CommandEmitter, logits: Any, tokens: Any) -> Scores:
     shapes = catalog()["score"].shapes
     assert shapes is not None, "score is a primitive"
@@ -102,13 +106,14 @@ def score(emitter: CommandEmitter, logits: Any, tokens: Any) -> Scores:
 
 def _score(logits: Any, tokens: Any, targets: list[Any]) -> None:
     # A row with invalid logits has token -1, and the scores of its last token.
-    with np.errstate(invalid="ignore"):
-        shifted = logits - logits.max(-1, keepdims=True)
-        logs = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
-    for row, values in enumerate(logits):
-        targets[1][row] = top_tokens(values, targets[1].shape[1])
-    targets[0][:] = np.take_along_axis(logs, tokens[:, None], -1)[:, 0]
-    targets[2][:] = np.take_along_axis(logs, targets[1], -1)
+    # Row by row: a row fits the cache, and a prompt's logits are many megabytes.
+    for row, (values, token) in enumerate(zip(logits, tokens.tolist(), strict=True)):
+        ids = targets[1][row] = top_tokens(values, targets[1].shape[1])
+        with np.errstate(invalid="ignore"):
+            largest = values.max()
+            total = np.log(np.exp(values - largest).sum())
+            targets[0][row] = values[token] - largest - total
+            targets[2][row] = values[ids] - largest - total
 
 
 def top_tokens(values: Any, count: int = TOP) -> Any:
@@ -118,11 +123,15 @@ def top_tokens(values: Any, count: int = TOP) -> Any:
     """
     if count >= values.shape[0] or np.isnan(values.max()):
         return np.argsort(-values, kind="stable")[:count]
-    threshold = np.partition(values, -count)[-count]
-    above = np.flatnonzero(values > threshold)
-    equal = np.flatnonzero(values == threshold)[: count - len(above)]
-    ids = np.sort(np.concatenate([above, equal]))
-    return ids[np.argsort(-values[ids], kind="stable")]
+    # The largest values of `count` parts are no more than the largest `count` values.
+    parts, whole = values.shape[0] // PART, values.shape[0] // PART * PART
+    if parts >= count:
+        most = values[:whole].reshape(PART, parts).max(0)
+        likely = np.flatnonzero(values >= np.partition(most, -count)[-count])
+    else:
+        likely = np.arange(values.shape[0])
+    ids = likely[np.argsort(-values[likely], kind="stable")]
+    return ids[:count]
 
 
 def kernels(emitter: CommandEmitter) -> Iterable[Kernel]:
