@@ -85,5 +85,5 @@ def describe_plugin(site):
     folder.mkdir(exist_ok=True)
     text = "Metadata-Version: 2.1\nName: inl-cpu\nVersion: {version}\n"
     (folder / "METADATA").write_text(text.format_map(project))
-    ((name, module),) = project["entry-points"]["inl.v1"].items()
-    (folder / "entry_points.txt").write_text(f"[inl.v1]\n{name} = {module}\n")
+    ((name, module),) = project["entry-points"]["inl.v2"].items()
+    (folder / "entry_points.txt").write_text(f"[inl.v2]\n{name} = {module}\n")

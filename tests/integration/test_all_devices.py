@@ -31,7 +31,7 @@ def listed():
 
 
 def test_each_type_has_one_line(listed):
-    assert len(entry_points(group="inl.v1")) >= len(TYPES)
+    assert len(entry_points(group="inl.v2")) >= len(TYPES)
     # GPUs that are found have a line each.
     kinds = {line.split()[0].partition(":")[0] for line in listed[0]}
     assert kinds >= {*TYPES, "reference"}

@@ -5,7 +5,7 @@ from importlib.metadata import distributions
 
 import pytest
 
-from inl.plugin import load_registry
+from inl.plugin import GROUP, load_registry
 
 HEADER = "from inl.plugin import hookimpl\n"
 
@@ -27,7 +27,7 @@ class Site:
     def module(self, name, source):
         (self.path / f"{name}.py").write_text(source)
 
-    def add(self, dist, source, *, entry=None, group="inl.v1", version="1.0"):
+    def add(self, dist, source, *, entry=None, group=GROUP, version="1.0"):
         """Install ``dist``; its entry point ``entry`` names a module of ``source``."""
         module = f"{dist.replace('-', '_')}_entry"
         self.module(module, source)

@@ -8,7 +8,7 @@ from inl.cli.devices import device_rows
 from inl.device import DeviceType
 from inl.errors import BackendUnavailable
 from inl.install_command import install_command, pip_command
-from inl.plugin import device_selection, make_backend
+from inl.plugin import FEATURES, device_selection, make_backend
 
 BACKENDS = """
 from inl.plugin import hookimpl
@@ -44,16 +44,16 @@ BAD = {
     ),
     "raises in a hook": (backends("raise KeyError('x')"), "KeyError: 'x'"),
     "exits in a hook": (backends("exit('bye')"), "SystemExit: bye"),
-    "implements nothing": ("x = 1", "implements no hook of inl.v1; known: inl_regis"),
+    "implements nothing": ("x = 1", "implements no hook of inl.v2; known: inl_regis"),
     "misspells a hook": (
         "from inl.plugin import hookimpl\n"
         "@hookimpl\ndef inl_register_backend(register): pass",
-        "inl_register_backend is not a hook of inl.v1; known: inl_register_backends",
+        "inl_register_backend is not a hook of inl.v2; known: inl_register_backends",
     ),
     "misspells by specname": (
         "from inl.plugin import hookimpl\n"
         "@hookimpl(specname='inl_backends')\ndef f(register): pass",
-        "inl_backends is not a hook of inl.v1",
+        "inl_backends is not a hook of inl.v2",
     ),
     "forgets the marker": (
         "def inl_register_backends(register): pass",
@@ -116,10 +116,6 @@ BAD = {
     "fails in its kernels": (KERNELS.format(body="1 / 0"), "ZeroDivisionError"),
     "has an odd contract": ("INL_CONTRACT = '1.0'", "INL_CONTRACT: found '1.0', accep"),
     "has odd features": ("INL_FEATURES = 'fast'", "INL_FEATURES: found 'fast', accept"),
-    "contradicts its group": (
-        "INL_CONTRACT = (2, 0)",
-        "INL_CONTRACT: found (2, 0), but the entry point is in group inl.v1",
-    ),
 }
 
 
@@ -137,42 +133,88 @@ def test_a_broken_plugin_is_a_row(good, row_of, case):
     assert set(known.types) == {"good", "reference"}
 
 
+SERVED = "this core serves 2.0 and 1.0 to 1.2"
+UPGRADE = "; try: " + install_command("inl-core", options="-U")
+MOVE = (
+    "INL_CONTRACT is {}, but the entry point is in group {}, of contract {}; move it "
+    "to group {}"
+)
 UNSUPPORTED = {
-    "a newer minor": (
-        "INL_CONTRACT = (1, 7)",
-        "needs contract 1.7, this core serves 1.2; try: "
-        + install_command("inl-core", options="-U"),
+    "a newer minor": ("inl.v2", (2, 9), f"needs contract 2.9, {SERVED}{UPGRADE}"),
+    "a newer major": ("inl.v2", (3, 0), f"needs contract 3.0, {SERVED}{UPGRADE}"),
+    "an unknown minor of 1": (
+        "inl.v1", (1, 7), f"needs contract 1.7, {SERVED}{UPGRADE}",
     ),
-    "an unknown feature": (
-        "INL_FEATURES = {'warp', 'beam'}",
-        "needs beam, warp; this core has no features in contract 1.2; try: ",
+    "one before the first": ("inl.v1", (0, 3), f"needs contract 0.3, {SERVED}"),
+    "the next major in the group of 1": (
+        "inl.v1", (2, 0), MOVE.format((2, 0), "inl.v1", 1, "inl.v2"),
     ),
-}
+    "the former major in the group of 2": (
+        "inl.v2", (1, 1), MOVE.format((1, 1), "inl.v2", 2, "inl.v1"),
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", UNSUPPORTED)
-def test_a_newer_plugin_is_unsupported(good, row_of, case):
-    source, sentence = UNSUPPORTED[case]
-    good.add("zzz", source)
+def test_a_contract_that_is_not_served_is_unsupported(good, row_of, case):
+    group, contract, sentence = UNSUPPORTED[case]
+    good.add("zzz", f"INL_CONTRACT = {contract}", group=group)
+    row = row_of(good.load(), "zzz")
+    assert (row.status, row.detail) == ("unsupported", sentence)
+
+
+def test_a_module_by_name_has_the_contract_that_it_says(good, row_of):
+    good.module("newer", f"{GOOD_NPU}\nINL_CONTRACT = (3, 0)")
+    good.module("older", f"{GOOD_NPU}\nINL_CONTRACT = (1, 1)")
+    known = good.load("newer", "older")
+    assert row_of(known, "newer").status == "unsupported"
+    row = row_of(known, "older")
+    assert (row.status, row.detail) == (
+        "ready", "contract 1.1, through the adapter; 1 device",
+    )  # fmt: skip
+
+
+GOOD_NPU = backends("register('npu', 'inl.backend.reference:ReferenceBackend')")
+
+
+def test_an_unknown_feature_is_unsupported(good, row_of):
+    good.add("zzz", "INL_FEATURES = {'warp', 'beam'}")
     row = row_of(good.load(), "zzz")
     assert row.status == "unsupported"
-    assert row.detail.startswith(sentence)
+    assert row.detail == (
+        f"needs beam, warp; this core has {', '.join(sorted(FEATURES))} in contract "
+        f"2.0{UPGRADE}"
+    )
 
 
-@pytest.mark.parametrize(("group", "major"), [("inl.v0", "0"), ("inl.v2", "2")])
-def test_another_major_is_a_row_and_is_not_imported(good, row_of, group, major):
+def test_a_plugin_may_require_every_feature_of_the_core(good, row_of):
+    good.add("zzz", f"{GOOD_NPU}\nINL_FEATURES = {set(FEATURES)}")
+    assert row_of(good.load(), "zzz").status == "ready"
+
+
+@pytest.mark.parametrize(
+    ("group", "sentence"),
+    [
+        ("inl.v0", f"needs contract 0, {SERVED}"),
+        ("inl.v3", f"needs contract 3, {SERVED}{UPGRADE}"),
+    ],
+)
+def test_another_major_is_a_row_and_is_not_imported(good, row_of, group, sentence):
     good.add("zzz", "raise AssertionError('imported')", group=group)
     row = row_of(good.load(), "zzz")
-    assert row.status == "unsupported"
-    assert row.detail == f"needs contract {major}, this core serves 1"
+    assert (row.status, row.detail) == ("unsupported", sentence)
 
 
-def test_a_plugin_that_serves_two_majors_has_one_row(site, row_of):
-    module = site.add("zzz", "from inl.plugin import hookimpl")
+def test_a_plugin_that_serves_several_majors_is_the_newest_served(site, row_of):
+    module = site.add("zzz", GOOD_NPU)
     (info,) = site.path.glob("zzz-*.dist-info")
-    lines = f"[inl.v1]\nnpu = {module}\n[inl.v2]\nnpu = {module}\n"
+    groups = "inl.v0", "inl.v1", "inl.v2", "inl.v3"
+    lines = "".join(f"[{group}]\nnpu = {module}\n" for group in groups)
     (info / "entry_points.txt").write_text(lines)
-    assert "implements no hook" in row_of(site.load(), "npu").detail
+    assert row_of(site.load(), "npu").detail == "1 device"
+    (info / "entry_points.txt").write_text(lines.replace("v2]", "v4]"))
+    detail = row_of(site.load(), "npu").detail
+    assert detail == "contract 1.2, through the adapter; 1 device"
 
 
 HANGS = """

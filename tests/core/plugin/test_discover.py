@@ -43,7 +43,7 @@ def test_a_module_named_both_ways_is_one_row(site):
 
 
 def test_a_module_of_an_unsupported_entry_point_may_be_named(site):
-    module = site.add("npu", SOUND, group="inl.v2")
+    module = site.add("npu", SOUND, group="inl.v3")
     rows = site.load(module).plugins[1:]
     assert [row.status for row in rows] == ["unsupported", "ready"]
 
@@ -57,7 +57,7 @@ def test_an_entry_point_may_name_an_object(site, row_of):
         "    def inl_register_backends(self, register): register('npu', 'm:C')\n"
         "plugin = Holder()\n",
     )
-    site.metadata("npu", "[inl.v1]\nnpu = holder:plugin\n")
+    site.metadata("npu", "[inl.v2]\nnpu = holder:plugin\n")
     assert row_of(site.load(), "npu").status == "ready"
 
 
@@ -114,7 +114,7 @@ def test_distributions_are_read_again_after_an_installation(site, monkeypatch):
 
 def test_one_damaged_list_does_not_hide_the_others(site, row_of):
     site.add("npu", SOUND)
-    site.metadata("inl-hurt", "[inl.v1]\nthis line has no equals sign\n")
+    site.metadata("inl-hurt", "[inl.v2]\nthis line has no equals sign\n")
     with pytest.raises(TypeError):
         metadata.entry_points()  # fails as a whole, so lists are read one by one
     known = load_registry(modules=())
@@ -130,7 +130,7 @@ def test_damaged_lists_of_other_packages_are_ignored(site):
 
 
 def test_a_bad_entry_point_value_is_broken(site, row_of):
-    site.metadata("npu", "[inl.v1]\nnpu = not a module\n")
+    site.metadata("npu", "[inl.v2]\nnpu = not a module\n")
     row = row_of(site.load(), "npu")
     assert row.detail.startswith("entry point 'npu': found 'not a module', accepted:")
 

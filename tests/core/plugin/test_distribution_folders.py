@@ -33,8 +33,8 @@ def test_everything_installed_here_is_found():
 def test_lists_are_read_as_the_standard_library_reads_them(site):
     site.metadata(
         "npu",
-        "# a comment\n[console_scripts]\nx = y:z\n\n[inl.v1]\n  npu = npu_entry\n"
-        "other=npu_entry:plugin = odd\n[inl.v2]\nnpu = npu_next\n",
+        "# a comment\n[console_scripts]\nx = y:z\n\n[inl.v2]\n  npu = npu_entry\n"
+        "other=npu_entry:plugin = odd\n[inl.v1]\nnpu = npu_next\n",
         "1.2+local",
     )
     site.metadata("tool", "[console_scripts]\ntool = tool:main\n")
@@ -48,12 +48,12 @@ def test_lists_are_read_as_the_standard_library_reads_them(site):
 
 def test_the_first_distribution_of_a_name_counts(site, tmp_path, monkeypatch):
     """Also where it is written in another way, or has no entry point."""
-    site.metadata("two-names", "[inl.v1]\nold = old_entry\n")
-    site.metadata("hidden", "[inl.v1]\nhidden = hidden_entry\n")
+    site.metadata("two-names", "[inl.v2]\nold = old_entry\n")
+    site.metadata("hidden", "[inl.v2]\nhidden = hidden_entry\n")
     later = type(site)(tmp_path / "earlier")
     later.path.mkdir()
     monkeypatch.syspath_prepend(later.path)
-    later.metadata("Two.Names", "[inl.v1]\nnew = new_entry\n")
+    later.metadata("Two.Names", "[inl.v2]\nnew = new_entry\n")
     later.metadata("hidden", "[console_scripts]\n")
     names = {origin.name for origin in found()}
     assert "new" in names
@@ -65,13 +65,13 @@ def test_an_egg_info_folder_is_a_distribution(site):
     info = site.path / "npu.egg-info"
     info.mkdir()
     (info / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: npu\nVersion: 3\n")
-    (info / "entry_points.txt").write_text("[inl.v1]\nnpu = npu_entry\n")
+    (info / "entry_points.txt").write_text("[inl.v2]\nnpu = npu_entry\n")
     assert "npu 3" in [origin.package for origin in found()]
     assert found() == expected()
 
 
 @pytest.mark.parametrize(
-    "text", ["[inl.v1]\nno equals sign\n", "x = y\n[inl.v1]\na = b\n"]
+    "text", ["[inl.v2]\nno equals sign\n", "x = y\n[inl.v2]\na = b\n"]
 )
 def test_a_damaged_list_is_left_to_the_standard_library(site, text):
     site.metadata("hurt", text)
@@ -80,7 +80,7 @@ def test_a_damaged_list_is_left_to_the_standard_library(site, text):
 
 
 def test_a_distribution_without_a_name_is_too(site):
-    site.metadata("hurt", "[inl.v1]\na = b\n")
+    site.metadata("hurt", "[inl.v2]\na = b\n")
     (site.path / "hurt-1.0.dist-info" / "METADATA").write_text("Version: 1\n")
     with pytest.raises(NotFolders):
         found()
@@ -89,7 +89,7 @@ def test_a_distribution_without_a_name_is_too(site):
 def test_other_places_are_too(site, monkeypatch):
     archive = site.path / "packed.zip"
     with zipfile.ZipFile(archive, "w") as file:
-        file.writestr("npu-1.0.dist-info/entry_points.txt", "[inl.v1]\nnpu = m\n")
+        file.writestr("npu-1.0.dist-info/entry_points.txt", "[inl.v2]\nnpu = m\n")
     egg = site.path / "npu.egg"
     egg.mkdir()
     for place in (archive, egg):

@@ -1,4 +1,4 @@
-"""Compiles programs on a backend, with or without the parameter ``info``."""
+"""Compiles programs on a backend."""
 
 from __future__ import annotations
 
@@ -30,9 +30,8 @@ def info_of(
 def compile_program(
     backend: Backend, function: Program, info: ProgramInfo
 ) -> Callable[..., Any]:
-    """Compile a function; contract 1.1 has no parameter ``info``."""
-    more = {"info": info} if takes_info(backend.compile) else {}
-    return backend.compile(function, info.bucket, consumes=info.consumes, **more)
+    """Compile a function to the program that ``info`` describes."""
+    return backend.compile(function, info.bucket, consumes=info.consumes, info=info)
 
 
 def takes_info(function: Callable[..., Any]) -> bool:

@@ -143,7 +143,7 @@ def _show(target: Target, results: Sequence[Result], seconds: float) -> None:
     gaps = sum(result.status == "gap" for result in results)
     known = f" but for {gaps} known gaps" if gaps else ""
     if not target.only:
-        print(_invariance(target, results))
+        print(_left_out(target) + _invariance(target, results))
     if failures:
         print(
             f"{target.device} fails {len(failures)} of {len(results)} checks in "
@@ -155,6 +155,19 @@ def _show(target: Target, results: Sequence[Result], seconds: float) -> None:
             f"{seconds:.1f} s "
             f"({', '.join(target.dtypes)}; seed {target.seed})"
         )
+
+
+def _left_out(target: Target) -> str:
+    """Return a line for each reason why ops are left out; empty if none are."""
+    from inl.testing.optional_ops import left_out
+
+    reasons: dict[str, list[str]] = {}
+    for name, reason in sorted(left_out(target).items()):
+        reasons.setdefault(reason, []).append(name)
+    return "".join(
+        f"left out: {', '.join(names)} ({reason})\n"
+        for reason, names in reasons.items()
+    )
 
 
 def _invariance(target: Target, results: Sequence[Result]) -> str:

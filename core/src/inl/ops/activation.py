@@ -42,7 +42,7 @@ def _cases(rng: np.random.Generator) -> Iterable[Case]:
         yield Case(f"{kind}/edges", (edge,), {"kind": kind})
 
 
-@op(shapes=_shapes, cases=_cases, flops=lambda x, **_: 8 * elements(x))
+@op(shapes=_shapes, cases=_cases, flops=lambda x, **_: 8 * elements(x), since=(1, 2))
 def activate(x: Array, *, kind: str) -> Array:
     """Activation of each element of ``x``, in float32.
 

@@ -57,7 +57,7 @@ def _gated_flops(
     return products + activation_flops(inner, activation=activation)
 
 
-@op(cases=_cases, weights=Linear, flops=_flops, layout_opaque=True)
+@op(cases=_cases, weights=Linear, flops=_flops, layout_opaque=True, since=(1, 2))
 def adapted_linear(
     ops: Ops, x: Array, w: Linear, loras: Lora, selected: Array, *, rank: int
 ) -> Array:
@@ -68,7 +68,7 @@ def adapted_linear(
     return ops.lora(ops.linear(x, w), x, loras, selected, rank=rank)
 
 
-@op(cases=_qkv_cases, weights=QkvLinear, flops=_flops, layout_opaque=True)
+@op(cases=_qkv_cases, weights=QkvLinear, flops=_flops, layout_opaque=True, since=(1, 2))
 def adapted_qkv_linear(
     ops: Ops, x: Array, w: QkvLinear, loras: QkvLora, selected: Array, *, rank: int
 ) -> tuple[Array, Array, Array]:
@@ -80,7 +80,7 @@ def adapted_qkv_linear(
     return ops.qkv_lora(*results, x, loras, selected, rank=rank)
 
 
-@op(cases=_gated_cases, weights=GatedLora, flops=_gated_flops)
+@op(cases=_gated_cases, weights=GatedLora, flops=_gated_flops, since=(1, 2))
 def adapted_gate_up(
     ops: Ops,
     x: Array,

@@ -42,7 +42,7 @@ def _row_cases(rng: np.random.Generator) -> Iterable[Case]:
             yield Case(f"{name}/{chunk}", (step,), {"chunk": chunk, "block_size": 4})
 
 
-@op(shapes=_row_shapes, cases=_row_cases, rounds=False)
+@op(shapes=_row_shapes, cases=_row_cases, rounds=False, since=(1, 2))
 def chunk_rows(step: Step, *, chunk: int, block_size: int) -> Step:
     """Return a step for attention whose rows are tokens that see their chunk only.
 
@@ -83,6 +83,7 @@ def _temper_cases(rng: np.random.Generator) -> Iterable[Case]:
     shapes=lambda q, _positions, **_: Spec(q.shape, q.dtype),
     cases=_temper_cases,
     flops=lambda q, _positions, **_: elements(q),
+    since=(1, 2),
 )
 def temper_queries(q: Array, positions: Array, *, floor: int, gain: float) -> Array:
     """Scale queries [T, heads, d] by ``1 + gain * log(1 + floor((p + 1) / floor))``.

@@ -203,6 +203,7 @@ def _rotated_traffic(
     consumes=("cache",),
     flops=_rotated_flops,
     traffic=_rotated_traffic,
+    since=(1, 2),
 )
 def rope_attend(
     ops: Ops,

@@ -89,7 +89,7 @@ def _cases(rng: np.random.Generator, sizes: Sizes = SIZES) -> Iterable[Case]:
                 yield Case(f"{name}/bias", (logits, ExpertBias(bias)), attrs)
 
 
-@op(shapes=_shapes, cases=_cases, weights=ExpertBias, rounds=False)
+@op(shapes=_shapes, cases=_cases, weights=ExpertBias, rounds=False, since=(1, 2))
 def group_route(
     logits: Array,
     w: ExpertBias,

@@ -41,6 +41,7 @@ def _shapes(x: Spec, w: Any, *, transposed: bool) -> Spec:
     cases=_cases,
     weights=HeadLinear,
     flops=lambda x, w, **_: 2 * x.shape[0] * elements(w.weight),
+    since=(1, 2),
 )
 def head_linear(x: Array, w: HeadLinear, *, transposed: bool) -> Array:
     """Multiply each head of ``x`` with a matrix [N, K] of its own.
@@ -66,6 +67,7 @@ def _join_cases(rng: np.random.Generator) -> Iterable[Case]:
 @op(
     shapes=lambda a, b: Spec((*a.shape[:-1], a.shape[-1] + b.shape[-1]), a.dtype),
     cases=_join_cases,
+    since=(1, 2),
 )
 def join_lanes(a: Array, b: Array) -> Array:
     """Concatenate ``a`` [T, heads, N] and ``b`` [T, heads, M]: [T, heads, N + M]."""

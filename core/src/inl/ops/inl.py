@@ -108,6 +108,7 @@ def _controlled_shapes(
     shapes=_shapes,
     cases=cases.dynamics_cases,
     flops=lambda x, *_, **__: 7 * elements(x),
+    used_by="INL models and inl-toolkit",
 )
 def inl_dynamics(
     x: Array, v: Array, mu: Array, alpha: Array, beta: Array, gate: Array, *, dt: float
@@ -134,6 +135,7 @@ def coefficients(controller: Any, most_beta: float | None) -> tuple[Any, Any, An
     shapes=_controlled_shapes,
     cases=cases.step_cases,
     flops=lambda x, *_, **__: 20 * elements(x),
+    used_by="INL models and inl-toolkit",
 )
 def inl_dynamics_step(
     x: Array,
@@ -162,6 +164,7 @@ def inl_dynamics_step(
     shapes=_controlled_shapes,
     cases=cases.n_steps_cases,
     flops=lambda x, *_, n_steps, **__: (13 + 7 * n_steps) * elements(x),
+    used_by="INL models and inl-toolkit",
 )
 def inl_dynamics_n_steps(
     x: Array,

@@ -116,7 +116,7 @@ def _gated_flops(
     return product_flops(x, w) + added + activation_flops(gate, activation=activation)
 
 
-@op(cases=_cases, weights=Lora, flops=_flops, overwrites=("y",))
+@op(cases=_cases, weights=Lora, flops=_flops, overwrites=("y",), since=(1, 2))
 def lora(ops: Ops, y: Array, x: Array, w: Lora, selected: Array, *, rank: int) -> Array:
     """Add the adapters' terms to a linear layer: ``y + B(selected * A(x))``.
 
@@ -133,7 +133,13 @@ def lora(ops: Ops, y: Array, x: Array, w: Lora, selected: Array, *, rank: int) -
     return y + ops.linear(inner, Linear(w.b))
 
 
-@op(cases=_qkv_cases, weights=QkvLora, flops=_qkv_flops, overwrites=("q", "k", "v"))
+@op(
+    cases=_qkv_cases,
+    weights=QkvLora,
+    flops=_qkv_flops,
+    overwrites=("q", "k", "v"),
+    since=(1, 2),
+)
 def qkv_lora(
     ops: Ops,
     q: Array,
@@ -160,6 +166,7 @@ def qkv_lora(
 @op(
     cases=_gated_cases, weights=GatedLora, flops=_gated_flops,
     overwrites=("gate", "up"),
+    since=(1, 2),
 )  # fmt: skip
 def gated_lora(
     ops: Ops,

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     shapes=lambda ids, weights, **_: Spec(ids.shape, weights.dtype),
     cases=slot_cases,
     rounds=False,
+    used_by="inl-toolkit",
 )
 def drop_overflow(ids: Array, weights: Array, *, experts: int, capacity: int) -> Array:
     """Drop tokens beyond the ``capacity`` of each expert, in token order.
@@ -55,6 +56,7 @@ def _dispatch_traffic(
     weights=Experts,
     flops=_dispatch_flops,
     traffic=_dispatch_traffic,
+    used_by="inl-toolkit",
 )
 def moe_dispatch(
     ops: Ops, x: Array, logits: Array, w: Experts, *,
@@ -93,7 +95,7 @@ def _loss_shapes(logits: Spec, *, k: int) -> Spec:
     return Spec((), "float32")
 
 
-@op(shapes=_loss_shapes, cases=loss_cases, rounds=False)
+@op(shapes=_loss_shapes, cases=loss_cases, rounds=False, used_by="training")
 def load_balance_loss(logits: Array, *, k: int) -> Array:
     """Load-balancing loss of ``logits`` [T, E]: 1 if balanced, E at worst.
 

@@ -132,6 +132,7 @@ def _layer_norm_cases(rng: np.random.Generator) -> Iterable[Case]:
     cases=_layer_norm_cases,
     weights=LayerNorm,
     flops=lambda x, *_, **__: 7 * elements(x),
+    since=(1, 2),
 )
 def layer_norm(x: Array, w: LayerNorm, *, eps: float) -> Array:
     """``(x - mean(x)) / sqrt(var(x) + eps) * w.weight + w.bias`` over the last axis.

@@ -82,6 +82,7 @@ def _conv_cases(rng: np.random.Generator) -> Iterable[Case]:
     consumes=("table",),
     flops=lambda x, _table, _step, w: 2 * x.shape[0] * elements(w.weight),
     traffic=_traffic,
+    since=(1, 2),
 )
 def causal_conv(x: Array, table: Array, step: Step, w: Taps) -> tuple[Array, Array]:
     """Convolution of each channel over a sequence's tokens.
@@ -146,6 +147,7 @@ def _delta_cases(
     traffic=_traffic,
     # A query nearly orthogonal to what the keys wrote reads a small sum of large terms.
     tolerance=4.0,
+    since=(1, 2),
 )
 def delta_rule(
     q: Array, k: Array, v: Array, a: Array, b: Array, table: Array, step: Step,

@@ -74,6 +74,7 @@ def _traffic(out: Any, x: Any, tokens: Any, mu: Any, w: Any) -> int:
     weights=TokenRoutedMlp,
     flops=_flops,
     traffic=_traffic,
+    used_by="INL models",
 )
 def token_routed_mlp(x: Array, tokens: Array, mu: Array, w: TokenRoutedMlp) -> Array:
     """One gated feed-forward expert per token: ``down(silu(gate(x)) * up(x))``.

@@ -119,7 +119,8 @@ def _non_finite(rng: np.random.Generator, sampler: str) -> Case:
     logits[1, 256] = np.inf
     logits[2] = -np.inf
     logits[3, np.arange(257) != 19] = -np.inf
-    return Case(f"{sampler}/non-finite", (logits, step, tables), {"sampler": sampler})
+    args = logits, step, tables
+    return Case(f"{sampler}/non-finite", args, {"sampler": sampler}, since=(1, 2))
 
 
 def sample_cases(rng: np.random.Generator) -> Iterable[Case]:

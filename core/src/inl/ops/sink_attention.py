@@ -45,6 +45,7 @@ def _sink_cases(rng: np.random.Generator) -> Iterable[Case]:
     traffic=lambda out, q, cache, step, _w, **attrs: attention_traffic(
         out, q, cache, step, **attrs
     ),
+    since=(1, 2),
 )
 def sink_attention(
     q: Array,

@@ -74,7 +74,7 @@ def _expand_cases(rng: np.random.Generator) -> Iterable[Case]:
     yield Case("uncounted", verify_step(rng, vocab=0))
 
 
-@op(shapes=_expand_shapes, cases=_expand_cases, rounds=False)
+@op(shapes=_expand_shapes, cases=_expand_cases, rounds=False, since=(1, 2))
 def expand_rows(step: Step, tables: Tables) -> tuple[Step, Tables]:
     """Return arguments for ``sample`` with one row and one slot per token of ``step``.
 
@@ -144,6 +144,7 @@ def _verify_traffic(results: Any, tokens: Any, step: Any, _: Any, **__: Any) -> 
     consumes=("tables",),
     rounds=False,
     traffic=_verify_traffic,
+    since=(1, 2),
 )
 def verify(
     tokens: Array, step: Step, tables: Tables, *, width: int

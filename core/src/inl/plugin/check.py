@@ -10,7 +10,14 @@ import pluggy
 from inl.errors import PluginError
 from inl.install_command import install_command
 from inl.plugin import hooks
+from inl.plugin.contract_v1 import GROUP_OF_V1, LAST_OF_V1
 from inl.plugin.hooks import CONTRACT, FEATURES, GROUP
+
+Version = tuple[int, int]
+"""Major and minor version of a contract."""
+
+SERVED = {GROUP: CONTRACT, GROUP_OF_V1: LAST_OF_V1}
+"""Entry-point groups that this core serves, with the newest contract of each."""
 
 
 class Unsupported(PluginError):
@@ -35,14 +42,17 @@ def hook_callers(manager: pluggy.PluginManager | None = None) -> list[Any]:
     return [getattr(relay, name) for name in names]
 
 
-def check_version(module: object) -> None:
-    """Check INL_CONTRACT and INL_FEATURES of an entry module.
+def check_version(module: object, group: str = "") -> Version:
+    """Return the contract of an entry module, from its INL_CONTRACT and its group.
 
-    Raises :class:`Unsupported` for a newer contract or an unknown feature, and
-    :class:`~inl.errors.PluginError` for invalid constants.
+    group: that of its entry point; empty for a module that is loaded by name. Raises
+    :class:`Unsupported` for a contract or a feature that this core does not serve, and
+    for a contract of another group; :class:`~inl.errors.PluginError` for invalid
+    constants.
     """
-    contract = getattr(module, "INL_CONTRACT", CONTRACT)
-    features = getattr(module, "INL_FEATURES", FEATURES)
+    default = SERVED[group] if group else CONTRACT
+    contract = getattr(module, "INL_CONTRACT", default)
+    features = getattr(module, "INL_FEATURES", ())
     pair = isinstance(contract, tuple) and len(contract) == 2
     if not pair or not all(type(number) is int for number in contract):
         raise PluginError(
@@ -54,23 +64,37 @@ def check_version(module: object) -> None:
         raise PluginError(
             f"INL_FEATURES: found {features!r:.80}, accepted: a set of names"
         )
-    if contract[0] != CONTRACT[0]:
-        raise PluginError(
-            f"INL_CONTRACT: found {contract}, but the entry point is in group {GROUP}; "
-            f"accepted: major version {CONTRACT[0]}"
-        )
-    served = ".".join(map(str, CONTRACT))
-    if contract > CONTRACT:
+    major, minor = contract
+    newest = SERVED.get(own_group := f"inl.v{major}")
+    if newest is None or contract > newest:
+        raise unserved(f"{major}.{minor}")
+    if group and group != own_group:
         raise Unsupported(
-            f"needs contract {contract[0]}.{contract[1]}, this core serves {served}; "
+            f"INL_CONTRACT is {contract}, but the entry point is in group {group}, of "
+            f"contract {default[0]}; move it to group {own_group}"
+        )
+    if unknown := sorted(set(features) - FEATURES.keys()):
+        raise Unsupported(
+            f"needs {', '.join(unknown)}; this core has {', '.join(sorted(FEATURES))} "
+            f"in contract {dotted(CONTRACT)}; "
             f"try: {install_command('inl-core', options='-U')}"
         )
-    if unknown := sorted(set(features) - FEATURES):
-        raise Unsupported(
-            f"needs {', '.join(unknown)}; this core has "
-            f"{', '.join(sorted(FEATURES)) or 'no features'} in contract {served}; "
-            f"try: {install_command('inl-core', options='-U')}"
-        )
+    return contract
+
+
+def unserved(contract: str) -> Unsupported:
+    """Return the error of a contract that this core does not serve."""
+    is_older = contract.partition(".")[0] == "0"
+    advice = "" if is_older else f"; try: {install_command('inl-core', options='-U')}"
+    return Unsupported(
+        f"needs contract {contract}, this core serves {dotted(CONTRACT)} and 1.0 to "
+        f"{dotted(LAST_OF_V1)}{advice}"
+    )
+
+
+def dotted(contract: Version) -> str:
+    """Return a contract as it is shown, such as "2.0"."""
+    return ".".join(map(str, contract))
 
 
 def check_hooks(module: object, manager: pluggy.PluginManager) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from inl.device import DeviceType, Probe
 from inl.errors import PluginError
 from inl.plugin.discover import Origin
+from inl.plugin.hooks import CONTRACT
 
 if TYPE_CHECKING:
     from inl.device import Device
@@ -32,6 +33,8 @@ class BackendEntry:
     backend: str | Callable[[Device], Any]
     probe: str | Probe | None
     origin: Origin
+    contract: tuple[int, int] = CONTRACT
+    """Contract of its plugin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,8 @@ class Contribution:
     kernels: dict[DeviceType, list[Any]] = field(default_factory=dict)
     models: dict[str, str | Model] = field(default_factory=dict)
     functions: dict[str, FunctionsEntry] = field(default_factory=dict)
+    contract: tuple[int, int] = CONTRACT
+    """Contract that the plugin was written for."""
 
     def register_backend(
         self,
@@ -73,7 +78,9 @@ class Contribution:
         _check_target(f"probe of {kind}", probe, valid, "a function")
         if kind in self.backends:
             raise PluginError(f"{where}: registered twice")
-        self.backends[kind] = BackendEntry(kind, backend, probe, self.origin)
+        self.backends[kind] = BackendEntry(
+            kind, backend, probe, self.origin, self.contract
+        )
 
     def register_kernels(self, device_type: DeviceType) -> Callable[[Any], None]:
         """Return the ``register`` function for the kernels of a device type."""

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inl.device import Device, DeviceInfo, DeviceType
 from inl.errors import BackendNotFound, BackendUnavailable, InlError, PluginError
+from inl.plugin.contract_v1 import adapted
 from inl.plugin.contribution import BackendEntry, describe, resolve
+from inl.plugin.hooks import CONTRACT
 from inl.plugin.loader import registry, registry_for
 from inl.plugin.registry import Registry
 from inl.plugin.speed import Speed, speed_of
@@ -194,4 +196,4 @@ def _open(entry: BackendEntry, device: Device) -> Backend:
             f"{device}: {entry.origin}: {entry.backend!r:.80} returned "
             f"{type(backend).__name__}, accepted: a Backend"
         )
-    return backend
+    return adapted(backend) if entry.contract[0] < CONTRACT[0] else backend

@@ -12,6 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from inl.plugin.contract_v1 import GROUP_OF_V1
 from inl.plugin.distribution_folders import NotFolders, Point, read_folders
 from inl.plugin.hooks import GROUP
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
     AnyPoint = EntryPoint | Point
 
+SERVED_GROUPS = GROUP, GROUP_OF_V1
+"""Entry-point groups that this core serves, the preferred one first."""
 PREFIX = "inl.v"
 """Prefix of the entry-point groups; the major version follows."""
 VARIABLE = "INL_PLUGINS"
@@ -39,7 +42,8 @@ class Origin:
     """"builtin", "INL_PLUGINS" or "entry point"."""
     distribution: str | None = None
     version: str | None = None
-    group: str = GROUP
+    group: str = ""
+    """That of the entry point; empty for a module that is loaded by name."""
     problem: str | None = None
     """Reason why loading is not attempted."""
 
@@ -77,17 +81,18 @@ def variable() -> list[str]:
 def from_entry_points(points: Iterable[AnyPoint]) -> list[Origin]:
     """Return the plugins of entry points, sorted by name and distribution.
 
-    Includes groups of other major versions, except for plugins that also serve this
-    one.
+    A plugin with entry points for several major versions is the one of the newest that
+    this core serves.
     """
     origins = {origin: None for point in points for origin in _origins(point)}
-    served = {(o.name, o.distribution) for o in origins if o.group == GROUP}
-    relevant = [
-        origin
-        for origin in origins
-        if origin.group == GROUP or (origin.name, origin.distribution) not in served
-    ]
-    return sorted(relevant, key=_sort_key)
+    for group in SERVED_GROUPS:
+        served = {(o.name, o.distribution) for o in origins if o.group == group}
+        origins = {
+            origin: None
+            for origin in origins
+            if origin.group == group or (origin.name, origin.distribution) not in served
+        }
+    return sorted(origins, key=_sort_key)
 
 
 def _sort_key(origin: Origin) -> tuple[str, ...]:

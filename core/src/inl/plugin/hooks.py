@@ -7,7 +7,7 @@ implementation may omit parameters that it does not need.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pluggy
@@ -18,14 +18,18 @@ if TYPE_CHECKING:
     from inl.spec.kernel import Kernel
     from inl.spec.model import Model
 
-CONTRACT = (1, 2)
-"""Major and minor version of the contract that this core serves."""
+CONTRACT = (2, 0)
+"""Major and minor version of the contract that this core serves. Plugins of contract 1
+are served too, see :mod:`inl.plugin.contract_v1`."""
 
 GROUP = f"inl.v{CONTRACT[0]}"
 """Entry-point group of the major version."""
 
-FEATURES: frozenset[str] = frozenset()
-"""Optional features that a plugin may require in its ``INL_FEATURES``."""
+FEATURES: Mapping[str, str] = {
+    "program_info": "`compile` gets a `ProgramInfo` for every program",
+}
+"""Features of this core, each with a sentence: names that a plugin may require in its
+``INL_FEATURES``, or look up when its backend is opened. None is ever removed."""
 
 hookspec = pluggy.HookspecMarker("inl")
 hookimpl = pluggy.HookimplMarker("inl")

@@ -23,17 +23,18 @@ from inl.plugin.check import (
     check_returned,
     check_version,
     hook_manager,
+    unserved,
 )
 from inl.plugin.contribution import Contribution, guarded
 from inl.plugin.discover import (
     PREFIX,
+    SERVED_GROUPS,
     Origin,
     from_entry_points,
     from_modules,
     installed,
     variable,
 )
-from inl.plugin.hooks import CONTRACT, GROUP
 from inl.plugin.registry import Registry
 from inl.plugin.rows import Plugin, conflict, is_named_for
 from inl.plugin.screening import Verdict, recall, screen
@@ -152,7 +153,7 @@ def _origins(
     if entry_points is None:
         entry_points, damaged = installed()
     points = from_entry_points(entry_points)
-    known = {origin.module for origin in points if origin.group == GROUP}
+    known = {origin.module for origin in points if origin.group in SERVED_GROUPS}
     named = from_modules(variable() if modules is None else modules)
     origins = [BUILTIN, *points, *damaged]
     origins += [origin for origin in named if origin.module not in known]
@@ -196,16 +197,15 @@ def _check_verdict(verdict: Verdict | None) -> None:
 
 def _import(plugin: Loading) -> None:
     origin = plugin.origin
-    if origin.group != GROUP:
-        needed = origin.group.removeprefix(PREFIX)
-        raise Unsupported(f"needs contract {needed}, this core serves {CONTRACT[0]}")
+    if origin.group not in ("", *SERVED_GROUPS):
+        raise unserved(origin.group.removeprefix(PREFIX))
     if origin.problem:
         raise PluginError(origin.problem)
     name, _, path = origin.module.partition(":")
     entry: Any = import_module(name)
     for part in filter(None, path.split(".")):
         entry = getattr(entry, part)
-    check_version(entry)
+    plugin.items.contract = check_version(entry, origin.group)
     check_hooks(entry, plugin.manager)
     plugin.manager.register(entry, origin.name)
 

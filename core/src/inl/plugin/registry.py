@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 from inl.device import Device, DeviceType
 from inl.errors import PluginError
+from inl.plugin.check import dotted
 from inl.plugin.contribution import BackendEntry, Contribution, resolve
 from inl.plugin.discover import Origin
 from inl.plugin.environment import Settings, settings
+from inl.plugin.hooks import CONTRACT
 from inl.plugin.kernels import import_kernels
 from inl.plugin.probe import ProbeResult, run_probe
 from inl.plugin.rows import PACKAGES, DeviceRow, Plugin, PluginRow, install_line
@@ -200,6 +202,9 @@ class Registry:
         status, detail = plugin.status, plugin.detail
         if status == "loaded":
             status, detail = self._summary(plugin.items)
+            if plugin.items.contract[0] < CONTRACT[0]:
+                told = f"contract {dotted(plugin.items.contract)}, through the adapter"
+                detail = f"{told}; {detail}"
             conflicts = filter(None, map(self.conflict, plugin.items.backends))
             if text := "; ".join(conflicts):
                 status, detail = "conflict", text

@@ -44,6 +44,8 @@ class Case:
     name: str
     args: tuple[Any, ...]
     attrs: dict[str, Any] = field(default_factory=dict)
+    since: tuple[int, int] = (1, 0)
+    """Contract that first specified the result."""
 
 
 Shapes = Callable[..., Any]
@@ -87,6 +89,12 @@ class OpSpec:
     overwrites: tuple[str, ...] = ()
     """Arguments beside ``consumes`` whose memory a kernel may use for its result. No
     kernel changes any other argument."""
+    since: tuple[int, int] = (1, 0)
+    """Contract that first had the op. One of contract 2.1 or later is a composite, so
+    that every backend computes it."""
+    used_by: str = ""
+    """What calls the op, if few programs do and a backend may leave it out; empty for
+    an op of language models in general."""
 
     @property
     def composite(self) -> bool:
@@ -111,6 +119,8 @@ def op(
     layout_opaque: bool = False,
     reduces: str = "",
     overwrites: tuple[str, ...] = (),
+    since: tuple[int, int] = (1, 0),
+    used_by: str = "",
 ) -> Callable[[Callable[..., Any]], OpSpec]:
     """Define an op from its body; keyword-only parameters are its attributes.
 
@@ -139,6 +149,7 @@ def op(
         spec = OpSpec(
             name, body, shapes, cases, weights, consumes, rounds, tolerance,
             _cost(flops, traffic), tensors, layout_opaque, reduces, overwrites,
+            since, used_by,
         )  # fmt: skip
         CATALOG[name] = spec
         return spec

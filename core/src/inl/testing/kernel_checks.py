@@ -11,10 +11,8 @@ import numpy as np
 
 from inl.dtypes import E4M3, SIZES
 from inl.spec.cache import Cache
-from inl.spec.dispatch import Tracer
 from inl.spec.op import Case, OpSpec, Spec
-from inl.spec.selection import KernelSelection
-from inl.spec.step import Bucket, Step
+from inl.spec.step import Step
 from inl.spec.strict_array import StrictArray
 from inl.spec.tolerance import Verdict, truth
 from inl.spec.tree import tree_map
@@ -24,6 +22,7 @@ from inl.testing.float8_cases import float8_cases
 from inl.testing.large_cases import larger_cases
 from inl.testing.op_call import OpCall, returned_state
 from inl.testing.op_check import judged, require_passed, run_checked
+from inl.testing.optional_ops import called_ops, left_out
 from inl.testing.packed_checks import packed_checks
 from inl.testing.real_sizes import real_cases
 
@@ -70,29 +69,11 @@ def kernel_checks(target: Target) -> Iterator[Check]:
 def ops_in_order(target: Target) -> list[OpSpec]:
     """Return the ops to check, each after the ops that its body calls."""
     calls = {name: called_ops(op) for name, op in target.ops.items()}
-    chosen = target.only or tuple(target.ops)
+    absent = left_out(target)
+    chosen = target.only or [name for name in target.ops if name not in absent]
     ranks = {name: sum(map(bool, map(calls.get, calls[name]))) for name in chosen}
     order = sorted(chosen, key=lambda name: (bool(calls[name]), ranks[name]))
     return [target.ops[name] for name in order]
-
-
-def called_ops(op: OpSpec) -> frozenset[str]:
-    """Return the ops that the body of a composite calls, directly or not."""
-    case = next(iter(op.cases(np.random.default_rng(0))), None)
-    if not op.composite or case is None:
-        return frozenset()
-    specs = tree_map(lambda x: StrictArray(np.shape(x), _dtype(x)), case.args)
-    tracer = Tracer(KernelSelection(()), Bucket(1, 1), 1)
-    try:
-        op.body(tracer, *specs, **case.attrs)
-    # The checks of a third-party op report that its body raises.
-    except Exception:
-        return frozenset()
-    return frozenset(tracer.choices)
-
-
-def _dtype(x: Any) -> str:
-    return str(np.asarray(x).dtype.name)
 
 
 def _op_checks(
@@ -146,7 +127,8 @@ def _kernel_checks(
 
 @lru_cache(maxsize=24)
 def _cases(target: Target, op: OpSpec, seed: int) -> list[Case]:
-    return list(op.cases(target.rng(op.name, seed)))
+    cases = op.cases(target.rng(op.name, seed))
+    return [case for case in cases if case.since <= target.contract]
 
 
 @lru_cache(maxsize=24)

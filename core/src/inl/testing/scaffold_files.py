@@ -27,7 +27,7 @@ dependencies = [$dependencies]
 [project.optional-dependencies]
 test = ["inl-core[testing]"]
 
-[project.entry-points."inl.v1"]
+[project.entry-points."inl.v2"]
 $name = "inl_$name.plugin"
 
 [tool.setuptools.packages.find]

@@ -15,7 +15,7 @@ from inl.device import Device
 from inl.errors import RequestError
 from inl.executor.load_plan import kernel_selection
 from inl.ops import catalog
-from inl.plugin import make_backend
+from inl.plugin import CONTRACT, make_backend, registry_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -75,6 +75,12 @@ class Target:
     def selection(self) -> KernelSelection:
         """Kernels that an engine selects from, including those of other plugins."""
         return kernel_selection(self.backend, EngineConfig())
+
+    @cached_property
+    def contract(self) -> tuple[int, int]:
+        """Contract of the plugin that serves the device; the core's without one."""
+        entry = registry_for(self.device.type).backend(self.device.type)
+        return CONTRACT if entry is None else entry.contract
 
     @property
     def dtypes(self) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ def probe():
 def inl_register_backends(register):
     register("old", "inl_old.backend:OldBackend", probe="inl_old.plugin:probe")
     register("old_simple", "inl_old.simple:SimpleBackend")
+    register("old_listed", "inl_old.listed:ListedBackend")
 
 
 @hookimpl

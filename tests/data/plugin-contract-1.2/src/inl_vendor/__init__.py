@@ -1,0 +1,1 @@
+"""INL on a vendor's devices."""
