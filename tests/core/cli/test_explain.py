@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from eagle_heads import random_head, written
-from inl.backend.base import WholeModels
+from inl.backend.provisional import WholeModels
 from inl.backend.reference import ReferenceBackend
 from inl.cli.main import main
 from inl.executor.model_loader import open_model

@@ -14,7 +14,8 @@ from explained_kernels import (
     language,
     recorded_kernels,
 )
-from inl.backend.base import Ranks, WholeModels
+from inl.backend.base import Ranks
+from inl.backend.provisional import WholeModels
 from inl.backend.reference import ReferenceBackend, Rendezvous, ThreadCollectives
 from inl.cli.explain import explain
 from inl.cli.traced_step import open_backend

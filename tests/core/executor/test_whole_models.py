@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from inl.backend.base import Traits, WholeModels
+from inl.backend.base import Traits
+from inl.backend.provisional import WholeModels
 from inl.backend.reference import ReferenceBackend
 from inl.backend.simple import simple_backend
 from inl.config import EngineConfig

@@ -143,7 +143,7 @@ class Lending(NamedTuple):
 
     traits = Traits()
 
-    def tensor(self, data, *, axis=None):
+    def tensor(self, data):
         return data
 
     def offers(self, kind):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from inl.backend.base import DecodedBlocks, PackedKernels
+from inl.backend.base import PackedKernels
+from inl.backend.provisional import DecodedBlocks
 from inl.errors import DeviceError
 from inl_cuda.settings import (
     PERSISTENT,

@@ -16,7 +16,7 @@ import aot_worker  # sets the environment of libtpu
 import jax
 import jax.numpy as jnp
 
-from inl.backend.base import DeviceLoops
+from inl.backend.provisional import DeviceLoops
 from inl.executor.model_step import advance
 from inl.executor.repeated_step import advance_repeated
 from inl.executor.tracing import trace

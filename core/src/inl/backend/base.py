@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from inl.device import Device
     from inl.dtypes import HostArray
     from inl.spec.kernel import Kernel
-    from inl.spec.model import Model
     from inl.spec.program import ProgramInfo
 
 C = TypeVar("C")
@@ -78,23 +77,6 @@ class ContextLengths(NamedTuple):
     blocks; the length of the whole table is added."""
 
 
-class DeviceLoops(NamedTuple):
-    """Capability: a program repeats a step until the device finds that all rows ended.
-
-    For devices that would wait for the host between short steps. With it a repeated
-    step is one program, "repeat"; without, the runner submits its steps one by one.
-    """
-
-    while_loop: Callable[[Callable[[Any], Array], Callable[[Any], Any], Any], Any]
-    """(condition, body, value): value = body(value) while condition(value). Values are
-    trees of arrays whose shapes and dtypes stay the same, and which the body consumes.
-    """
-    arrays: Any
-    """Module with the functions ``arange``, ``concatenate``, ``cumsum``, ``full``,
-    ``where`` and ``zeros`` of NumPy for tensors of the backend. The tensors have
-    NumPy's operators, indexing, and methods ``any``, ``reshape`` and ``sum``."""
-
-
 class WeightUpdates(NamedTuple):
     """Capability: replaces the contents of a weight while programs are in use.
 
@@ -106,26 +88,6 @@ class WeightUpdates(NamedTuple):
     """Takes a tensor of :meth:`Backend.tensor` and new data of its shape and dtype.
     Returns the same tensor, overwritten in the order of the device's work, or another
     one that the compiled programs accept in its place."""
-
-
-class WholeModels(NamedTuple):
-    """Capability: computes the layers of a model at once, not op by op.
-
-    For runtimes that optimize the graph of a whole model. Steps, embeddings and
-    sampling stay functions of the core.
-    """
-
-    replace: Callable[[Model], Model]
-    """Takes a model and returns one that takes its place in the programs of a runner:
-    with the same weights, state and results. Its three functions are called as those of
-    every model; they may compute all layers in ``head``."""
-    optional: bool = False
-    """Whether the backend has kernels for the ops of the model itself. Its own
-    functions then compute steps whose hidden states a draft head reads, and those of
-    the batch-invariant mode."""
-    describe: Callable[[Model, Any, Any, Bucket, Limits], str] | None = None
-    """Takes a model, its config, the plans of its weights, a bucket and the limits, and
-    returns how the layers of such a step are computed, for ``inl explain``."""
 
 
 class CachedMemory(NamedTuple):
@@ -159,10 +121,8 @@ class Backend(ABC):
     traits: Traits
 
     @abstractmethod
-    def tensor(self, data: HostArray, *, axis: int | None = None) -> Array:
+    def tensor(self, data: HostArray) -> Array:
         """Copy a host array to the device.
-
-        axis: sharded over ranks if one program drives several devices.
 
         Raises :class:`~inl.errors.OutOfMemory`.
         """
@@ -287,13 +247,12 @@ class PackedKernels(NamedTuple):
     """Returns the kernels."""
 
 
-class DecodedBlocks(NamedTuple):
-    """Capability: multiplies blocks of 8 bits faster than its dtypes of 16 bits.
+if not TYPE_CHECKING:
 
-    Matrices of a checkpoint that would be decoded to these are then rounded to blocks.
-    """
+    def __getattr__(name: str) -> Any:
+        """Return a capability that contract 1 had here, and contract 2 leaves out."""
+        if name in ("DeviceLoops", "WholeModels", "DecodedBlocks"):
+            from inl.backend import provisional
 
-    dtype: str = "q8_0"
-    """Dtype of the blocks: 32 columns with a scale in float16. Or "fp8_128", of E4M3:
-    128 columns with a scale in float32, for matrices that a file stores in E4M3 and
-    whose activations it wants rounded; nothing is rounded to these."""
+            return getattr(provisional, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,7 +15,6 @@ import numpy as np
 from inl.backend.base import (
     Backend,
     Collectives,
-    DeviceLoops,
     DeviceMemory,
     ForkSafety,
     Program,
@@ -24,6 +23,7 @@ from inl.backend.base import (
     Traits,
 )
 from inl.backend.host import host_memory
+from inl.backend.provisional import DeviceLoops
 from inl.backend.simple import plain_state
 from inl.dtypes import E4M3, FLOATS, HostArray, widen, wrap
 from inl.errors import DeviceError, KernelFailed, RunnerError
@@ -63,7 +63,7 @@ class ReferenceBackend(Backend):
         self._dtype = dtype
         self._collectives = collectives
 
-    def tensor(self, data: HostArray, *, axis: int | None = None) -> Any:  # noqa: ARG002
+    def tensor(self, data: HostArray) -> Any:
         values = widen(data)
         if values.dtype.kind != "f":
             return values.copy()

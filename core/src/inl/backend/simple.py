@@ -57,7 +57,7 @@ def simple_backend(
         def __init__(self, device: Device) -> None:
             self.device = device
 
-        def tensor(self, data: HostArray, *, axis: int | None = None) -> Any:  # noqa: ARG002
+        def tensor(self, data: HostArray) -> Any:
             return tensor(data)
 
         def message(self, data: HostArray) -> Any:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from inl.adapters.stacks import AdapterStacks
 from inl.adapters.weights import AdapterShape, with_adapters
-from inl.backend.base import DecodedBlocks, PackedKernels, StorageDtypes
+from inl.backend.base import PackedKernels, StorageDtypes
+from inl.backend.provisional import DecodedBlocks
 from inl.backend.weight_cache import WeightCache
 from inl.config import EngineConfig
 from inl.dtypes import FLOATS, SIZES, wrap

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from inl.backend.base import DeviceLoops, Precompiler, WeightUpdates, WholeModels
+from inl.backend.base import Precompiler, WeightUpdates
 from inl.backend.programs import compile_program, info_of
+from inl.backend.provisional import DeviceLoops, WholeModels
 from inl.dtypes import wrap
 from inl.errors import OutOfMemory, RunnerError
 from inl.executor.consumption import NO_STATE, call_consuming, recovered_state

@@ -25,7 +25,7 @@ from inl.spec.message import (
 from inl.spec.step import NO_TOKEN, Array, Bucket
 
 if TYPE_CHECKING:
-    from inl.backend.base import DeviceLoops
+    from inl.backend.provisional import DeviceLoops
     from inl.ops.protocol import Ops
     from inl.spec.cache import State
     from inl.spec.model import Model

@@ -21,8 +21,9 @@ PROGRAMS = {
     "set_token_bias": "(message, state) -> (state,)",
 }
 """Name -> signature of each program. "advance" computes a step and samples; "repeat"
-does so several times, see :class:`~inl.backend.base.DeviceLoops`; "logits" and "masked"
-do so in two calls, for steps whose allowed tokens the host computes in between; the
+does so several times, see :class:`~inl.backend.provisional.DeviceLoops`; "logits" and
+"masked" do so in two calls, for steps whose allowed tokens the host computes in
+between; the
 "embedded" ones are those of steps with embeddings in place of some tokens; "pool"
 computes the hidden states [R, H] of the rows' last tokens, which a head multiplies by
 the vocabulary; "score" computes the :class:`~inl.spec.step.Scores` of given tokens,

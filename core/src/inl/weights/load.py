@@ -271,7 +271,7 @@ def _plain(
             host = to_dtype(array, target, param.source)
             mesh = mesh_of(backend)
             if mesh is None:
-                tensor = backend.tensor(host, axis=axis)
+                tensor = backend.tensor(host)
             else:
                 tensor = mesh.place(host, planned.axes(param), param.partial)
             if large:  # another thread may have stored the same tensor meanwhile

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from inl.backend.allocation import allocating
 from inl.backend.base import (
     Backend,
-    DeviceLoops,
     DeviceMemory,
     Precompiler,
     Program,
@@ -20,6 +19,7 @@ from inl.backend.base import (
     WeightUpdates,
 )
 from inl.backend.host import host_memory
+from inl.backend.provisional import DeviceLoops
 from inl.backend.state_bytes import state_bytes
 from inl.dtypes import SIZES, HostArray
 from inl.errors import OutOfMemory
@@ -47,7 +47,7 @@ class JaxBackend(Backend):
     """Device or devices of an array that is not divided."""
     compiler: Compiler
 
-    def tensor(self, data: HostArray, *, axis: int | None = None) -> Any:  # noqa: ARG002
+    def tensor(self, data: HostArray) -> Any:
         nbytes = data.size * SIZES.get(data.dtype, 1)
         with self._allocating(nbytes, "tensor"):
             return from_host(data, self.place)

@@ -40,7 +40,7 @@ class OnnxBackend(Backend):
 
     runtime: Runtime
 
-    def tensor(self, data: HostArray, *, axis: int | None = None) -> Any:  # noqa: ARG002
+    def tensor(self, data: HostArray) -> Any:
         nbytes = data.size * SIZES.get(data.dtype, 1)
         with self._allocating(nbytes, "tensor"):
             return self.runtime.tensor(data)

@@ -50,7 +50,7 @@ class TorchBackend(Backend):
     collectives: Collectives | None = None
     """Collectives of the group of ranks, where this backend is one rank of several."""
 
-    def tensor(self, data: HostArray, *, axis: int | None = None) -> Any:  # noqa: ARG002
+    def tensor(self, data: HostArray) -> Any:
         nbytes = data.size * SIZES.get(data.dtype, 1)
         with allocating(nbytes, str(self.device), self.memory):
             return self.to_device(from_host(data))

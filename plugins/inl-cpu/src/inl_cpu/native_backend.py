@@ -12,7 +12,6 @@ import numpy as np
 from inl.backend.bandwidth import Bandwidth
 from inl.backend.base import (
     Backend,
-    DecodedBlocks,
     DeviceMemory,
     ForkSafety,
     Program,
@@ -21,6 +20,7 @@ from inl.backend.base import (
     WeightUpdates,
 )
 from inl.backend.host import host_memory
+from inl.backend.provisional import DecodedBlocks
 from inl.backend.simple import zeroed_state
 from inl.dtypes import E4M3, SIZES, HostArray, widen, wrap
 from inl.errors import DeviceError
@@ -69,7 +69,7 @@ class NativeBackend(Backend):
         self.programs: OrderedDict[NativeProgram, RecordedProgram] = OrderedDict()
         """Recorded programs, the least recently used first."""
 
-    def tensor(self, data: HostArray, *, axis: int | None = None) -> Any:  # noqa: ARG002
+    def tensor(self, data: HostArray) -> Any:
         if data.dtype not in SIZES:
             raise DeviceError(
                 f"dtype: found {data.dtype!r}, a tensor takes {', '.join(SIZES)}"

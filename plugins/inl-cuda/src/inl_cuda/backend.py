@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, final
 
 import torch
 
-from inl.backend.base import DecodedBlocks, PackedKernels, WholeModels
+from inl.backend.base import PackedKernels
+from inl.backend.provisional import DecodedBlocks, WholeModels
 from inl.checkpoints.blocks.codes import FLOAT8_SCALED
 from inl.errors import BackendUnavailable
 from inl_cuda.probe import INSTALL

@@ -1,8 +1,8 @@
 """A model whose steps of one row are one persistent kernel.
 
-The model's functions are replaced (:class:`~inl.backend.base.WholeModels`): for a step
-of one row, ``embed`` looks up the row, ``layer`` collects the caches, and ``head``
-launches the kernel. All other steps call the model's own functions.
+The model's functions are replaced (:class:`~inl.backend.provisional.WholeModels`): for
+a step of one row, ``embed`` looks up the row, ``layer`` collects the caches, and
+``head`` launches the kernel. All other steps call the model's own functions.
 """
 
 from __future__ import annotations

@@ -16,10 +16,10 @@ from inl.backend.base import (
     StateSpec,
     StorageDtypes,
     Traits,
-    WholeModels,
 )
 from inl.backend.bucket_sizes import padded_buckets
 from inl.backend.host import host_memory
+from inl.backend.provisional import WholeModels
 from inl.backend.simple import zeroed_state
 from inl.dtypes import HostArray, widen, wrap
 from inl.errors import RequestError
@@ -70,7 +70,7 @@ class OpenVinoBackend(Backend):
             readers=min(os.cpu_count() or 1, 8),
         )
 
-    def tensor(self, data: HostArray, *, axis: int | None = None) -> Any:  # noqa: ARG002
+    def tensor(self, data: HostArray) -> Any:
         values = widen(data)
         return values.astype(np.float32 if values.dtype.kind == "f" else values.dtype)
 
