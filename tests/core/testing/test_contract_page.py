@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from inl.backend import bandwidth, base, tunable, weight_cache
 from inl.backend.base import Traits
 from inl.backend.reference import body_kernel
 from inl.device import Device
@@ -17,14 +18,15 @@ from inl.errors import NoKernel
 from inl.models.llama import MODEL
 from inl.ops import catalog
 from inl.ops.step import empty_tables, make_step
-from inl.plugin import simple_backend
+from inl.placement import mesh
+from inl.plugin import FEATURES, simple_backend
 from inl.scheduling.request import Request
 from inl.spec.cache import Cache, State
 from inl.spec.kernel import Kernel
 from inl.spec.limits import Limits
 from inl.spec.message import step_frame
 from inl.spec.step import PARAMS, TOP, Bucket, Scores, Step, Tables
-from inl.testing.contract_page import contract_page
+from inl.testing.contract_page import CAPABILITIES, contract_page
 from inl.testing.source_fields import fields_of
 from inl.testing.tiny import MemoryCheckpoint, local_runner, tiny_llama
 
@@ -121,6 +123,31 @@ def test_a_llama_needs_each_listed_primitive(listed):
         others = [each for each in listed if each != name]
         with pytest.raises(NoKernel, match=f"no kernel for {name} "):
             resolve_all(others)
+
+
+def test_what_a_minimal_backend_needs_is_one_short_section():
+    minimal = PAGE.read_text().partition("## The promise")[0]
+    assert len(minimal.splitlines()) < 75
+    named = [cls.__name__ for classes in CAPABILITIES.values() for cls in classes]
+    assert [name for name in named if name in minimal] == []
+
+
+def test_every_capability_and_value_of_backends_is_on_the_page():
+    modules = base, mesh, bandwidth, tunable, weight_cache
+    classes = {
+        name
+        for module in modules
+        for name, each in vars(module).items()
+        if isinstance(each, type) and each.__module__ == module.__name__
+    }
+    known = {"Backend", "MeasuredBandwidth", "FileIdentity"}
+    headings = set(re.findall(r"### (\w+)\n", PAGE.read_text()))
+    assert classes - headings - known == set()
+
+
+def test_every_feature_is_on_the_page():
+    section = PAGE.read_text().partition("## Features")[2].partition("##")[0]
+    assert set(re.findall(r"\| `(\w+)` \|", section)) == set(FEATURES)
 
 
 def test_the_page_counts_the_ops():

@@ -170,8 +170,7 @@ class Backend(ABC):
         caller does not use them again, and nothing else refers to them during a call.
         bucket: ``None`` for a program that runs between steps: token biases, or the
         admission of n sequences in one call. With buckets, n is 1 or 16; without, any
-        number up to 16. info: name, limits and context of the program; a method without
-        this parameter is called without it.
+        number up to 16. info: name, limits and context of the program.
 
         A call of the program raises :class:`~inl.errors.OutOfMemory` only while it
         still has the state that it was given; the runner continues with it.

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from inl.spec.program import ProgramInfo
 
 Compile = Callable[..., Program]
+Capabilities = Sequence[object] | Callable[["Device"], Sequence[object]]
 
 
 def simple_backend(
@@ -33,7 +34,7 @@ def simple_backend(
     memory: Callable[[], DeviceMemory] = host_memory,
     message: Callable[[HostArray], Any] | None = None,
     state: Callable[[StateSpec, Limits], State] | None = None,
-    capabilities: Sequence[object] = (),
+    capabilities: Capabilities = (),
 ) -> Callable[[Device], Backend]:
     """Return a backend class that calls the given functions.
 
@@ -45,7 +46,7 @@ def simple_backend(
     converts a step's frame to the argument of its program; default: ``tensor``. state:
     ``(spec, limits)`` -> zeroed state; by default ``tensor`` copies zeros, and caches
     have the layout :class:`~inl.spec.cache.Cache`. capabilities: objects that
-    ``offers`` returns by type.
+    ``offers`` returns by type, or a function of the device that returns them.
     """
     class_traits = traits or Traits()
     compile_takes_info = compile is not None and takes_info(compile)
@@ -56,6 +57,8 @@ def simple_backend(
 
         def __init__(self, device: Device) -> None:
             self.device = device
+            offered = capabilities(device) if callable(capabilities) else capabilities
+            self._capabilities = tuple(offered)
 
         def tensor(self, data: HostArray) -> Any:
             return tensor(data)
@@ -92,7 +95,7 @@ def simple_backend(
             return compile(function, bucket, consumes, **more)
 
         def offers(self, kind: type[C]) -> C | None:
-            return next((x for x in capabilities if isinstance(x, kind)), None)
+            return next((x for x in self._capabilities if isinstance(x, kind)), None)
 
     return SimpleBackend
 

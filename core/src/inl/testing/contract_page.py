@@ -5,11 +5,19 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
-from inl.backend import base
+from inl.adapters.weights import AdaptedWeights
+from inl.backend import base, provisional
+from inl.backend.bandwidth import Bandwidth
+from inl.backend.tunable import Facts, Tunable
+from inl.backend.weight_cache import WeightCache
 from inl.dtypes import HostArray
 from inl.ops import catalog
+from inl.placement.mesh import Mesh, Meshes, MeshSizes
+from inl.plugin import CONTRACT, FEATURES
+from inl.plugin.check import dotted
 from inl.spec import message
 from inl.spec.cache import Cache, Paged, Slotted, State
 from inl.spec.embedded_rows import EmbeddedRows
@@ -26,50 +34,95 @@ from inl.spec.op import OpSpec
 from inl.spec.program import PROGRAMS, ProgramInfo
 from inl.spec.step import PARAMS, Bucket, Scores, Step, Tables
 from inl.testing.contract_text import (
-    CAPABILITIES,
+    FEATURE,
+    GROWTH,
     HEAD,
     HOST,
     KERNELS,
     MESSAGE,
+    MINIMAL,
+    OFFERS,
     OPS,
     PROGRAM,
+    PROMISE,
+    PROVISIONAL,
     VALUES,
     WEIGHTS,
 )
 from inl.testing.llama_ops import llama_ops
 from inl.testing.source_fields import fields_of, markdown
 
-SPECIALIZED = (base.Precompiler, base.ContextLengths, base.DeviceLoops,
-               base.CachedMemory, base.ForkSafety, base.Ranks,
-               base.StorageDtypes, base.DecodedBlocks, base.PackedKernels)  # fmt: skip
+CAPABILITIES: dict[str, tuple[type, ...]] = {
+    "programs": (base.Precompiler, base.ContextLengths),
+    "weights": (
+        base.StorageDtypes, base.PackedKernels, base.WeightUpdates, AdaptedWeights,
+        WeightCache,
+    ),
+    "several devices": (
+        base.Ranks, base.Rank, base.Collectives, Meshes, MeshSizes, Mesh,
+    ),
+    "memory and processes": (base.CachedMemory, base.ForkSafety, Bandwidth),
+    "tuning": (Tunable, Facts),
+}  # fmt: skip
+"""Capabilities, and the values that belong to them, by heading."""
 
 
 def contract_page() -> str:
     """Return the page as Markdown."""
     sections = [
-        HEAD, _counts(), PROGRAM, _programs(), _table(ProgramInfo),
+        HEAD.format(contract=dotted(CONTRACT)), MINIMAL, _methods(base.Backend),
+        _counts(), PROMISE.format(growth=_rows(GROWTH[0], GROWTH[1:])),
+        FEATURE, _features(), HOST, _table(HostArray),
         VALUES, *map(_table, (Bucket, Step, EmbeddedRows, Tables, Scores, Limits)),
-        *map(_table, (Cache, State)),
-        *map(_table, (Paged, Slotted)), f"`PARAMS` is {_spans(PARAMS)}.\n",
+        *map(_table, (Cache, State, Paged, Slotted)), _params(),
+        *map(_table, (base.Traits, base.DeviceMemory)),
+        KERNELS, _table(Kernel), WEIGHTS, *map(_table, _weights()), _takers(),
+        _passing(), PROGRAM, _programs(), _table(ProgramInfo),
         MESSAGE, _message(),
         *map(_table, (message.Header, RowWords, BlockTableUpdate)),
         *map(_table, (AdmissionWords, TokenBiasWords, TokenBias)),
-        KERNELS, _table(Kernel), WEIGHTS, *map(_table, _weights()), _takers(),
-        _passing(), HOST, _table(HostArray), CAPABILITIES,
-        *map(_table, (base.Traits, base.DeviceMemory, *SPECIALIZED)),
+        OFFERS, *_capabilities(), PROVISIONAL, _provisional(),
     ]  # fmt: skip
     return "\n".join(sections)
+
+
+def _capabilities() -> Iterator[str]:
+    for heading, classes in CAPABILITIES.items():
+        yield f"## Capabilities: {heading}\n"
+        yield from map(_table, classes)
+
+
+def _features() -> str:
+    rows = [(f"`{name}`", f"{text}.") for name, text in sorted(FEATURES.items())]
+    return _rows(("feature", "meaning"), rows)
+
+
+def _provisional() -> str:
+    rows = [
+        (f"`inl.backend.provisional.{name}`", markdown(inspect.getdoc(each) or ""))
+        for name, each in vars(provisional).items()
+        if getattr(each, "__module__", "") == provisional.__name__
+    ]
+    lines = ((name, doc.partition("\n")[0]) for name, doc in rows)
+    return _rows(("name", "what it is"), lines)
+
+
+def _params() -> str:
+    promise = "[the promise](#the-promise)"
+    return f"`PARAMS` is {_spans(PARAMS)}. It is closed, see {promise}.\n"
 
 
 def _counts() -> str:
     specs = catalog().values()
     primitives = [spec.name for spec in specs if not spec.composite]
     needed = [name for name in llama_ops() if name in primitives]
+    few = {spec.name: spec.used_by for spec in specs if spec.used_by}
+    others = sorted(set(primitives) - set(needed) - few.keys())
     return OPS.format(
         ops=len(specs), primitives=len(primitives),
         composites=len(specs) - len(primitives), needed=len(needed),
-        names=_spans(needed),
-        others=_spans(sorted(set(primitives) - set(needed))),
+        names=_spans(needed), others=_spans(others),
+        few=", ".join(f"`{name}` ({by})" for name, by in sorted(few.items())),
     )  # fmt: skip
 
 
@@ -121,7 +174,7 @@ def _fenced(match: re.Match[str]) -> str:
 
 
 def _table(cls: type) -> str:
-    """Return a section with the fields of a class."""
+    """Return a section with the fields of a class, and its methods if it has any."""
     rows = [
         (
             f"`{field.name}`",
@@ -132,8 +185,35 @@ def _table(cls: type) -> str:
         for field in fields_of(cls)
     ]
     doc = markdown(inspect.getdoc(cls) or "")
-    heading = f"### {cls.__name__}\n\n`{cls.__module__}.{cls.__name__}`. {doc}\n\n"
-    return heading + _rows(("field", "type", "default", "meaning"), rows)
+    parts = [f"### {cls.__name__}\n\n`{cls.__module__}.{cls.__name__}`. {doc}\n"]
+    if rows:
+        parts.append(_rows(("field", "type", "default", "meaning"), rows))
+    if inspect.isabstract(cls):
+        parts.append(_methods(cls))
+    return "\n".join(parts)
+
+
+def _methods(cls: type) -> str:
+    """Return a table of the methods of an abstract class, the required ones first."""
+    rows = [
+        (
+            f"`{name}{_signature(method)}`".replace("|", "\\|"),
+            "yes" if is_abstract else "",
+            markdown(" ".join((inspect.getdoc(method) or "").split())),
+        )
+        for name, method in vars(cls).items()
+        if inspect.isfunction(method) and not name.startswith("_")
+        for is_abstract in [getattr(method, "__isabstractmethod__", False)]
+    ]
+    rows.sort(key=lambda row: not row[1])
+    return _rows(("method", "required", "meaning"), rows)
+
+
+def _signature(method: Any) -> str:
+    signature = inspect.signature(method)
+    without_self = list(signature.parameters.values())[1:]
+    text = str(signature.replace(parameters=without_self))
+    return re.sub(r"'([^']+)'", r"\1", text)  # annotations are strings
 
 
 def _rows(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
