@@ -177,6 +177,14 @@ def test_a_module_by_name_has_the_contract_that_it_says(good, row_of):
 GOOD_NPU = backends("register('npu', 'inl.backend.reference:ReferenceBackend')")
 
 
+@pytest.mark.parametrize(
+    ("group", "contract"), [("inl.v1", (1, 2)), ("inl.v2", (2, 0))]
+)
+def test_a_plugin_without_a_contract_has_that_of_its_group(site, group, contract):
+    site.add("zzz", GOOD_NPU, group=group)
+    assert site.load().backend("npu").contract == contract
+
+
 def test_an_unknown_feature_is_unsupported(good, row_of):
     good.add("zzz", "INL_FEATURES = {'warp', 'beam'}")
     row = row_of(good.load(), "zzz")

@@ -24,10 +24,13 @@ def padded_buckets(
     sizes += [(tokens, rows) for tokens in prefills if rows < tokens < longest]
     if longest > rows:
         sizes.append((longest, rows))
-    buckets = [Bucket(*size) for size in sizes]
+    buckets = [Bucket(tokens=tokens, rows=count) for tokens, count in sizes]
     if limits.max_drafts:
         width = limits.max_drafts + 1
-        buckets += [Bucket(count * width, count, width) for count in counts]
+        buckets += [
+            Bucket(tokens=count * width, rows=count, tokens_per_row=width)
+            for count in counts
+        ]
     return tuple(
         bucket._replace(sampler=sampler)
         for bucket in buckets

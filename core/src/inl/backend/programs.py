@@ -24,7 +24,13 @@ def info_of(
     """
     state = PROGRAMS[name].partition(")")[0].count(",")
     width = table_width or limits.max_blocks_per_seq
-    return ProgramInfo(name, limits, bucket, (state,), width * limits.block_size)
+    return ProgramInfo(
+        name=name,
+        limits=limits,
+        bucket=bucket,
+        consumes=(state,),
+        context=width * limits.block_size,
+    )
 
 
 def compile_program(

@@ -158,4 +158,8 @@ def zeroed_state(
         vocab=limits.penalty_vocab,
         zeros=zeros,
     )
-    return State(tuple(caches[layer] for layer in sorted(caches)), slotted, tables)
+    return State(
+        caches=tuple(caches[layer] for layer in sorted(caches)),
+        slotted=slotted,
+        tables=tables,
+    )

@@ -64,7 +64,7 @@ def run(
         context=context,
     )
     backend = open_backend(config)  # raises before a model is downloaded
-    size = Bucket(tokens, min(rows, tokens), sampler=sampler)
+    size = Bucket(tokens=tokens, rows=min(rows, tokens), sampler=sampler)
     step = explain_step(open_model(resolve_model(model)), backend, config, size)
     report = _report(step)
     if cost:

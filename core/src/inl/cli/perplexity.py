@@ -171,7 +171,7 @@ def _logits(
     )  # fmt: skip
     for start in range(0, len(ids), STEP):
         part = list(ids[start : start + STEP])
-        bucket = Bucket(len(part), 1, tokens_per_row=len(part))
+        bucket = Bucket(tokens=len(part), rows=1, tokens_per_row=len(part))
         message = step_frame(
             bucket, [Row(slot, part)], step=start, groups=limits.groups,
             block_size=limits.block_size, decode_rows=0,

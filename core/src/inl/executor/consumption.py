@@ -15,7 +15,9 @@ from inl.errors import OutOfMemory, RunnerError
 from inl.spec.cache import State
 from inl.spec.step import Tables
 
-NO_STATE: Final = State((), {}, Tables(*(None,) * len(Tables._fields)))
+NO_STATE: Final = State(
+    caches=(), slotted={}, tables=Tables(**dict.fromkeys(Tables._fields))
+)
 """Stands for a state that a program has consumed."""
 
 

@@ -37,9 +37,10 @@ Program = Callable[..., Any]
 ProgramKey = tuple[str, Bucket, int | None]
 """Name, bucket, and columns of the block tables (``None``: all)."""
 
-SIZE_CLASSES = (
-    Bucket(1, 1), Bucket(16, 16), Bucket(16, 4), Bucket(64, 64), Bucket(64, 16),
-)  # fmt: skip
+SIZE_CLASSES = tuple(
+    Bucket(tokens=tokens, rows=rows)
+    for tokens, rows in ((1, 1), (16, 16), (16, 4), (64, 64), (64, 16))
+)
 """Representative sizes for backends that serve every size exactly: 1, 2 to 16, and 17
 and more tokens; with one token per row, and with more."""
 

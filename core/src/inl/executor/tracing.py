@@ -90,12 +90,16 @@ def strict_state(
     }
     slots = limits.slots
     tables = Tables(
-        StrictArray((limits.groups, slots, limits.max_blocks_per_seq), "int32"),
-        StrictArray((slots,), "int32"),
-        StrictArray((slots,), "int32"),
-        StrictArray((slots,), "int32"),
-        StrictArray((slots, len(PARAMS)), "float32"),
-        StrictArray((slots, limits.penalty_vocab), "int32"),
-        StrictArray((slots, limits.penalty_vocab), "float32"),
+        blocks=StrictArray((limits.groups, slots, limits.max_blocks_per_seq), "int32"),
+        lengths=StrictArray((slots,), "int32"),
+        last=StrictArray((slots,), "int32"),
+        adapters=StrictArray((slots,), "int32"),
+        params=StrictArray((slots, len(PARAMS)), "float32"),
+        token_counts=StrictArray((slots, limits.penalty_vocab), "int32"),
+        bias=StrictArray((slots, limits.penalty_vocab), "float32"),
     )
-    return State(tuple(caches[index] for index in sorted(caches)), slotted, tables)
+    return State(
+        caches=tuple(caches[index] for index in sorted(caches)),
+        slotted=slotted,
+        tables=tables,
+    )

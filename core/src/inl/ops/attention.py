@@ -41,7 +41,7 @@ def random_step(
         for index in range(-(-length // block_size)):
             tables.blocks[0, slot, index] = free.pop()
     tables.lengths[1:] = cached
-    bucket = Bucket(sum(counts) + pad_tokens, len(counts) + pad_rows)
+    bucket = Bucket(tokens=sum(counts) + pad_tokens, rows=len(counts) + pad_rows)
     rows = [Row(slot, [0] * new) for slot, new in enumerate(counts, start=1)]
     message = step_frame(
         bucket,

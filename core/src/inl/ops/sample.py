@@ -166,7 +166,9 @@ def _draw(mass: Any, uniforms: Any) -> Any:
 def _score_shapes(logits: Spec, tokens: Spec) -> Scores:
     top = (logits.shape[0], min(TOP, logits.shape[1]))
     return Scores(
-        Spec(tokens.shape, "float32"), Spec(top, "int32"), Spec(top, "float32")
+        chosen=Spec(tokens.shape, "float32"),
+        ids=Spec(top, "int32"),
+        values=Spec(top, "float32"),
     )
 
 
@@ -183,7 +185,7 @@ def score(logits: Array, tokens: Array) -> Scores:
     logs = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
     ids = np.argsort(-logits, axis=-1, kind="stable")[:, :TOP].astype(np.int32)
     chosen = np.take_along_axis(logs, tokens[:, None], -1)[:, 0]
-    return Scores(chosen, ids, np.take_along_axis(logs, ids, -1))
+    return Scores(chosen=chosen, ids=ids, values=np.take_along_axis(logs, ids, -1))
 
 
 def _mask_cases(rng: np.random.Generator) -> Iterable[Case]:

@@ -35,11 +35,22 @@ from inl.spec.step import PARAMS, Array, Bucket, Step, Tables
 def _step_shapes(_message: Spec, tables: Any, *, bucket: Bucket, **_: Any) -> Any:
     groups, _slots, width = tables.blocks.shape
     tokens, rows, samples = bucket.tokens, bucket.rows, bucket.samples
-    shapes = Step(
-        (tokens,), (tokens,), (tokens,), (rows + 1,), (rows,), (rows,),
-        (groups, rows, width), (groups, tokens), (samples,), (rows,), (3,), (samples,),
-    )  # fmt: skip
-    step = Step(*(Spec(shape, "int32") for shape in shapes[:-1]))
+    by_token, by_row = Spec((tokens,), "int32"), Spec((rows,), "int32")
+    by_sample = Spec((samples,), "int32")
+    step = Step(
+        tokens=by_token,
+        positions=by_token,
+        rows=by_token,
+        starts=Spec((rows + 1,), "int32"),
+        lengths=by_row,
+        slots=by_row,
+        blocks=Spec((groups, rows, width), "int32"),
+        writes=Spec((groups, tokens), "int32"),
+        samples=by_sample,
+        adapters=by_row,
+        used_counts=Spec((3,), "int32"),
+        uniforms=by_sample,
+    )
     return step, tables
 
 

@@ -40,8 +40,8 @@ def step_cases(rng: np.random.Generator) -> Iterable[Case]:
         BlockTableUpdate(0, 2, 1, 9),
     ]
     for name, bucket in (
-        ("exact", Bucket(8, 3)),
-        ("padded", Bucket(12, 6, sampler="sample")),
+        ("exact", Bucket(tokens=8, rows=3)),
+        ("padded", Bucket(tokens=12, rows=6, sampler="sample")),
     ):
         message = step_frame(
             bucket,
@@ -53,7 +53,7 @@ def step_cases(rng: np.random.Generator) -> Iterable[Case]:
             decode_rows=2,
         )
         yield Case(name, (message, tables), {"bucket": bucket, "block_size": size})
-    bucket = Bucket(6, 2, 3)
+    bucket = Bucket(tokens=6, rows=2, tokens_per_row=3)
     drafts = [Row(1, [-1, 4, 5], [0.1, 0.2, 0.3]), Row(3, [-1], [0.4])]
     message = step_frame(
         bucket, drafts, step=4, groups=groups, block_size=size, decode_rows=2

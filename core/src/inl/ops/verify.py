@@ -46,7 +46,9 @@ def verify_step(
         for slot, count in rows
     ]
     used = sum(count for _, count in rows)
-    bucket = Bucket(used + pads[0], len(rows) + pads[1], width)
+    bucket = Bucket(
+        tokens=used + pads[0], rows=len(rows) + pads[1], tokens_per_row=width
+    )
     message = step_frame(
         bucket, parts, step=1, groups=1, block_size=4, decode_rows=len(rows)
     )
@@ -62,8 +64,12 @@ def _expand_shapes(step: Any, tables: Any) -> tuple[Step, Tables]:
         used_counts=Spec((3,), "int32"),
     )  # fmt: skip
     shapes = Tables(
-        Spec((1, count, width), "int32"), one, one, one,
-        *(Spec((count, *x.shape[1:]), str(x.dtype)) for x in tables[4:]),
+        blocks=Spec((1, count, width), "int32"), lengths=one, last=one, adapters=one,
+        **{
+            name: Spec((count, *table.shape[1:]), str(table.dtype))
+            for name in ("params", "token_counts", "bias")
+            for table in [getattr(tables, name)]
+        },
     )  # fmt: skip
     return expanded, shapes
 

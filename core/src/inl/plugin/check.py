@@ -19,6 +19,9 @@ Version = tuple[int, int]
 SERVED = {GROUP: CONTRACT, GROUP_OF_V1: LAST_OF_V1}
 """Entry-point groups that this core serves, with the newest contract of each."""
 
+DEFAULTS = {GROUP: (CONTRACT[0], 0), GROUP_OF_V1: LAST_OF_V1}
+"""Contracts of plugins without INL_CONTRACT, by group."""
+
 
 class Unsupported(PluginError):
     """The plugin is valid but needs a contract that this core does not serve."""
@@ -50,7 +53,7 @@ def check_version(module: object, group: str = "") -> Version:
     for a contract of another group; :class:`~inl.errors.PluginError` for invalid
     constants.
     """
-    default = SERVED[group] if group else CONTRACT
+    default = DEFAULTS[group or GROUP]
     contract = getattr(module, "INL_CONTRACT", default)
     features = getattr(module, "INL_FEATURES", ())
     pair = isinstance(contract, tuple) and len(contract) == 2

@@ -109,9 +109,9 @@ def read_reply(payload: Buffer) -> Reply:
 def _read_scores(data: IntArray, samples: int, top: int) -> Scores:
     split = samples * (1 + top)
     return Scores(
-        data[:samples].view(np.float32),
-        data[samples:split].reshape(samples, top),
-        data[split:].view(np.float32).reshape(samples, top),
+        chosen=data[:samples].view(np.float32),
+        ids=data[samples:split].reshape(samples, top),
+        values=data[split:].view(np.float32).reshape(samples, top),
     )
 
 

@@ -169,7 +169,13 @@ def _bucket(value: Any, where: str) -> Bucket:
     tokens, rows, tokens_per_row = (_count(each, at, 1) for each in value[:3])
     # A trace of an earlier version has no steps.
     steps = _count(value[4], at, 1) if len(value) == 5 else 1
-    return Bucket(tokens, rows, tokens_per_row, value[3], steps)
+    return Bucket(
+        tokens=tokens,
+        rows=rows,
+        tokens_per_row=tokens_per_row,
+        sampler=value[3],
+        repeat=steps,
+    )
 
 
 def _count(value: Any, where: str, least: int) -> int:

@@ -61,7 +61,7 @@ def start_ranks(
     def make(index: int) -> WorkerRunner:
         seconds = min(config.worker_seconds, MAX_SECONDS)
         meeting = str(Path(folder) / "meeting")
-        rank = Rank(index, ranks, meeting, seconds)
+        rank = Rank(number=index, ranks=ranks, meeting=meeting, seconds=seconds)
         options = worker_options(language, config, devices[index], limits)
         runner = WorkerRunner(
             python,

@@ -71,7 +71,9 @@ class Buckets:
     ) -> Bucket:
         """Return the smallest program that verifies drafts of ``rows`` rows."""
         if not self._buckets:
-            return Bucket(tokens, rows, width, sampler)
+            return Bucket(
+                tokens=tokens, rows=rows, tokens_per_row=width, sampler=sampler
+            )
         fits = self._verifying(rows, width, sampler)
         return next(bucket for bucket in fits if bucket.tokens >= tokens)
 
@@ -91,7 +93,7 @@ class Buckets:
         ``None`` if the runner has programs, and none that fits.
         """
         if not self._buckets:
-            return Bucket(rows, rows, sampler=sampler, repeat=steps)
+            return Bucket(tokens=rows, rows=rows, sampler=sampler, repeat=steps)
         rank = SAMPLERS.index(sampler)
         fits = (
             bucket
@@ -105,7 +107,7 @@ class Buckets:
     def choose(self, tokens: int, rows: int, sampler: str) -> Bucket:
         """Return the smallest program that fits, or the exact size without programs."""
         if not self._buckets:
-            return Bucket(tokens, rows, sampler=sampler)
+            return Bucket(tokens=tokens, rows=rows, sampler=sampler)
         rank = SAMPLERS.index(sampler)
         fits = (
             bucket

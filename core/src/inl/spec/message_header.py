@@ -61,11 +61,11 @@ class Header(NamedTuple):
     def bucket(self) -> Bucket:
         """The compiled program that the step is for."""
         return Bucket(
-            self.tokens,
-            self.rows,
-            self.tokens_per_row,
-            SAMPLERS[self.sampler],
-            max(self.repeat, 1),
+            tokens=self.tokens,
+            rows=self.rows,
+            tokens_per_row=self.tokens_per_row,
+            sampler=SAMPLERS[self.sampler],
+            repeat=max(self.repeat, 1),
         )
 
 

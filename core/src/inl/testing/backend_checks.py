@@ -31,9 +31,23 @@ if TYPE_CHECKING:
 
 SHAPES = ((), (1,), (0,), (3,), (5, 7), (2, 0, 3), (1, 1, 1, 4), (17, 3, 2), (1025,))
 LIMITS = (
-    Limits(2, (3,), 16, 2, 5, sampler="greedy"),
-    Limits(9, (65,), 16, 32, 97),
-    Limits(65, (513, 513), 8, 64, 1000, sampler="sample"),
+    Limits(
+        slots=2,
+        blocks=(3,),
+        block_size=16,
+        max_blocks_per_seq=2,
+        vocab=5,
+        sampler="greedy",
+    ),
+    Limits(slots=9, blocks=(65,), block_size=16, max_blocks_per_seq=32, vocab=97),
+    Limits(
+        slots=65,
+        blocks=(513, 513),
+        block_size=8,
+        max_blocks_per_seq=64,
+        vocab=1000,
+        sampler="sample",
+    ),
 )
 
 ADMISSIONS = 16
@@ -159,7 +173,7 @@ def _compile(target: Target) -> None:
         )
         for slot in (1, 4, 2, 3)
     ]
-    tracer = Tracer(target.selection, Bucket(1, 1), 4)
+    tracer = Tracer(target.selection, Bucket(tokens=1, rows=1), 4)
     words = StrictArray((1, admit_size(groups, width)), "int32")
     strict = tree_map(lambda x: StrictArray(x.shape, x.dtype.name), tables)
     tracer.admit(words, strict)
@@ -168,10 +182,12 @@ def _compile(target: Target) -> None:
     def run(messages: Any, state: Any) -> tuple[Any]:
         return (state._replace(tables=ops.admit(messages, state.tables)),)
 
-    limits = Limits(5, (40,), 4, width, 5)
+    limits = Limits(
+        slots=5, blocks=(40,), block_size=4, max_blocks_per_seq=width, vocab=5
+    )
     program = compile_program(backend, run, info_of("admit", None, limits))
     device_tables = Tables(*(backend.tensor(wrap(array)) for array in tables))
-    state = State((), {}, device_tables)
+    state = State(caches=(), slotted={}, tables=device_tables)
     # One admission per call, then as many as a call has, with padding between them.
     padded = np.zeros((ADMISSIONS, *frames[0].shape), np.int32)
     padded[0], padded[2] = frames[2:]
@@ -224,7 +240,13 @@ def _values(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Hos
 
 
 def _state(target: Target, dtype: str) -> None:
-    limits = Limits(4, (7, 5), target.backend.traits.block_size, 3, 11)
+    limits = Limits(
+        slots=4,
+        blocks=(7, 5),
+        block_size=target.backend.traits.block_size,
+        max_blocks_per_seq=3,
+        vocab=11,
+    )
     spec = (
         Paged((0, 2), 2, 16, dtype),
         Paged((1,), 1, 32, dtype, 8),

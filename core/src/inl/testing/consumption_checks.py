@@ -149,7 +149,7 @@ def _check_gone(
 
 
 def _writes_by_body(runner: LocalRunner) -> bool:
-    tracer = runner.executor.tracer(Bucket(1, 1))
+    tracer = runner.executor.tracer(Bucket(tokens=1, rows=1))
     return any(
         choice.kernel is not None and isinstance(choice.kernel.run, BodyRun)
         for name, choices in tracer.choices.items()

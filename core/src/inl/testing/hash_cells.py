@@ -172,7 +172,11 @@ def scores(tokens: IntArray, vocab: int) -> Scores:
     """Return synthetic scores: token t has -t / 4, and the top ids are t, t + 1, ..."""
     steps = np.arange(min(TOP, vocab))
     ids = ((tokens[:, None] + steps) % vocab).astype(np.int32)
-    return Scores((-tokens / 4).astype(np.float32), ids, (-ids / 4).astype(np.float32))
+    return Scores(
+        chosen=(-tokens / 4).astype(np.float32),
+        ids=ids,
+        values=(-ids / 4).astype(np.float32),
+    )
 
 
 def allowed(words: IntArray, vocab: int) -> list[int]:

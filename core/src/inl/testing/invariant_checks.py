@@ -260,4 +260,4 @@ def _bucket(runner: LocalRunner, tokens: int, rows: int) -> Bucket:
         for bucket in sorted(runner.limits.buckets)
         if bucket.tokens >= tokens and bucket.rows >= rows and bucket.reply_width == 1
     )
-    return next(fits, Bucket(tokens, rows))
+    return next(fits, Bucket(tokens=tokens, rows=rows))

@@ -140,7 +140,7 @@ def _make_step(rng: Rng, rows: int) -> Case:
     slots = rng.permutation(np.arange(1, rows + 1))
     mixed = [Row(int(slot), [-1], [0.25]) for slot in slots[:-1]]
     mixed.append(Row(int(slots[-1]), [int(x) for x in rng.integers(0, 90, 3)]))
-    bucket = Bucket(rows + 4, rows + 1)
+    bucket = Bucket(tokens=rows + 4, rows=rows + 1)
     message = step_frame(
         bucket, mixed, step=3, groups=1, block_size=size, decode_rows=rows - 1
     )

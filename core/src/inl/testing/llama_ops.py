@@ -27,11 +27,11 @@ def llama_ops() -> list[str]:
     )
     stored = stored_specs(checkpoint)
     groups = plan_weights(MODEL.weights(config), kernels, stored, ranks=1)
-    limits = Limits(3, (9,), 16, 4, 96)
+    limits = Limits(slots=3, blocks=(9,), block_size=16, max_blocks_per_seq=4, vocab=96)
     names: dict[str, None] = {}
     for sampler in SAMPLERS:
         tracer = trace(
-            MODEL, config, groups, Bucket(16, 2, sampler=sampler), limits,
+            MODEL, config, groups, Bucket(tokens=16, rows=2, sampler=sampler), limits,
             KernelSelection(kernels),
         )  # fmt: skip
         names.update(dict.fromkeys(op for op, _ in tracer.counts))

@@ -202,7 +202,14 @@ class OpCall:
         """Return the cache in the layout of the backend, with its contents."""
         backend = self.target.backend
         blocks, size, heads, dim = cache.k.shape
-        limits = Limits(2, (blocks,), size, 2, 8, sampler="greedy")
+        limits = Limits(
+            slots=2,
+            blocks=(blocks,),
+            block_size=size,
+            max_blocks_per_seq=2,
+            vocab=8,
+            sampler="greedy",
+        )
         paged = Paged((0,), heads, dim, self.dtype)
         k, v = cache.k, cache.v
         if cache.scales is not None:
@@ -232,8 +239,8 @@ class OpCall:
             return given
         for arg in self.case.args:
             if isinstance(arg, Step):
-                return Bucket(arg.tokens.shape[0], arg.slots.shape[0])
-        return Bucket(1, 1)
+                return Bucket(tokens=arg.tokens.shape[0], rows=arg.slots.shape[0])
+        return Bucket(tokens=1, rows=1)
 
     def _block_size(self) -> int:
         caches = [arg for arg in self.case.args if isinstance(arg, Cache)]

@@ -56,7 +56,7 @@ def one_step(
 def fitting(limits: Limits, tokens: int, rows: int, sampler: str) -> Bucket:
     """Return the smallest bucket that fits, or the exact size if all are served."""
     if not limits.buckets:
-        return Bucket(tokens, rows, sampler=sampler)
+        return Bucket(tokens=tokens, rows=rows, sampler=sampler)
     rank = SAMPLERS.index(sampler)
     fits = [
         bucket

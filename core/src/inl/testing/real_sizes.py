@@ -247,7 +247,7 @@ def _make_step(rng: Rng) -> Iterator[Case]:
         Row(3, [int(x) for x in rng.integers(32_768, LARGE_VOCAB, 5)]),
     ]
     updates = [BlockTableUpdate(0, 1, 1562, 2 * FURTHER)]
-    bucket = Bucket(8, 4)
+    bucket = Bucket(tokens=8, rows=4)
     message = step_frame(
         bucket, rows, updates, step=70_000, groups=1, block_size=size, decode_rows=2
     )

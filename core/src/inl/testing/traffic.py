@@ -190,7 +190,9 @@ class Traffic:
     def _bucket(self, tokens: int, rows: int) -> Bucket:
         if not self._buckets:
             extra, more = (int(n) for n in self._rng.integers(0, 3, 2))
-            return Bucket(tokens + extra, rows + more, sampler=self._sampler)
+            return Bucket(
+                tokens=tokens + extra, rows=rows + more, sampler=self._sampler
+            )
         fits = [b for b in self._buckets if b.tokens >= tokens and b.rows >= rows]
         return fits[min(len(fits) - 1, int(self._rng.random() < 0.2))]
 

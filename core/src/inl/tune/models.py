@@ -71,8 +71,9 @@ def plan_decoding(
     size = backend.traits.block_size
     max_blocks = min(-(-language.config.max_tokens // size), 1 << 16)
     limits = Limits(
-        rows + 1, (max_blocks + 1,) * len(paged), size, max_blocks,
-        language.config.vocab_size, sampler="greedy",
+        slots=rows + 1, blocks=(max_blocks + 1,) * len(paged), block_size=size,
+        max_blocks_per_seq=max_blocks, vocab=language.config.vocab_size,
+        sampler="greedy",
         windows=tuple(group.window for group in paged),
     )  # fmt: skip
     plan = LoadPlan.of(language, backend, EngineConfig(dtype=dtype), limits=limits)
@@ -87,7 +88,7 @@ def calls(plan: LoadPlan) -> list[Call]:
     In order; calls of the same workload are listed once.
     """
     rows = plan.limits.slots - 1
-    traced = plan.tracer(Bucket(rows, rows))
+    traced = plan.tracer(Bucket(tokens=rows, rows=rows))
     unique: dict[Workload, Call] = {}
     for (op, _), (args, attrs) in traced.calls.items():
         work = workload(CATALOG[op], args, attrs)

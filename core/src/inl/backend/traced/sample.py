@@ -90,7 +90,7 @@ def score(xp: Any, logits: Array, tokens: Array) -> Scores:
     ids = xp.top(logits, min(TOP, logits.shape[-1]))
     # An invalid token has no score; any index will do.
     chosen = xp.take_along(logs, xp.maximum(tokens, 0)[:, None])[:, 0]
-    return Scores(chosen, ids, xp.take_along(logs, ids))
+    return Scores(chosen=chosen, ids=ids, values=xp.take_along(logs, ids))
 
 
 def mask_logits(xp: Any, logits: Array, masks: Array) -> Array:

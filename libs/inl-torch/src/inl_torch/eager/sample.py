@@ -105,7 +105,7 @@ def score(logits: torch.Tensor, tokens: torch.Tensor) -> Scores:
     top = _sort_keys(logits).topk(min(TOP, logits.shape[-1]), -1).indices
     ids = tokens.clamp(min=0).long()
     chosen = logprobs.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
-    return Scores(chosen, top.int(), logprobs.gather(-1, top))
+    return Scores(chosen=chosen, ids=top.int(), values=logprobs.gather(-1, top))
 
 
 def _sort_keys(logits: torch.Tensor) -> torch.Tensor:

@@ -46,7 +46,7 @@ def capture_sizes(limits: Limits) -> tuple[Bucket, ...]:
     )
     return (
         *(
-            Bucket(tokens, count, sampler=sampler)
+            Bucket(tokens=tokens, rows=count, sampler=sampler)
             for sizes, names in ((decodes, samplers), (prefills, prefill_samplers))
             for tokens, count in sizes
             for sampler in names
@@ -73,7 +73,7 @@ def verify_sizes(limits: Limits) -> list[Bucket]:
         )
     }
     return [
-        Bucket(tokens, count, width, sampler)
+        Bucket(tokens=tokens, rows=count, tokens_per_row=width, sampler=sampler)
         for tokens, count in sorted(sizes)
         for sampler in limits.samplers[-2:]
         if width > 1

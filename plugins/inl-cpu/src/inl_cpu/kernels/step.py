@@ -46,7 +46,7 @@ def make_step(
     shapes = catalog()["make_step"].shapes
     assert shapes is not None, "make_step is a primitive"
     specs, _ = shapes(message, tables, bucket=bucket, block_size=block_size)
-    step = Step(*(emitter.new(s.shape, np.int32) for s in specs[:-1]))
+    step: Step = tree_map(lambda spec: emitter.new(spec.shape, np.int32), specs)
     reader = StepReader(plain(message), tables, step, bucket, block_size)
     emitter.python(reader, [message])
     return step, tables
@@ -61,7 +61,7 @@ class StepReader:
         offsets = layout(bucket, groups=tables.blocks.shape[0], block_size=size)
         rows = message[offsets.rows : offsets.updates].reshape(bucket.rows, -1)
         self._message, self._tables = message, tables
-        self._step = Step(*(plain(array) for array in step[:-1]))
+        self._step: Step = tree_map(plain, step)
         self._bucket, self._size = bucket, size
         self._slots = rows[:, ROW_WORD.slot]
         self._counts = rows[:, ROW_WORD.token_count]
@@ -161,7 +161,8 @@ def prune_last_layer(emitter: CommandEmitter, step: Step) -> Step:
     shapes = catalog()["prune_last_layer"].shapes
     assert shapes is not None, "prune_last_layer is a primitive"
     pruned: Step = tree_map(partial(_allocate, emitter), shapes(step))
-    source, target = (Step(*map(plain, each[:-1])) for each in (step, pruned))
+    step = step._replace(plan=())
+    source, target = (tree_map(plain, each) for each in (step, pruned))
     index = np.arange(source.lengths.shape[0] + 1, dtype=np.int32)
 
     def run() -> None:
@@ -173,7 +174,7 @@ def prune_last_layer(emitter: CommandEmitter, step: Step) -> Step:
         target.samples[:] = index[:-1]
         target.used_counts[:] = used
 
-    emitter.python(run, list(leaves(step[:-1])))
+    emitter.python(run, list(leaves(step)))
     return pruned
 
 

@@ -89,7 +89,9 @@ def traced(
     )
     count = len(w.layers)
     tables: Any = None  # only steps are computed from them
-    state = State(tuple(Layer(index) for index in range(count)), {}, tables)
+    state = State(
+        caches=tuple(Layer(index) for index in range(count)), slotted={}, tables=tables
+    )
     ops: Any = DynamicOps(kernels)
     pruned = step
     for index, layer in enumerate(w.layers):
