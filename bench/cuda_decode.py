@@ -32,6 +32,7 @@ from inl.engine.inference_engine import InferenceEngine
 from inl.executor.model_loader import LanguageModel, open_model
 from inl.runners.local_runner import start_runner
 from inl.spec.limits import Limits
+from inl.spec.program import ProgramInfo
 from inl.spec.step import Bucket
 from inl.testing.near_tie import compare
 from inl_cuda.backend import CudaBackend
@@ -61,9 +62,14 @@ class WithoutTriton(TorchBackend):
         return self._inner.buckets(limits)
 
     def compile(
-        self, function: Program, bucket: Bucket | None, *, consumes: Sequence[int]
+        self,
+        function: Program,
+        bucket: Bucket | None,
+        *,
+        consumes: Sequence[int],
+        info: ProgramInfo,
     ) -> Program:
-        return self._inner.compile(function, bucket, consumes=consumes)
+        return self._inner.compile(function, bucket, consumes=consumes, info=info)
 
 
 class Bench:

@@ -35,7 +35,7 @@ class Counting(TorchBackend):
     def buckets(self, limits):
         return self._buckets
 
-    def compile(self, function, bucket, *, consumes):
+    def compile(self, function, bucket, *, consumes, info):
         def run(*args):
             if len(args) == 2:
                 self.entered.append(len(args[0]))

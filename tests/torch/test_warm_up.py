@@ -43,7 +43,7 @@ class Compiling(TorchBackend):
     def buckets(self, limits):
         return BUCKETS
 
-    def compile(self, function, bucket, *, consumes):
+    def compile(self, function, bucket, *, consumes, info):
         def run(*args):
             self.ran(bucket)
             return inference_mode(function)(*args)

@@ -259,3 +259,44 @@ def read_mutated_stream(noise, at):
                 return
             assert frame is not None, "waited although the stream has ended"
     raise AssertionError("more frames than bytes")
+
+
+def test_only_fields_without_their_default_are_sent():
+    least = Limits(slots=2, blocks=(3,), block_size=4, max_blocks_per_seq=2, vocab=5)
+    told = json.loads(wire_json.ready(wire_json.Ready(least, "cpu:0", "float32")))
+    assert set(told["limits"]) == {
+        "slots", "blocks", "block_size", "max_blocks_per_seq", "vocab",
+    }  # fmt: skip
+    limits = replace(least, buckets=(Bucket(tokens=4, rows=2),), embedding=8)
+    told = json.loads(wire_json.ready(wire_json.Ready(limits, "cpu:0", "float32")))
+    assert told["limits"]["buckets"] == [{"tokens": 4, "rows": 2}]
+    assert told["limits"]["embedding"] == 8
+
+
+@pytest.mark.parametrize("place", ["ready", "limits", "bucket"])
+def test_a_field_of_a_later_version_is_refused_by_its_name(place):
+    whole = json.loads(SAMPLES["ready"])
+    at = {
+        "ready": whole,
+        "limits": whole["limits"],
+        "bucket": whole["limits"]["buckets"][1],
+    }[place]
+    at["axes"] = [2, 2]
+    with pytest.raises(ProtocolError, match="found 'axes', which this version does"):
+        wire_json.read_ready(wire_json.text(whole), "w")
+
+
+def test_an_absent_field_needs_a_default():
+    whole = json.loads(SAMPLES["ready"])
+    del whole["limits"]["vocab"]
+    with pytest.raises(ProtocolError, match="limits: found no vocab, which it needs"):
+        wire_json.read_ready(wire_json.text(whole), "w")
+
+
+def test_buckets_of_earlier_traces_are_lists():
+    whole = {**asdict(LIMITS), "buckets": [[1, 1, 1, "greedy"], [4, 4, 1, "sample", 3]]}
+    read = wire_json.read_limits(json.loads(json.dumps(whole)), "w")
+    assert read.buckets == (Bucket(1, 1), Bucket(4, 4, 1, "sample", 3))
+    whole["buckets"] = [[1, 1, 1, "greedy", 1, 2, 3, 4, 5, 6, 7]]
+    with pytest.raises(ProtocolError):
+        wire_json.read_limits(json.loads(json.dumps(whole)), "w")

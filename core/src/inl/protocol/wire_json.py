@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import inl
@@ -18,7 +17,7 @@ from inl.errors import InlError, InvalidJson, ProtocolError, RunnerError
 from inl.plugin.hooks import CONTRACT
 from inl.protocol.runner import AdapterSource, Limits
 from inl.protocol.wire import PROTOCOL
-from inl.spec.limits import TOKEN_BUDGET
+from inl.protocol.wire_fields import received, sent
 from inl.spec.message import VERSION
 from inl.spec.step import SAMPLERS, Bucket
 
@@ -88,47 +87,44 @@ def _mismatch(
 
 
 def read_limits(value: Any, where: str) -> Limits:
-    """Read limits from the JSON form of ``dataclasses.asdict``."""
-    if not isinstance(value, dict):
-        raise ProtocolError(f"{where}: limits: found {value!r:.60}, accepts an object")
-
-    def count(name: str, least: int) -> int:
-        return _count(value.get(name), f"{where}: limits.{name}", least)
-
-    blocks = _items(value, "blocks", where)
+    """Read limits from the JSON form of :func:`~inl.protocol.wire_fields.sent`."""
+    at = f"{where}: limits"
+    fields = received(value, Limits, at)
+    blocks = _items(fields, "blocks", where)
     if not blocks:
-        raise ProtocolError(f"{where}: limits.blocks: found [], needs a group")
-    sampler = value.get("sampler")
-    if sampler not in SAMPLERS:
+        raise ProtocolError(f"{at}.blocks: found [], needs a group")
+    if fields["sampler"] not in SAMPLERS:
         raise ProtocolError(
-            f"{where}: limits.sampler: found {sampler!r:.60}, "
+            f"{at}.sampler: found {fields['sampler']!r:.60}, "
             f"accepts {', '.join(SAMPLERS)}"
         )
+    counts = {
+        name: _count(fields[name], f"{at}.{name}", least)
+        for name, least in LEAST.items()
+    }
     return Limits(
-        slots=count("slots", 2),
-        blocks=tuple(_count(each, f"{where}: limits.blocks", 2) for each in blocks),
-        block_size=count("block_size", 1),
-        max_blocks_per_seq=count("max_blocks_per_seq", 1),
-        vocab=count("vocab", 1),
-        buckets=tuple(_bucket(b, where) for b in _items(value, "buckets", where)),
-        depth=count("depth", 1),
-        sampler=str(sampler),
-        windows=_windows(value, len(blocks), where),
-        token_budget=_token_budget(value, where),
-        decode_steps=_optional(value, "decode_steps", where) or 1,
-        max_drafts=_optional(value, "max_drafts", where),
-        adapters=_optional(value, "adapters", where),
-        adapter_rank=_optional(value, "adapter_rank", where),
-        embedding=_optional(value, "embedding", where),
+        **counts,
+        blocks=tuple(_count(each, f"{at}.blocks", 2) for each in blocks),
+        buckets=tuple(_bucket(b, where) for b in _items(fields, "buckets", where)),
+        sampler=str(fields["sampler"]),
+        windows=_windows(fields, len(blocks), where),
     )
+
+
+LEAST = {
+    "slots": 2, "block_size": 1, "max_blocks_per_seq": 1, "vocab": 1, "depth": 1,
+    "token_budget": 1, "decode_steps": 1, "max_drafts": 0, "adapters": 0,
+    "adapter_rank": 0, "embedding": 0,
+}  # fmt: skip
+"""Counts among the fields of :class:`~inl.spec.limits.Limits`, with the least value."""
 
 
 def _windows(
     value: Mapping[str, Any], groups: int, where: str
 ) -> tuple[int | None, ...]:
-    """Windows of the cache groups; may be absent."""
-    windows = value.get("windows", [])
-    if not isinstance(windows, list) or len(windows) not in (0, groups):
+    """Windows of the cache groups."""
+    windows = value["windows"]
+    if not isinstance(windows, (list, tuple)) or len(windows) not in (0, groups):
         raise ProtocolError(
             f"{where}: limits.windows: found {windows!r:.60}, "
             f"accepts none or {groups}, one for each group"
@@ -137,21 +133,9 @@ def _windows(
     return tuple(None if each is None else _count(each, at, 1) for each in windows)
 
 
-def _token_budget(value: Mapping[str, Any], where: str) -> int:
-    """Preferred tokens of a step; may be absent."""
-    if "token_budget" not in value:
-        return TOKEN_BUDGET
-    return _count(value["token_budget"], f"{where}: limits.token_budget", 1)
-
-
-def _optional(value: Mapping[str, Any], name: str, where: str) -> int:
-    """A count that may be absent, and then is 0."""
-    return _count(value.get(name, 0), f"{where}: limits.{name}", 0)
-
-
 def _items(value: Mapping[str, Any], name: str, where: str) -> list[Any]:
     items = value.get(name)
-    if not isinstance(items, list):
+    if not isinstance(items, (list, tuple)):
         raise ProtocolError(
             f"{where}: limits.{name}: found {items!r:.60}, accepts a list"
         )
@@ -160,22 +144,18 @@ def _items(value: Mapping[str, Any], name: str, where: str) -> list[Any]:
 
 def _bucket(value: Any, where: str) -> Bucket:
     at = f"{where}: limits.buckets"
-    valid = isinstance(value, list) and len(value) in (4, 5)
-    if not valid or value[3] not in SAMPLERS:
+    if isinstance(value, list) and len(value) <= len(Bucket._fields):
+        # Of a trace of an earlier version.
+        value = dict(zip(Bucket._fields, value, strict=False))
+    fields = received(value, Bucket, at)
+    if fields["sampler"] not in SAMPLERS:
         raise ProtocolError(
-            f"{at}: found {value!r:.60}, accepts tokens, rows, tokens per row, one "
-            f"of {', '.join(SAMPLERS)}, and steps"
+            f"{at}.sampler: found {fields['sampler']!r:.60}, "
+            f"accepts {', '.join(SAMPLERS)}"
         )
-    tokens, rows, tokens_per_row = (_count(each, at, 1) for each in value[:3])
-    # A trace of an earlier version has no steps.
-    steps = _count(value[4], at, 1) if len(value) == 5 else 1
-    return Bucket(
-        tokens=tokens,
-        rows=rows,
-        tokens_per_row=tokens_per_row,
-        sampler=value[3],
-        repeat=steps,
-    )
+    sampler = str(fields.pop("sampler"))
+    counts = {name: _count(each, f"{at}.{name}", 1) for name, each in fields.items()}
+    return Bucket(**counts, sampler=sampler)
 
 
 def _count(value: Any, where: str, least: int) -> int:
@@ -188,36 +168,37 @@ def _count(value: Any, where: str, least: int) -> int:
 
 def ready(value: Ready) -> bytes:
     """Encode what a worker serves."""
-    return text(value._asdict() | {"limits": asdict(value.limits)})
+    return text(sent(value))
 
 
 def read_ready(payload: Buffer, where: str) -> Ready:
     """Decode what a worker serves."""
-    value = read_text(payload, f"{where}: READY")
-    device, dtype = value.get("device"), value.get("dtype")
+    fields = received(read_text(payload, f"{where}: READY"), Ready, f"{where}: READY")
+    device, dtype = fields["device"], fields["dtype"]
     if not isinstance(device, str) or not isinstance(dtype, str):
         raise ProtocolError(
             f"{where}: READY: found device and dtype {(device, dtype)!r:.80}, "
             "accepts strings"
         )
-    return Ready(read_limits(value.get("limits"), where), device, dtype)
+    limits = read_limits(fields["limits"], where)
+    return Ready(limits=limits, device=device, dtype=dtype)
 
 
 def adapter(source: AdapterSource) -> bytes:
     """Encode an adapter to load."""
-    return text(source._asdict())
+    return text(sent(source))
 
 
 def read_adapter_source(payload: Buffer, where: str) -> AdapterSource:
     """Decode an adapter to load."""
-    value = read_text(payload, where)
-    path, digest = value.get("path"), value.get("digest")
+    fields = received(read_text(payload, where), AdapterSource, where)
+    path, digest = fields["path"], fields["digest"]
     if not isinstance(path, str) or not isinstance(digest, str):
         raise ProtocolError(
             f"{where}: found path and digest {(path, digest)!r:.80}, accepts strings"
         )
-    number = _count(value.get("number"), f"{where}: number", 1)
-    return AdapterSource(number, path, digest)
+    number = _count(fields["number"], f"{where}: number", 1)
+    return AdapterSource(number=number, path=path, digest=digest)
 
 
 def failure(error: BaseException) -> bytes:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +25,7 @@ from inl.errors import ProtocolError
 from inl.protocol import wire_arrays, wire_json
 from inl.protocol.runner import AdapterSource, Limits, Reply
 from inl.protocol.token_masks import TokenMasks
+from inl.protocol.wire_fields import sent
 from inl.spec.message import header
 
 MAGIC = b"INLTRACE\x02\x00\x00\x00"
@@ -54,7 +54,7 @@ Item = RunHeader | Reply | TokenMasks | AdapterSource | Any
 def pack(item: Item) -> bytes:
     """Encode a record."""
     if isinstance(item, RunHeader):
-        fields = item._asdict() | {"limits": asdict(item.limits)}
+        fields = item._asdict() | {"limits": sent(item.limits)}
         payload: bytes | memoryview = wire_json.text(fields)
         kind = RUN
     elif isinstance(item, Reply):

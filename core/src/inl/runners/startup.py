@@ -6,7 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inl.checkpoints.digest import model_digest
@@ -15,6 +15,7 @@ from inl.errors import BackendUnavailable, ProtocolError, RunnerError
 from inl.executor.model_loader import LanguageModel, open_model
 from inl.placement.mesh import Meshes, parse_mesh
 from inl.protocol.runner import Limits, Runner
+from inl.protocol.wire_fields import sent
 from inl.runners.local_runner import start_runner
 from inl.workers.address import WorkerAddress, parse_worker
 
@@ -170,7 +171,7 @@ def worker_options(
         "model": str(language.checkpoint.path.absolute()),
         "device": device,
         "config": changed,
-        "limits": None if limits is None else asdict(limits),
+        "limits": None if limits is None else sent(limits),
     }
 
 

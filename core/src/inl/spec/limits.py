@@ -30,7 +30,7 @@ class Limits:
     """Compiled programs, smallest first; empty if every size has its exact program."""
     depth: int = 2
     """Steps that may be in flight."""
-    sampler: str = SAMPLERS[-1]
+    sampler: str = "sample_filtered"
     """Most expensive of :data:`SAMPLERS` that is available. "sample_filtered" allocates
     two tables of [slots, V] that the others do not need."""
 
