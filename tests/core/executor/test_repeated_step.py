@@ -285,3 +285,43 @@ def test_a_bad_row_is_named(row, sentence):
 def test_more_stop_ids_than_a_row_holds():
     with pytest.raises(ProtocolError, match="stop ids of a row: found 9"):
         repeated([Row(1, [-1], stop_ids=range(9))])
+
+
+MANY = frozenset(range(30, 42))
+"""More stop ids than a row of a frame has by default."""
+
+
+@pytest.mark.parametrize("loops", [True, False], ids=["loop", "one by one"])
+def test_a_runner_may_have_room_for_more_stop_ids(loops):
+    def many():
+        return [
+            Request([7, at], max_tokens=7, stop_ids=MANY, temperature=0.9, seed=at)
+            for at in range(5)
+        ]
+
+    plain, _, _ = answers(make_runner(), many(), 1, EOS)
+    assert {reason for _, reason in plain} == {"stop", "length"}
+    found, seen, _ = answers(make_runner(loops, decode_steps=8), many(), 8, EOS)
+    assert found == plain
+    assert {record.bucket.repeat for record in seen} == {1}
+    runner = make_runner(loops, decode_steps=8, stop_ids=16)
+    found, seen, _ = answers(runner, many(), 8, EOS)
+    assert found == plain
+    repeated_ones = {r.bucket.stop_ids for r in seen if r.bucket.repeat > 1}
+    assert repeated_ones == {16}
+
+
+def test_a_frame_with_other_stop_ids_than_the_runner_is_refused():
+    bucket = Bucket(tokens=1, rows=1, repeat=4, stop_ids=12)
+    row = Row(1, [-1], steps=2, stop_ids=range(12))
+    frame = step_frame(bucket, [row], step=2, groups=1, block_size=4, decode_rows=1)
+    assert header(frame).bucket == bucket
+    for read in (
+        lambda: FrameCheck(limits(decode_steps=4)).read(frame),
+        lambda: read_step(frame, header(frame), limits(decode_steps=4)),
+    ):
+        with pytest.raises(ProtocolError, match=r"(found 12.* accepts 8)|(found 12)"):
+            read()
+    wide = limits(decode_steps=4, stop_ids=12)
+    (read_row,) = read_step(frame, header(frame), wide).rows
+    assert read_row.stop_ids == tuple(range(12))

@@ -139,7 +139,7 @@ def test_values_come_back():
         wire_arrays.read_progress(wire_arrays.PROGRESS.pack(1, 2, 3))
     # A new field of either must also be sent.
     assert Reply._fields == ("step", "tokens", "scores", "hidden")
-    assert len(fields(Limits)) == 15
+    assert len(fields(Limits)) == 16
     assert reply.scores is None
     assert reply.hidden is None
     told = wire_arrays.read_reply(SAMPLES["pooled reply"])

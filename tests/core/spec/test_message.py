@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from inl.errors import ProtocolError
 from inl.spec.message import (
+    ADMISSION_WORD,
     ADMIT,
     HEADER,
+    HEADER_WORD,
     MASKED,
     MAX_TOKEN_BIASES,
     RELEASE,
@@ -27,6 +29,7 @@ from inl.spec.message import (
     header,
     max_block_table_updates,
     release_frame,
+    row_words,
     step_frame,
     token_bias_frame,
 )
@@ -305,3 +308,44 @@ def test_a_frame_of_512_decoding_rows_is_small():
     )
     # 512 rows of 3 words and a token each are 8 KiB; the rest is room for cells.
     assert frame.nbytes <= 4 * (HEADER + 512 * 4 + 4 * (512 + 32))
+
+
+@pytest.mark.parametrize(
+    ("word", "value", "sentence"),
+    [
+        ("stop_ids", 9, "frame word 13 (stop_ids): found 9, accepts 0, or 1 and more"),
+        ("uniforms", 9, "frame word 14 (uniforms): found 9, accepts 0, or 2 * W - 1"),
+        ("stop_ids", -1, "frame word 13 (stop_ids): found -1"),
+    ],
+)
+def test_sizes_of_rows_are_for_steps_that_use_them(word, value, sentence):
+    frame = step_frame(Bucket(4, 2), (), step=1, groups=1, block_size=4, decode_rows=0)
+    frame[getattr(HEADER_WORD, word)] = value
+    with pytest.raises(ProtocolError, match=re.escape(sentence)):
+        header(frame)
+
+
+def test_a_reserved_word_is_0():
+    frame = step_frame(Bucket(4, 2), (), step=1, groups=1, block_size=4, decode_rows=0)
+    frame[15] = 1
+    with pytest.raises(ProtocolError, match="a reserved word of the header"):
+        header(frame)
+
+
+def test_rows_may_have_more_uniform_numbers():
+    bucket = Bucket(tokens=6, rows=2, tokens_per_row=3, uniforms=9)
+    rows = [Row(1, [-1, -2], [at / 10 for at in range(9)], range(20, 28))]
+    frame = step_frame(bucket, rows, step=1, groups=1, block_size=4, decode_rows=1)
+    assert header(frame).bucket == bucket
+    record = frame[16 : 16 + row_words(bucket)]
+    assert len(record) == 2 + 9 + 8
+    assert record[2:11].view(np.float32).tolist() == [
+        float(np.float32(at / 10)) for at in range(9)
+    ]
+    assert record[11:].tolist() == list(range(20, 28))
+
+
+def test_no_word_of_an_admission_moves():
+    """The contract promises it: a later parameter has a frame of its own."""
+    assert ADMISSION_WORD == (16, 17, 18, 19, 20, 27)
+    assert len(PARAMS) == 7

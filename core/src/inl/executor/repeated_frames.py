@@ -24,7 +24,7 @@ from inl.spec.message import (
     steps_word,
     stop_words,
 )
-from inl.spec.step import NO_TOKEN, Bucket
+from inl.spec.step import MAX_STOP_IDS, NO_TOKEN, Bucket
 
 if TYPE_CHECKING:
     from inl.backend.base import Backend
@@ -54,7 +54,7 @@ class SingleSteps:
 
         Called for each step from 0 on.
         """
-        single = self._head.bucket._replace(repeat=1)
+        single = self._head.bucket._replace(repeat=1, stop_ids=MAX_STOP_IDS)
         kept = np.flatnonzero(self._steps > step).astype(np.int32)
         if not self._limits.buckets:
             single = single._replace(tokens=len(kept), rows=len(kept))
@@ -66,7 +66,7 @@ class SingleSteps:
         used = len(kept)
         frame[: len(Header._fields)] = self._head._replace(
             tokens=single.tokens, rows=single.rows, repeat=0, decode_rows=used,
-            used_rows=used, used_tokens=used, used_updates=len(updates),
+            used_rows=used, used_tokens=used, used_updates=len(updates), stop_ids=0,
         )  # fmt: skip
         table = frame[place.rows : place.updates].reshape(single.rows, -1)
         table[:used, : ROW_WORD.uniforms] = self._rows[kept, : ROW_WORD.uniforms]
@@ -108,14 +108,18 @@ def without_stopped(
     return np.where(before > 0, NO_TOKEN, tokens)
 
 
-def with_repeats(buckets: Sequence[Bucket], steps: int) -> tuple[Bucket, ...]:
+def with_repeats(
+    buckets: Sequence[Bucket], steps: int, stop_ids: int
+) -> tuple[Bucket, ...]:
     """Return buckets with those of repeated steps, where decoding steps have any."""
     decoding = (b for b in buckets if b.tokens == b.rows and b.tokens_per_row == 1)
-    repeated = (bucket._replace(repeat=steps) for bucket in decoding)
+    repeated = (b._replace(repeat=steps, stop_ids=stop_ids) for b in decoding)
     return (*buckets, *repeated) if steps > 1 else tuple(buckets)
 
 
 def with_programs(backend: Backend, limits: Limits) -> Limits:
     """Return the limits with the buckets that a runner of ``backend`` compiles."""
-    buckets = with_repeats(backend.buckets(limits), limits.decode_steps)
+    buckets = with_repeats(
+        backend.buckets(limits), limits.decode_steps, limits.stop_ids
+    )
     return replace(limits, buckets=buckets)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from inl.spec.message import (
+    DRAFT,
     MAX_TOKEN_BIASES,
     BlockTableUpdate,
     Row,
@@ -59,6 +60,16 @@ def step_cases(rng: np.random.Generator) -> Iterable[Case]:
         bucket, drafts, step=4, groups=groups, block_size=size, decode_rows=2
     )
     yield Case("drafts", (message, tables), {"bucket": bucket, "block_size": size})
+    more = bucket._replace(uniforms=8)
+    drafts = [
+        Row(1, [-1, DRAFT, DRAFT], list(rng.random(8)), list(range(30, 37))),
+        Row(3, [-1, DRAFT], list(rng.random(8)), list(range(50, 57))),
+    ]
+    message = step_frame(
+        more, drafts, step=4, groups=groups, block_size=size, decode_rows=2
+    )
+    attrs = {"bucket": more, "block_size": size}
+    yield Case("more uniforms", (message, tables), attrs, since=(2, 0))
     message = step_frame(
         bucket, (), step=4, groups=groups, block_size=size, decode_rows=0
     )

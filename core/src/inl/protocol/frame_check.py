@@ -119,6 +119,11 @@ class FrameCheck:
                 f"step {step}: found bucket {tuple(bucket)}, accepts "
                 f"{[tuple(each) for each in limits.buckets]}"
             )
+        if bucket.repeat > 1 and bucket.stop_ids != limits.stop_ids:
+            raise ProtocolError(
+                f"step {step}: found {bucket.stop_ids} stop ids per row, accepts "
+                f"{limits.stop_ids}"
+            )
         single = bucket.tokens_per_row == 1 or bucket.verifies
         if bucket.sampler not in limits.samplers or (
             bucket.sampler == "sample_filtered" and not single

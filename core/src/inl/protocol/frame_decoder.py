@@ -17,7 +17,6 @@ from inl.spec.embedded_rows import read_rows
 from inl.spec.message import (
     DRAFT,
     EMBEDDED,
-    HEADER,
     ROW_WORD,
     UPDATE_WORDS,
     BlockTableUpdate,
@@ -90,6 +89,8 @@ def read_step(frame: IntArray, head: Header, limits: Limits) -> StepFrame:
     if limits.buckets and bucket not in limits.buckets:
         programs = f"one of {len(limits.buckets)} programs"
         raise _error(head, "bucket", tuple(bucket), programs)
+    if bucket.repeat > 1 and bucket.stop_ids != limits.stop_ids:
+        raise _error(head, "stop ids per row", bucket.stop_ids, str(limits.stop_ids))
     place = layout(bucket, groups=limits.groups, block_size=limits.block_size)
     embeddings: dict[int, NDArray[np.float32]] = {}
     if head.flags & EMBEDDED:
@@ -107,7 +108,6 @@ def read_step(frame: IntArray, head: Header, limits: Limits) -> StepFrame:
     updates = words[place.updates : place.tokens]
     tokens = words[place.tokens :]
     for name, part, used in (
-        ("header", words[len(Header._fields) : HEADER], 0),
         ("rows", rows, row_words(bucket) * head.used_rows),
         ("updates", updates, UPDATE_WORDS * head.used_updates),
         ("tokens", tokens, head.used_tokens),

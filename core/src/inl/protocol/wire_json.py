@@ -114,7 +114,7 @@ def read_limits(value: Any, where: str) -> Limits:
 LEAST = {
     "slots": 2, "block_size": 1, "max_blocks_per_seq": 1, "vocab": 1, "depth": 1,
     "token_budget": 1, "decode_steps": 1, "max_drafts": 0, "adapters": 0,
-    "adapter_rank": 0, "embedding": 0,
+    "adapter_rank": 0, "embedding": 0, "stop_ids": 1,
 }  # fmt: skip
 """Counts among the fields of :class:`~inl.spec.limits.Limits`, with the least value."""
 
@@ -154,7 +154,10 @@ def _bucket(value: Any, where: str) -> Bucket:
             f"accepts {', '.join(SAMPLERS)}"
         )
     sampler = str(fields.pop("sampler"))
-    counts = {name: _count(each, f"{at}.{name}", 1) for name, each in fields.items()}
+    counts = {
+        name: _count(each, f"{at}.{name}", 0 if name == "uniforms" else 1)
+        for name, each in fields.items()
+    }
     return Bucket(**counts, sampler=sampler)
 
 

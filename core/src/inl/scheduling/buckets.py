@@ -36,6 +36,8 @@ class Buckets:
             )
         self._buckets = sorted(usable, key=_size)
         self._verifiers = sorted(filter(_verifies, limits.buckets), key=_size)
+        self.stop_ids = limits.stop_ids
+        """Most stop ids of a row of a repeated step."""
         self._repeaters = sorted(filter(_repeats, limits.buckets), key=_size)
         served = {bucket.sampler for bucket in usable} or {limits.sampler}
         self.sampler = max(served, key=SAMPLERS.index)
@@ -93,7 +95,10 @@ class Buckets:
         ``None`` if the runner has programs, and none that fits.
         """
         if not self._buckets:
-            return Bucket(tokens=rows, rows=rows, sampler=sampler, repeat=steps)
+            return Bucket(
+                tokens=rows, rows=rows, sampler=sampler, repeat=steps,
+                stop_ids=self.stop_ids,
+            )  # fmt: skip
         rank = SAMPLERS.index(sampler)
         fits = (
             bucket

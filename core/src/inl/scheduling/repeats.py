@@ -18,7 +18,6 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from inl.scheduling.plan import Chunk, Plan, SchedulerConfig, StepBuilder
-from inl.spec.message import MAX_STOP_IDS
 
 if TYPE_CHECKING:
     from inl.scheduling.buckets import Buckets
@@ -67,7 +66,8 @@ class Repeats:
         waiting: whether requests wait until a row ends.
         """
         rows = step.chunks
-        if self.steps == 1 or not all(map(_is_repeatable, rows)):
+        most = buckets.stop_ids
+        if self.steps == 1 or not all(_is_repeatable(row, most) for row in rows):
             return
         left = [chunk.request.max_scheduled - chunk.start for chunk in rows]
         count = min(self.steps, min(left) if waiting else max(left))
@@ -107,8 +107,11 @@ class Repeats:
             self._step_seconds = known + SLOWER_WEIGHT * (seconds - known)
 
 
-def _is_repeatable(chunk: Chunk) -> bool:
-    """Whether the device can compute more tokens of a row without the host."""
+def _is_repeatable(chunk: Chunk, stop_ids: int) -> bool:
+    """Whether the device can compute more tokens of a row without the host.
+
+    stop_ids: the most that it can compare with.
+    """
     request = chunk.request
     return (
         chunk.stop >= request.host_token_count
@@ -116,5 +119,5 @@ def _is_repeatable(chunk: Chunk) -> bool:
         and request.guide is None
         and request.token_mask is None
         and request.logprobs is None
-        and len(request.end_ids) <= MAX_STOP_IDS
+        and len(request.end_ids) <= stop_ids
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from inl.spec.cache import passed_blocks
-from inl.spec.step import SAMPLERS, Bucket
+from inl.spec.step import MAX_STOP_IDS, SAMPLERS, Bucket
 
 TOKEN_BUDGET = 512
 """Tokens per step if neither the engine nor its backend sets a budget."""
@@ -53,6 +53,8 @@ class Limits:
     embedding: int = 0
     """H: elements of a row of embeddings that steps may have in place of tokens; 0 if
     the runner takes none."""
+    stop_ids: int = MAX_STOP_IDS
+    """Most stop ids of each row of a repeated step: that of its buckets."""
 
     @property
     def samplers(self) -> tuple[str, ...]:

@@ -3,18 +3,23 @@
 A frame is a header of :data:`HEADER` words (:class:`Header`) and a body. The body of a
 step is, in order::
 
-    rows     [R, ...]    slot, count, float32 bits of 2 * W - 1 uniform numbers,
-                         2 * W - 2 drafted tokens; or slot, 1, bits of N uniform
-                         numbers, number of steps, MAX_STOP_IDS stop ids plus 1
+    rows     [R, ...]    slot, count, float32 bits of U uniform numbers, U - 1 drafted
+                         tokens; or slot, 1, bits of N uniform numbers, number of
+                         steps, K stop ids plus 1
     updates  [C, 4]      changed block table entries: group, slot, entry, block
     tokens   [T]         ids; -1 is the slot's last sampled token, -2 the drafted token
                          of the position that it is computed at
 
 with the flag EMBEDDED followed by embeddings (:mod:`inl.spec.embedded_rows`), and
-with ``C = max_block_table_updates(bucket)``. Uniform numbers and drafts belong to
-positions, because the engine does not know where a row starts while a step that
-verifies drafts is in flight: position p of the row's sequence is sampled with number
-``p % (2 * W - 1)`` and has draft ``p % (2 * W - 2)``.
+with ``C = max_block_table_updates(bucket)``. U is ``2 * W - 1`` and K is 8, unless the
+header has other numbers. Uniform numbers and drafts belong to positions, because the
+engine does not know where a row starts while a step that verifies drafts is in flight:
+position p of the row's sequence is sampled with number ``p % U`` and has draft
+``p % (U - 1)``.
+
+A repeated step has no flags and no drafts: rows that sample under a mask, or report
+log-probabilities of each token, are decoded one step at a time, and a frame that says
+otherwise is refused by the name of the word.
 
 Step i of a repeated step (``Header.repeat`` is N) samples with uniform number i, and
 has the token that step i - 1 sampled as its input. A row computes as many steps as its
@@ -66,7 +71,6 @@ from inl.spec.message_layout import BIAS_WORD as BIAS_WORD
 from inl.spec.message_layout import BIAS_WORDS as BIAS_WORDS
 from inl.spec.message_layout import DRAFT as DRAFT
 from inl.spec.message_layout import FEEDBACK as FEEDBACK
-from inl.spec.message_layout import MAX_STOP_IDS as MAX_STOP_IDS
 from inl.spec.message_layout import MAX_TOKEN_BIASES as MAX_TOKEN_BIASES
 from inl.spec.message_layout import ROW_WORD as ROW_WORD
 from inl.spec.message_layout import TOKEN_BIAS_SIZE as TOKEN_BIAS_SIZE
@@ -87,6 +91,7 @@ from inl.spec.message_layout import steps_word as steps_word
 from inl.spec.message_layout import stop_words as stop_words
 from inl.spec.message_layout import uniform_count as uniform_count
 from inl.spec.message_layout import uniform_words as uniform_words
+from inl.spec.step import MAX_STOP_IDS as MAX_STOP_IDS
 from inl.spec.step import NEUTRAL, PARAMS, SAMPLERS, Bucket
 
 if TYPE_CHECKING:
@@ -122,6 +127,8 @@ def step_frame(
         VERSION, STEP, step, bucket.tokens, bucket.rows, bucket.tokens_per_row,
         SAMPLERS.index(bucket.sampler), flags, bucket.repeat if repeats else 0,
         decode_rows, len(rows), used_tokens, len(updates),
+        bucket.stop_ids if repeats and bucket.stop_ids != MAX_STOP_IDS else 0,
+        bucket.uniforms,
     )  # fmt: skip
     _write_rows(frame[place.rows : place.updates], rows, counts, bucket)
     _write_tokens(frame[place.tokens :], rows, counts)
@@ -157,7 +164,7 @@ def _write_repeats(table: IntArray, rows: Sequence[Row], bucket: Bucket) -> None
     """Write the number of steps and the stop ids of rows of a repeated step."""
     table[:, steps_word(bucket)] = [row.steps for row in rows]
     for row, words in zip(rows, table[:, stop_words(bucket)], strict=True):
-        _check_fits("stop ids of a row", len(row.stop_ids), MAX_STOP_IDS)
+        _check_fits("stop ids of a row", len(row.stop_ids), bucket.stop_ids)
         words[: len(row.stop_ids)] = [token + 1 for token in row.stop_ids]
 
 

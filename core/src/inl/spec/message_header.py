@@ -6,7 +6,7 @@ import sys
 from typing import Any, NamedTuple
 
 from inl.errors import ProtocolError
-from inl.spec.step import SAMPLERS, Bucket
+from inl.spec.step import MAX_STOP_IDS, SAMPLERS, Bucket
 
 INT32 = "<i4" if sys.byteorder == "little" else ">i4"
 """NumPy's string for the dtype of a frame."""
@@ -56,6 +56,10 @@ class Header(NamedTuple):
     used_rows: int
     used_tokens: int
     used_updates: int
+    stop_ids: int = 0
+    """``Bucket.stop_ids`` of a repeated step; 0 for its default."""
+    uniforms: int = 0
+    """``Bucket.uniforms``."""
 
     @property
     def bucket(self) -> Bucket:
@@ -66,6 +70,8 @@ class Header(NamedTuple):
             tokens_per_row=self.tokens_per_row,
             sampler=SAMPLERS[self.sampler],
             repeat=max(self.repeat, 1),
+            stop_ids=self.stop_ids or MAX_STOP_IDS,
+            uniforms=self.uniforms,
         )
 
 
@@ -83,13 +89,19 @@ def header(frame: Any) -> Header:
             f"frame: found {frame.dtype} {list(frame.shape)}, "
             f"expected int32 [words] of at least {HEADER}"
         )
-    head = Header(*frame[: len(Header._fields)].tolist())
+    words = frame[:HEADER].tolist()
+    head = Header(*words[: len(Header._fields)])
     if head.version != VERSION:
         raise _error("version", f"{head.version:#x}", f"{VERSION:#x}")
     if head.kind not in (STEP, ADMIT, RELEASE, TOKEN_BIAS):
         raise _error("kind", head.kind, "0 to 3")
     if head.kind == STEP:
         _check_step(head)
+    if any(words[len(Header._fields) :]):
+        raise ProtocolError(
+            "frame: found a reserved word of the header that is not 0: it asks for "
+            "something that this version does not know"
+        )
     return head
 
 
@@ -102,6 +114,8 @@ def _check_step(head: Header) -> None:
         and 0 <= head.decode_rows <= head.used_rows <= head.rows
         and 0 <= head.used_tokens <= head.tokens
         and head.used_updates >= 0
+        and (not head.stop_ids or (head.stop_ids > 0 and head.repeat > 1))
+        and (not head.uniforms or _has_uniforms(head))
     )
     if not valid:
         raise _step_error(head)
@@ -126,6 +140,12 @@ def _samples_nothing(head: Header) -> bool:
     return alone and single and not head.decode_rows
 
 
+def _has_uniforms(head: Header) -> bool:
+    """Whether a step may have a number of uniforms of its own: it verifies drafts."""
+    least = 2 * head.tokens_per_row - 1
+    return head.tokens_per_row > 1 and head.uniforms >= least
+
+
 def _step_error(head: Header) -> ProtocolError:
     """Return an error that names the first invalid word."""
     for name, least in _LEAST.items():
@@ -144,6 +164,12 @@ def _step_error(head: Header) -> ProtocolError:
             "per row and no decoding rows"
         )
         return _error("flags", head.flags, accepted)
+    if head.stop_ids and not (head.stop_ids > 0 and head.repeat > 1):
+        accepted = "0, or 1 and more in a repeated step"
+        return _error("stop_ids", head.stop_ids, accepted)
+    if head.uniforms and not _has_uniforms(head):
+        accepted = "0, or 2 * W - 1 and more with W tokens per row, above 1"
+        return _error("uniforms", head.uniforms, accepted)
     names = ", ".join(SAMPLERS)
     return _error("sampler", head.sampler, f"0 to {len(SAMPLERS) - 1} ({names})")
 

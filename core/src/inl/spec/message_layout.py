@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from inl.spec.message_header import HEADER
-from inl.spec.step import PARAMS, Bucket
+from inl.spec.step import Bucket
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 MAX_TOKEN_BIASES = 256
 """Most tokens in one token bias frame."""
 
-MAX_STOP_IDS = 8
-"""Most stop ids of a row of a repeated step."""
-
 
 class Row(NamedTuple):
     """One sequence's part of a step, as a writer receives it."""
@@ -34,9 +31,9 @@ class Row(NamedTuple):
     """Ids to compute; -1 is the slot's last sampled token, -2 the drafted token of the
     position that it is computed at."""
     uniforms: Sequence[float] = ()
-    """In [0, 1): number ``p % (2 * W - 1)`` samples position p; missing ones are 0."""
+    """In [0, 1): number ``p % U`` samples position p; missing ones are 0."""
     drafts: Sequence[int] = ()
-    """Number ``p % (2 * W - 2)`` is drafted for position p; missing ones are 0."""
+    """Number ``p % (U - 1)`` is drafted for position p; missing ones are 0."""
     steps: int = 1
     """Steps of a row of a repeated step, which has a uniform number for each."""
     stop_ids: Sequence[int] = ()
@@ -51,16 +48,19 @@ DRAFT = -2
 
 
 class RowWords(NamedTuple):
-    """One row of a step frame, 3 + 4 * (W - 1) words, or 12 + N of repeated steps."""
+    """One row of a step frame: 1 + 2 * U words, or 3 + N + K of repeated steps.
+
+    With U, the uniform numbers of a row (:func:`uniform_count`: ``2 * W - 1``, unless
+    the header has another number), and K, its stop ids (:attr:`Bucket.stop_ids`).
+    """
 
     slot: int
     token_count: int
     """Tokens of the row; 0 is padding."""
     uniforms: int
-    """Float32 bits of the first of ``2 * W - 1`` uniform numbers, which ``2 * W - 2``
-    drafted tokens follow. Of repeated steps: of the first of N uniform numbers, which
-    the number of steps of the row and ``MAX_STOP_IDS`` words follow, each a stop id
-    plus 1, or 0."""
+    """Float32 bits of the first of U uniform numbers, which U - 1 drafted tokens
+    follow. Of repeated steps: of the first of N uniform numbers, which the number of
+    steps of the row and K words follow, each a stop id plus 1, or 0."""
 
 
 class BlockTableUpdate(NamedTuple):
@@ -132,7 +132,7 @@ ADMISSION_WORD = AdmissionWords(
     last=HEADER + 2,
     adapter=HEADER + 3,
     params=HEADER + 4,
-    blocks=HEADER + 4 + len(PARAMS),
+    blocks=HEADER + 11,
 )
 """Word of each field from the start of an admission or a release."""
 
@@ -167,15 +167,17 @@ def uniform_count(bucket: Bucket) -> int:
     """Return the uniform numbers of a row of a step frame.
 
     A row that samples up to W positions starts at one of W, since a step in flight may
-    accept 1 to W tokens: it may sample ``2 * W - 1`` different positions.
+    accept 1 to W tokens: it may sample ``2 * W - 1`` different positions. A bucket may
+    have room for more.
     """
-    return 2 * bucket.tokens_per_row - 1
+    return bucket.uniforms or 2 * bucket.tokens_per_row - 1
 
 
 def draft_words(bucket: Bucket) -> slice:
     """Return the drafted tokens within a row of a step frame."""
-    start = ROW_WORD.uniforms + uniform_count(bucket)
-    return slice(start, start + 2 * bucket.tokens_per_row - 2)
+    count = uniform_count(bucket)
+    start = ROW_WORD.uniforms + count
+    return slice(start, start + count - 1)
 
 
 def uniform_words(bucket: Bucket) -> slice:
@@ -196,13 +198,13 @@ def steps_word(bucket: Bucket) -> int:
 def stop_words(bucket: Bucket) -> slice:
     """Return the stop ids within a row of a repeated step."""
     start = steps_word(bucket) + 1
-    return slice(start, start + MAX_STOP_IDS)
+    return slice(start, start + bucket.stop_ids)
 
 
 def row_words(bucket: Bucket) -> int:
     """Return the words of one row of a step frame."""
     if bucket.repeat > 1:
-        return steps_word(bucket) + 1 + MAX_STOP_IDS
+        return steps_word(bucket) + 1 + bucket.stop_ids
     return ROW_WORD.uniforms + 2 * uniform_count(bucket) - 1
 
 

@@ -35,6 +35,9 @@ INVALID_TOKEN = -1
 NO_TOKEN = -2
 """Fills the row of a reply after its last token."""
 
+MAX_STOP_IDS = 8
+"""Default of :attr:`Bucket.stop_ids`."""
+
 TOP = 20
 """Most probable tokens whose log-probabilities a "sample_filtered" step reports."""
 
@@ -53,6 +56,11 @@ class Bucket(NamedTuple):
     repeat: int = 1
     """N: most decoding steps that the program computes one after the other. Above 1,
     all rows are decoding rows: ``tokens == rows`` and ``tokens_per_row == 1``."""
+    stop_ids: int = MAX_STOP_IDS
+    """Most stop ids of each row of a repeated step."""
+    uniforms: int = 0
+    """Uniform numbers of each row of a step that verifies drafts, at least 2 * W - 1; 0
+    for that number."""
 
     @property
     def verifies(self) -> bool:
