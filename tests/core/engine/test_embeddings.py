@@ -21,7 +21,8 @@ from inl.recording.trace_file import read_trace
 from inl.runners.startup import start
 from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.request import Request
-from inl.spec.embedded_rows import with_rows
+from inl.spec.embedded_rows import read_rows, with_rows
+from inl.spec.message import HEADER_WORD
 from inl.testing.hash_runner import HashRunner
 from inl.testing.play import admission, one_step
 from inl.testing.tiny import tiny_llama
@@ -231,3 +232,47 @@ def test_damaged_frames_are_refused(folder, make, rows, cut, message):
     with pytest.raises(ProtocolError, match=message):
         runner.submit(frame[: len(frame) - cut])
     runner.close()
+
+
+def of_16_bits(rows):
+    """Round to numbers of bfloat16, toward zero."""
+    return (rows.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+
+
+@pytest.mark.parametrize("width", [1, 2, 5, 48])
+def test_embeddings_of_16_bits_take_half_a_frame(width):
+    rng = np.random.default_rng(width)
+    exact = {at: rng.standard_normal(width).astype(np.float32) for at in (1, 4, 5)}
+    rounded = {at: of_16_bits(row) for at, row in exact.items()}
+    frame = np.zeros(40, np.int32)
+    for rows, words in ((exact, width), (rounded, (width + 1) // 2)):
+        whole = with_rows(frame, rows)
+        assert len(whole) == 40 + 3 * (1 + words)
+        indices, found = read_rows(whole, 40, 6, width)
+        assert indices.tolist() == [1, 4, 5]
+        assert found.tobytes() == np.stack(list(rows.values())).tobytes()
+    with pytest.raises(ProtocolError, match="accepts a multiple of"):
+        read_rows(np.append(whole, np.int32(0)), 40, 6, width + 2)
+
+
+def test_embeddings_of_16_bits_give_the_tokens_of_ids(tmp_path):
+    name = "model.embed_tokens.weight"
+    table = of_16_bits(TABLE)
+    (tmp_path / "config.json").write_text(json.dumps(HF))
+    save_file(TENSORS | {name: table}, tmp_path / "model.safetensors")
+    with opened(tmp_path) as engine:
+        expected = engine.generate(IDS, max_tokens=COUNT).token_ids
+        mixed = [*IDS[:3], table[IDS[3:20]], *IDS[20:]]
+        assert engine.generate(mixed, max_tokens=COUNT).token_ids == expected
+        kinds = engine.runner.executor.program_keys
+    assert "advance_embedded" in {name for name, _ in kinds}
+
+
+def test_a_flag_of_a_later_version_is_refused():
+    limits = Limits(slots=3, blocks=(9,), block_size=4, max_blocks_per_seq=4, vocab=96)
+    runner = HashRunner(limits)
+    runner.submit(admission(limits, 1, [1]))
+    frame = one_step(limits, [(1, [5, 6])], step=1, decoding=0)
+    frame[HEADER_WORD.flags] |= 1 << 9
+    with pytest.raises(ProtocolError, match="word 7 \\(flags\\): found 512, accepts"):
+        runner.submit(frame)

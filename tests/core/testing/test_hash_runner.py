@@ -365,7 +365,9 @@ def test_a_drawing_row_needs_a_drawing_program(frames):
 
 def test_only_programs_that_exist_are_run(frames, small):
     runner = said(HashRunner(small(buckets=(Bucket(4, 2),))), frames.admit())
-    with pytest.raises(ProtocolError, match=r"bucket: found \(1, 1, 1, 'greedy', 1, 8, 0\)"):
+    with pytest.raises(
+        ProtocolError, match=r"bucket: found \(1, 1, 1, 'greedy', 1, 8, 0\)"
+    ):
         runner.submit(frames.step(1, (1, [1])))
     runner.submit(frames.step(1, (1, [1]), bucket=Bucket(4, 2)))
 

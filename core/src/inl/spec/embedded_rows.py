@@ -1,8 +1,9 @@
 """Embeddings in step frames: rows that take the place of looked-up tokens.
 
 A step with the flag EMBEDDED has, after its tokens, the indices [E] of tokens in
-ascending order, and float32 bits of their embeddings [E, H]. E follows from the size of
-the frame and ``Limits.embedding``, H.
+ascending order, and float32 bits of their embeddings [E, H]; with the flag HALVED those
+of bfloat16, two to a word and the first in its lower half, [E, ceil(H / 2)]. E follows
+from the size of the frame and ``Limits.embedding``, H.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inl.errors import ProtocolError
-from inl.spec.message_header import EMBEDDED, HEADER_WORD
+from inl.spec.message_header import EMBEDDED, HALVED, HEADER_WORD
 from inl.spec.step import Array
 
 if TYPE_CHECKING:
@@ -31,15 +32,42 @@ class EmbeddedRows(NamedTuple):
 
 
 def with_rows(frame: IntArray, rows: Mapping[int, NDArray[np.float32]]) -> IntArray:
-    """Return a step frame with the embeddings of tokens, by index."""
+    """Return a step frame with the embeddings of tokens, by index.
+
+    They are sent in bfloat16 if all of them are numbers of it.
+    """
     import numpy as np
 
     indices = sorted(rows)
-    bits = np.stack([rows[at] for at in indices]).astype(np.float32).view(np.int32)
-    parts = frame, np.array(indices, np.int32), bits.ravel()
+    bits = np.stack([rows[at] for at in indices]).astype(np.float32).view(np.uint32)
+    flags = EMBEDDED
+    if not (bits & 0xFFFF).any():
+        bits, flags = _halved(bits), EMBEDDED | HALVED
+    parts = frame, np.array(indices, np.int32), bits.view(np.int32).ravel()
     joined: IntArray = np.concatenate(parts)
-    joined[HEADER_WORD.flags] |= EMBEDDED
+    joined[HEADER_WORD.flags] |= flags
     return joined
+
+
+def _halved(bits: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """Return the upper halves of words [E, H], two to a word."""
+    import numpy as np
+
+    upper = np.pad(bits >> 16, ((0, 0), (0, bits.shape[1] % 2)))
+    packed: NDArray[np.uint32] = upper[:, ::2] | upper[:, 1::2] << np.uint32(16)
+    return packed
+
+
+def _floats(words: IntArray, width: int, *, halved: bool) -> NDArray[np.float32]:
+    """Return embeddings [E, H] of words."""
+    import numpy as np
+
+    if not halved:
+        return words.view(np.float32)
+    bits = words.view(np.uint32)
+    pairs = np.stack([bits << np.uint32(16), bits & np.uint32(0xFFFF0000)], axis=-1)
+    whole: NDArray[np.float32] = pairs.reshape(len(bits), -1).view(np.float32)
+    return np.ascontiguousarray(whole[:, :width])
 
 
 def read_rows(
@@ -51,14 +79,16 @@ def read_rows(
     """
     import numpy as np
 
-    words = frame[size:]
-    count, rest = divmod(len(words), 1 + width)
+    words, halved = frame[size:], bool(frame[HEADER_WORD.flags] & HALVED)
+    row_words = (width + 1) // 2 if halved else width
+    count, rest = divmod(len(words), 1 + row_words)
     if not width or rest or not count:
         raise ProtocolError(
             f"embeddings of a step: found {len(words)} words, accepts a multiple of "
-            f"{1 + width}" + ("" if width else ", and this runner takes none")
+            f"{1 + row_words}" + ("" if width else ", and this runner takes none")
         )
-    indices, rows = words[:count], words[count:].view(np.float32).reshape(count, width)
+    indices = words[:count]
+    rows = _floats(words[count:].reshape(count, row_words), width, halved=halved)
     ends = np.concatenate([[-1], indices, [used_tokens]])
     if (np.diff(ends) < 1).any():
         raise ProtocolError(

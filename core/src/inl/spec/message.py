@@ -52,6 +52,7 @@ from typing import TYPE_CHECKING
 from inl.errors import ProtocolError
 from inl.spec.message_header import ADMIT as ADMIT
 from inl.spec.message_header import EMBEDDED as EMBEDDED
+from inl.spec.message_header import HALVED as HALVED
 from inl.spec.message_header import HEADER as HEADER
 from inl.spec.message_header import HEADER_WORD as HEADER_WORD
 from inl.spec.message_header import INT32 as INT32

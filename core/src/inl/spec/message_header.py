@@ -29,6 +29,9 @@ MASKED = 1
 EMBEDDED = 2
 """Flag of a step: embeddings follow its tokens, see :mod:`inl.spec.embedded_rows`."""
 
+HALVED = 16
+"""Flag of a step with ``EMBEDDED``: the embeddings are in bfloat16."""
+
 POOLED = 4
 """Flag of a step: nothing is sampled, and the reply has the hidden states of the rows'
 last tokens. Without other flags and decoding rows, and with one token per row."""
@@ -36,6 +39,10 @@ last tokens. Without other flags and decoding rows, and with one token per row."
 SCORED = 8
 """Flag of a step: nothing is sampled, and the reply has the scores of the token after
 each one that it computes, of a "sample_filtered" bucket. As ``POOLED`` otherwise."""
+
+
+FLAGS = MASKED | EMBEDDED | POOLED | SCORED | HALVED
+"""All flags. A runner refuses a step with another one, which it does not know."""
 
 
 class Header(NamedTuple):
@@ -97,6 +104,8 @@ def header(frame: Any) -> Header:
         raise _error("kind", head.kind, "0 to 3")
     if head.kind == STEP:
         _check_step(head)
+        if head.flags & ~FLAGS:
+            raise _error("flags", head.flags, f"sums of those in {FLAGS}")
     if any(words[len(Header._fields) :]):
         raise ProtocolError(
             "frame: found a reserved word of the header that is not 0: it asks for "
