@@ -2,7 +2,7 @@
 
 import pytest
 
-from inl.backend.base import DeviceMemory, Traits
+from inl.backend.base import CacheLayout, DeviceMemory, Traits
 from inl.config import EngineConfig
 from inl.executor.cache_sizing import plan_limits
 from inl.models import llama
@@ -19,20 +19,23 @@ GIB = 1 << 30
 
 
 class Free:
-    """A backend of which only the free memory and the traits are asked."""
+    """A backend of which only free memory, traits and the layout are asked."""
 
-    def __init__(self, free, share):
+    def __init__(self, free, share, layout=None):
         self.traits = Traits(cache_share=share, token_budget=1024)
-        self._free = free
+        self._free, self._layout = free, layout
+
+    def offers(self, kind):
+        return self._layout if kind is CacheLayout else None
 
     def memory(self):
         return DeviceMemory(2 * self._free, self._free)
 
 
-def planned(free, share, **settings):
+def planned(free, share, layout=None, **settings):
     shaped = llama.MODEL.config(SIZES)
     config = EngineConfig(max_batch=512, **settings)
-    limits = plan_limits(llama.MODEL, shaped, Free(free, share), config)
+    limits = plan_limits(llama.MODEL, shaped, Free(free, share, layout), config)
     return (limits.blocks[0] - 1) * BLOCK
 
 
@@ -55,3 +58,9 @@ def test_a_small_device_keeps_a_quarter():
 
 def test_the_config_decides():
     assert planned(80 * GIB, 0.9, cache_bytes=GIB) == pytest.approx(GIB, rel=1e-3)
+
+
+def test_the_backend_says_what_a_block_takes():
+    layout = CacheLayout(lambda group, size: 3 * group.token_bytes * size)
+    found = planned(80 * GIB, 0.9, layout, cache_bytes=GIB)
+    assert found == pytest.approx(GIB / 3, rel=1e-3)

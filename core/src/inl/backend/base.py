@@ -101,6 +101,19 @@ class CachedMemory(NamedTuple):
     """Frees what no tensor uses. Called after the runner has dropped its own."""
 
 
+class CacheLayout(NamedTuple):
+    """Capability: says how much memory a cache takes in the backend's layout.
+
+    For layouts with padding, or with scales of their own. Without it a cache takes the
+    bytes of its keys and values in their dtype, and in int8 those of a float32 scale
+    per token and head.
+    """
+
+    block_bytes: Callable[[Paged, int], int]
+    """Takes a cache group and the tokens per block; returns the bytes of a block in one
+    layer, with scales and padding."""
+
+
 class ForkSafety(NamedTuple):
     """Capability: tensors and programs can also be used in a forked child.
 

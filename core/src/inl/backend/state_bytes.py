@@ -10,16 +10,22 @@ from inl.ops.step import empty_tables
 from inl.spec.cache import Paged, Slotted
 
 if TYPE_CHECKING:
-    from inl.backend.base import StateSpec
+    from inl.backend.base import CacheLayout, StateSpec
     from inl.spec.limits import Limits
 
 
-def state_bytes(spec: StateSpec, limits: Limits) -> int:
-    """Bytes of the caches, slots and tables of a runner with ``limits``."""
+def state_bytes(
+    spec: StateSpec, limits: Limits, layout: CacheLayout | None = None
+) -> int:
+    """Bytes of the caches, slots and tables of a runner with ``limits``.
+
+    layout: what the backend offers.
+    """
     paged = [item for item in spec if isinstance(item, Paged)]
     groups = zip(paged, limits.blocks, strict=True)
     caches = sum(
-        blocks * block_bytes(group, limits.block_size) for group, blocks in groups
+        blocks * block_bytes(group, limits.block_size, layout)
+        for group, blocks in groups
     )
     slotted = sum(
         array_bytes((limits.slots, *item.shape), item.dtype)
@@ -29,12 +35,16 @@ def state_bytes(spec: StateSpec, limits: Limits) -> int:
     return caches + slotted + table_bytes(limits)
 
 
-def block_bytes(group: Paged, block_size: int) -> int:
+def block_bytes(
+    group: Paged, block_size: int, layout: CacheLayout | None = None
+) -> int:
     """Bytes of one block of a cache group: keys, values and scales of all its layers.
 
-    block_size: tokens per block.
+    block_size: tokens per block. layout: what the backend offers.
     """
-    return len(group.layers) * group.token_bytes * block_size
+    if layout is None:
+        return len(group.layers) * group.token_bytes * block_size
+    return len(group.layers) * layout.block_bytes(group, block_size)
 
 
 def table_bytes(limits: Limits) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from inl.backend.base import CacheLayout
 from inl.backend.state_bytes import array_bytes, block_bytes
 from inl.config import EngineConfig
 from inl.dtypes import wrap
@@ -58,7 +59,9 @@ def plan_limits(
         for item in model.state(shaped)
         if isinstance(item, Paged)
     ]
-    per_block = sum(block_bytes(group, size) for group in paged)
+    layout = backend.offers(CacheLayout)
+    costs = [block_bytes(group, size, layout) for group in paged]
+    per_block = sum(costs)
     batch = config.max_batch or backend.traits.max_batch
     token_budget = config.token_budget or backend.traits.token_budget
     budget = config.cache_bytes or _default_budget(
@@ -76,7 +79,7 @@ def plan_limits(
         )
     return Limits(
         slots=batch + 1,
-        blocks=_group_blocks(paged, budget, seq_blocks, size, batch),
+        blocks=_group_blocks(paged, costs, budget, seq_blocks, size, batch),
         windows=tuple(group.window for group in paged),
         block_size=size,
         max_blocks_per_seq=seq_blocks,
@@ -126,13 +129,18 @@ def embedding_width(model: Model, shaped: Any) -> int:
 
 
 def _group_blocks(
-    paged: Sequence[Paged], budget: int, seq_blocks: int, size: int, batch: int
+    paged: Sequence[Paged],
+    costs: Sequence[int],
+    budget: int,
+    seq_blocks: int,
+    size: int,
+    batch: int,
 ) -> tuple[int, ...]:
     """Return the blocks of each cache group that fit into ``budget`` bytes.
 
-    A sequence has ``seq_blocks`` blocks. A group with a window has room for one whole
-    sequence, whose prompt is computed, and for the windows of all others, with the
-    blocks that enter and leave them.
+    costs: bytes of a block of each group. A sequence has ``seq_blocks`` blocks. A group
+    with a window has room for one whole sequence, whose prompt is computed, and for the
+    windows of all others, with the blocks that enter and leave them.
     """
 
     def counts(blocks: int) -> tuple[int, ...]:
@@ -145,8 +153,8 @@ def _group_blocks(
         )
 
     def cost(blocks: int) -> int:
-        parts = zip(counts(blocks), paged, strict=True)
-        return sum(count * block_bytes(group, size) for count, group in parts)
+        parts = zip(counts(blocks), costs, strict=True)
+        return sum(count * each for count, each in parts)
 
     # The cost is increasing, and ``seq_blocks`` blocks are known to be affordable.
     most = bisect_right(range(seq_blocks, batch * seq_blocks + 1), budget, key=cost)

@@ -159,11 +159,14 @@ def _writes_by_body(runner: LocalRunner) -> bool:
 
 
 def _block_bytes(tiny: Tiny) -> int:
+    from inl.backend.base import CacheLayout
     from inl.backend.state_bytes import block_bytes
 
+    layout = tiny.target.backend.offers(CacheLayout)
     state = tiny.language.model.state(tiny.language.config)
     size = tiny.limits().block_size
-    return sum(block_bytes(item, size) for item in state if isinstance(item, Paged))
+    paged = [item for item in state if isinstance(item, Paged)]
+    return sum(block_bytes(item, size, layout) for item in paged)
 
 
 def _large_blocks(tiny: Tiny, seconds: float) -> int:

@@ -61,7 +61,9 @@ CAPABILITIES: dict[str, tuple[type, ...]] = {
     "several devices": (
         base.Ranks, base.Rank, base.Collectives, Meshes, MeshSizes, Mesh,
     ),
-    "memory and processes": (base.CachedMemory, base.ForkSafety, Bandwidth),
+    "memory and processes": (
+        base.CacheLayout, base.CachedMemory, base.ForkSafety, Bandwidth,
+    ),
     "tuning": (Tunable, Facts),
 }  # fmt: skip
 """Capabilities, and the values that belong to them, by heading."""

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from inl.backend.allocation import allocating
 from inl.backend.base import (
     Backend,
+    CacheLayout,
     DeviceMemory,
     Precompiler,
     Program,
@@ -30,7 +31,7 @@ from inl.spec.program import ProgramInfo
 from inl.spec.step import Bucket
 from inl_jax import xla
 from inl_jax.buckets import compiled_sizes
-from inl_jax.pages import paged_state
+from inl_jax.pages import LAYOUT, paged_state
 from inl_jax.programs import OOM, Compiler
 from inl_jax.tensors import BITS, from_host, jax_dtype, to_host
 
@@ -65,7 +66,7 @@ class JaxBackend(Backend):
                 return jnp.zeros(shape, BITS, device=self.place)
             return zeros(shape, dtype)
 
-        with self._allocating(state_bytes(spec, limits), "state"):
+        with self._allocating(state_bytes(spec, limits, LAYOUT), "state"):
             return paged_state(spec, limits, zeros, cells)
 
     def memory(self) -> DeviceMemory:
@@ -95,6 +96,8 @@ class JaxBackend(Backend):
             return cast("C", Precompiler(self.compiler.precompile))
         if kind is DeviceLoops:
             return cast("C", DeviceLoops(jax.lax.while_loop, jnp))
+        if kind is CacheLayout:
+            return cast("C", LAYOUT)
         if kind is WeightUpdates:
             return cast("C", WeightUpdates(lambda _old, new: self.tensor(new)))
         return super().offers(kind)

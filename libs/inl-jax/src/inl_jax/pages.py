@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from inl.backend.base import StateSpec
+from inl.backend.base import CacheLayout, StateSpec
 from inl.backend.simple import zeroed_state
+from inl.dtypes import SIZES
 from inl.spec.cache import Paged, State
 from inl.spec.limits import Limits
 from inl_jax.tensors import BITS, Array
@@ -67,6 +68,16 @@ def paged_state(
         return Pages(cells(shape, group.dtype), scales)
 
     return zeroed_state(spec, limits, zeros, cache=pages)
+
+
+def block_bytes(group: Paged, block_size: int) -> int:
+    """Return the bytes of a block of one layer."""
+    cells = block_size * 2 * group.head_dim * SIZES[group.dtype]
+    scales = 4 * scale_lanes(block_size) if group.dtype == INT8 else 0
+    return group.kv_heads * (cells + scales)
+
+
+LAYOUT = CacheLayout(block_bytes)
 
 
 def scale_lanes(block_size: int) -> int:

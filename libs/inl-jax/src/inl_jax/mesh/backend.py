@@ -31,7 +31,7 @@ from inl_jax.backend import JaxBackend, device_memory
 from inl_jax.mesh import caches, experts
 from inl_jax.mesh.collectives import MeshCollectives
 from inl_jax.mesh.places import first_of, partial_axes
-from inl_jax.pages import paged_state
+from inl_jax.pages import LAYOUT, paged_state
 from inl_jax.programs import Compiler
 from inl_jax.tensors import from_host, jax_dtype
 
@@ -124,7 +124,7 @@ class MeshBackend(JaxBackend):
             sharding = NamedSharding(self.mesh, CACHE_SPEC)
             return jnp.zeros(shape, jax_dtype(dtype), device=sharding)
 
-        with self._allocating(state_bytes(spec, limits), "state"):
+        with self._allocating(state_bytes(spec, limits, LAYOUT), "state"):
             return paged_state(whole, padded, zeros, cache)
 
     def memory(self) -> DeviceMemory:
