@@ -21,6 +21,7 @@ from inl.runners.startup import worker_options
 from inl.spec.cache import Slotted
 from inl.speculation.draft_counts import StepTimes
 from inl.speculation.drafters import NgramDrafter, SyntheticDrafter
+from inl.speculation.setup import check_speculation
 from inl.testing.tiny import tiny_llama
 
 VOCAB = 256
@@ -168,20 +169,33 @@ def test_adaptive_drafts_measure_the_times_of_steps(engines):
     assert told(outputs(engine, VOCAB)) == told(outputs(engines(), VOCAB))
 
 
-def test_a_model_that_must_replay_is_refused(engines):
-    from inl.speculation.setup import check_speculation
+def with_state(*state):
+    """A model with such state."""
+    model = SimpleNamespace(state=lambda _config: state)
+    return SimpleNamespace(name="tiny", config=None, model=model)
 
-    class Replayed:
-        name = "tiny"
-        config = None
 
-        class model:  # noqa: N801
-            @staticmethod
-            def state(config):
-                return (Slotted("velocity", (4,), "float32", "replay"),)
+VELOCITY = Slotted("velocity", (4,), "float32", "replay")
+RECURRENT = Slotted("memory", (4,), "float32", "tokens")
 
-    with pytest.raises(RequestError, match="cannot go back to before a rejected"):
-        check_speculation(Replayed, EngineConfig(speculation="ngram"))
+
+@pytest.mark.parametrize(
+    ("state", "accepted"),
+    [
+        ([VELOCITY], 'None, or velocity="reset"$'),
+        ([RECURRENT], "None$"),
+        ([VELOCITY._replace(restores=("drafts",)), RECURRENT], "None$"),
+        ([RECURRENT._replace(restores=("snapshot",))], "None$"),
+    ],
+)
+def test_a_model_whose_state_cannot_go_back_is_refused(state, accepted):
+    with pytest.raises(RequestError, match=f"a rejected token; accepted: {accepted}"):
+        check_speculation(with_state(*state), EngineConfig(speculation="ngram"))
+
+
+def test_a_model_whose_state_goes_back_verifies_drafts():
+    state = RECURRENT._replace(restores=("snapshot", "drafts"))
+    check_speculation(with_state(state), EngineConfig(speculation="ngram"))
 
 
 @pytest.mark.parametrize(

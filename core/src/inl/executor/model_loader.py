@@ -132,6 +132,12 @@ def is_recurrent(language: LanguageModel) -> bool:
     return "tokens" in _rebuilds(language)
 
 
+def verifies_drafts(language: LanguageModel) -> bool:
+    """Whether the model's state can go back to before a rejected draft."""
+    state = language.model.state(language.config)
+    return all("drafts" in item.restores for item in state if isinstance(item, Slotted))
+
+
 def _rebuilds(language: LanguageModel) -> set[str]:
     state = language.model.state(language.config)
     return {item.rebuild for item in state if isinstance(item, Slotted)}

@@ -73,8 +73,12 @@ class Slotted(NamedTuple):
     """How a preempted sequence restores it: "tokens" recomputes the prompt and the
     answer in chunks of any size, "replay" recomputes the answer one token per step.
     With "tokens" every token changes the state, so that requests share no blocks of
-    leading tokens; with "replay" only generated tokens do. Neither state can go back
-    to before a rejected draft."""
+    leading tokens; with "replay" only generated tokens do."""
+    restores: tuple[Literal["drafts", "snapshot"], ...] = ()
+    """What the state can go back to without being rebuilt. "drafts": the programs that
+    verify drafts leave it as after the last accepted token. "snapshot": a copy of a
+    slot's rows, made between steps, continues the sequence in any slot of the runner.
+    Nothing by default: then drafts are refused, and no prefix is shared by copies."""
 
 
 def kv_token_bytes(kv_heads: int, head_dim: int, dtype: str) -> int:

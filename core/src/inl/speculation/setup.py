@@ -13,6 +13,7 @@ from inl.executor.model_loader import (
     is_recurrent,
     is_replayed,
     open_model,
+    verifies_drafts,
 )
 from inl.runners.local_runner import LocalRunner
 from inl.runners.startup import start
@@ -36,17 +37,14 @@ if TYPE_CHECKING:
 
 def check_speculation(language: LanguageModel, config: EngineConfig) -> None:
     """Raise :class:`~inl.errors.RequestError` for a model that cannot verify drafts."""
-    if is_recurrent(language):
-        raise RequestError(
-            f"EngineConfig.speculation: found {config.speculation!r}, but the state of "
-            f"{language.name} cannot go back to before a rejected token; accepted: None"
-        )
-    if is_replayed(language):
-        raise RequestError(
-            f"EngineConfig.speculation: found {config.speculation!r}, but the state of "
-            f"{language.name} cannot go back to before a rejected token; accepted: "
-            'None, or velocity="reset"'
-        )
+    if verifies_drafts(language):
+        return
+    instead = "" if is_recurrent(language) else ', or velocity="reset"'
+    raise RequestError(
+        f"EngineConfig.speculation: found {config.speculation!r}, but the state of "
+        f"{language.name} cannot go back to before a rejected token; accepted: "
+        f"None{instead}"
+    )
 
 
 def with_draft_head(language: LanguageModel, config: EngineConfig) -> LanguageModel:
@@ -111,7 +109,7 @@ def _drafter(
     if config.speculation == "eagle":
         return _eagle_drafter(language, config, runner)
     draft = open_model(resolve_model(config.draft_model))
-    if is_recurrent(draft):
+    if is_recurrent(draft) and not verifies_drafts(draft):
         raise RequestError(
             f"EngineConfig.draft_model: found {draft.name}, whose state cannot go back "
             "to before a rejected token; accepted: a model without recurrent layers"
