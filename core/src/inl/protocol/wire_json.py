@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import inl
@@ -133,7 +133,7 @@ def _windows(
     return tuple(None if each is None else _count(each, at, 1) for each in windows)
 
 
-def _items(value: Mapping[str, Any], name: str, where: str) -> list[Any]:
+def _items(value: Mapping[str, Any], name: str, where: str) -> Sequence[Any]:
     items = value.get(name)
     if not isinstance(items, (list, tuple)):
         raise ProtocolError(

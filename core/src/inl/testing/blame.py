@@ -35,11 +35,37 @@ def first_wrong_op(op_call: OpCall) -> tuple[str, str]:
     return watch.found
 
 
-class _Watch:
-    """The ops of a body, each compared with its definition until one is wrong."""
+def first_raising_op(op_call: OpCall, error: Exception) -> str:
+    """Run a composite again and fetch the result of each op that its body calls.
 
-    def __init__(self, op_call: OpCall, ops: ResolvedOps) -> None:
-        self._op_call, self._ops = op_call, ops
+    For backends that compute when a result is fetched, where an error does not name the
+    kernel. Returns the display name of the first kernel whose result raises such an
+    error; empty if there is none, or if a kernel computes the composite.
+    """
+    if not op_call.spec.composite or op_call.choice().kernel is not None:
+        return ""
+    ops, args = op_call.ready()
+    watch = _Watch(op_call, ops, error)
+    try:
+        op_call.spec.body(watch, *args, **op_call.case.attrs)
+    # The error may also be one of a kernel that computes at once.
+    except Exception:
+        return watch.found[0]
+    return watch.found[0]
+
+
+class _Watch:
+    """The ops of a body, each compared with its definition until one is wrong.
+
+    error: looks for the op whose result raises it, in place of one that is wrong.
+    """
+
+    def __init__(
+        self, op_call: OpCall, ops: ResolvedOps, error: Exception | None = None
+    ) -> None:
+        self._op_call, self._ops, self._error = op_call, ops, error
+        self._raised: Exception | None = None
+        """What fetching arrays has raised last."""
         self.found = "", ""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -59,6 +85,10 @@ class _Watch:
 
     def _compare(self, spec: OpSpec, case: Case, result: Any) -> None:
         found = self._fetched(result)
+        if self._error is not None:
+            if self._raised is not None and _alike(self._raised, self._error):
+                self.found = self._winner(spec, case), str(self._raised)
+            return
         if found is None:
             return
         try:
@@ -67,11 +97,12 @@ class _Watch:
         except Exception:
             return
         if not verdict.passed:
-            specs = tree_map(_spec, case.args)
-            choice = select_kernel(
-                spec, specs, case.attrs, self._op_call.target.selection
-            )
-            self.found = choice.winner, str(verdict)
+            self.found = self._winner(spec, case), str(verdict)
+
+    def _winner(self, spec: OpSpec, case: Case) -> str:
+        specs = tree_map(_spec, case.args)
+        selection = self._op_call.target.selection
+        return select_kernel(spec, specs, case.attrs, selection).winner
 
     def _fetched(self, tree: Any) -> Any:
         """Copy arrays to the host, floating-point ones as float64.
@@ -84,11 +115,17 @@ class _Watch:
             host = np.array(values(numpy(x)))
             return host.astype(np.float64) if host.dtype.kind == "f" else host
 
+        self._raised = None
         try:
             return tree_map(fetch, _without_plans(tree))
         # Whatever a third-party backend raises for what is no array of its own.
-        except Exception:
+        except Exception as error:
+            self._raised = error
             return None
+
+
+def _alike(error: Exception, other: Exception) -> bool:
+    return type(error) is type(other) and str(error) == str(other)
 
 
 def _without_plans(tree: Any) -> Any:

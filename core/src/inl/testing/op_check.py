@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from inl.dtypes import E4M3, cast, wrap
-from inl.errors import message
+from inl.errors import NOTE, message
 from inl.spec.cache import Cache
 from inl.spec.step import Step
 from inl.spec.strict_array import StrictArray
 from inl.spec.tolerance import Verdict, judge
 from inl.spec.tree import tree_map
-from inl.testing.blame import first_wrong_op
+from inl.testing.blame import first_raising_op, first_wrong_op
 from inl.testing.check import CheckFailed, Fault, Measure
 from inl.testing.op_call import OpCall, values, without_caches
 
@@ -47,7 +47,11 @@ def run_checked(
     # Any exception of a third-party kernel is a failure of this check.
     except Exception as error:
         what = f"raised {type(error).__name__}: {message(error)}"
-        raise failed(op_call, "raises", what, seed, note) from error
+        named = any(n.startswith(NOTE) for n in getattr(error, "__notes__", ()))
+        kernel = "" if named else first_raising_op(op_call, error)
+        if kernel:
+            note += f"; of the ops that it calls, {kernel} raises it"
+        raise failed(op_call, "raises", what, seed, note, cause=kernel) from error
 
 
 def _unconsumed(op_call: OpCall, args: Sequence[Any]) -> Iterator[tuple[str, Any]]:
