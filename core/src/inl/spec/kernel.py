@@ -38,11 +38,16 @@ class Kernel:
     layout: str = PLAIN
     """Layout of the weights that the kernel takes."""
     pack: Callable[[Mapping[str, HostArray | None], Any, str], Any] | None = None
-    """(logical tensors by name, backend, dtype) -> a tuple of tensors in ``layout``;
-    :func:`~inl.spec.weights.in_layout` makes its type."""
+    """(group, backend, dtype) -> a tuple of tensors in ``layout``, whose type
+    :func:`~inl.spec.weights.in_layout` makes. group: a mapping from each field of the
+    model's group to its :class:`~inl.dtypes.HostArray` as it is stored, the rank's
+    share of it, or ``None`` for a tensor that the checkpoint lacks."""
     can_pack: Callable[..., str | None] = accepts
-    """(stored specs of the group, by name) -> ``None`` if ``pack`` supports them, else
-    the reason."""
+    """(weight=spec, bias=spec, ...) -> ``None`` if ``pack`` supports such a group, else
+    the reason. Asked before data is read: in place of a mapping to arrays it gets, by
+    keyword, the :class:`~inl.spec.op.Spec` of each tensor with the dtype that is stored
+    and the shape before ranks share it; float32 for one that the checkpoint lacks.
+    Fields that the model does not have are left out."""
     plan: Callable[..., Any] | None = None
     """(step, *, block_size) -> work shared by all layers of a step, which the kernel
     reads from ``step.plan[label]``."""

@@ -17,9 +17,9 @@ engine does not know where a row starts while a step that verifies drafts is in 
 position p of the row's sequence is sampled with number ``p % U`` and has draft
 ``p % (U - 1)``.
 
-A repeated step has no flags and no drafts: rows that sample under a mask, or report
-log-probabilities of each token, are decoded one step at a time, and a frame that says
-otherwise is refused by the name of the word.
+A repeated step has no flags and no drafts, and its reply has tokens only: rows that
+sample under a mask, or report log-probabilities, are decoded one step at a time. A
+repeated step with a flag is refused by the name of the word.
 
 Step i of a repeated step (``Header.repeat`` is N) samples with uniform number i, and
 has the token that step i - 1 sampled as its input. A row computes as many steps as its
