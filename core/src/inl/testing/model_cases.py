@@ -90,13 +90,14 @@ def model_cases(language: LanguageModel, seed: int) -> list[ModelCase]:
     """
     steps = _Steps(language, seed)
     found = [
-        *steps.run("prompt", steps.prompts(), Bucket(192, 4, sampler=SAMPLER), 0),
+        *steps.run("prompt", steps.prompts(),
+                   Bucket(tokens=192, rows=4, sampler=SAMPLER), 0),
         *steps.run("decoding", [Row(slot, [-1], [0.5]) for slot in (1, 2, 3)],
-                   Bucket(4, 4, sampler=SAMPLER), 3),
+                   Bucket(tokens=4, rows=4, sampler=SAMPLER), 3),
     ]  # fmt: skip
     if not any(isinstance(item, Slotted) for item in steps.spec):
         width = DRAFTS + 1
-        bucket = Bucket(2 * width, 2, width, SAMPLER)
+        bucket = Bucket(tokens=2 * width, rows=2, tokens_per_row=width, sampler=SAMPLER)
         rows = steps.half_right(bucket)
         found += steps.run("verifying", rows, bucket, 0)
     return found
@@ -143,7 +144,7 @@ class _Steps:
     def prompts(self) -> list[Row]:
         """Return rows of random prompts, whose sequences it admits."""
         rows, first = [], 1
-        ops = _Recorder(Bucket(1, 1), None)
+        ops = _Recorder(Bucket(tokens=1, rows=1), None)
         for slot, wanted in enumerate(PROMPTS, 1):
             count = min(wanted, self._context - DRAFTS - 2)
             blocks = [list(range(first, first + COLUMNS))] * self._groups
