@@ -64,7 +64,9 @@ EFFECTS = {
         "reasoning_effort": "low", "chat_template_kwargs": {"a": 1},
         "add_generation_prompt": False,
     },
-    "completions": SHARED | {"prompt": "a", "logprobs": 1, "echo": True},
+    "completions": SHARED | {
+        "prompt": "a", "logprobs": 1, "echo": True, "suffix": "a",
+    },
     "responses": {
         "input": "a", "model": "b", "instructions": "a", "max_output_tokens": 3,
         "temperature": 0.5, "top_p": 0.5, "top_k": 5, "top_logprobs": 2, "tools": [],
@@ -82,6 +84,7 @@ EFFECTS = {
     "ollama chat": OLLAMA | {"messages": [TURN, TURN], "tools": []},
     "ollama generate": OLLAMA | {
         "prompt": "a", "system": "a", "context": [1], "raw": True,
+        "suffix": "a",
     },
 }  # fmt: skip
 WITH_OTHERS = {
@@ -102,7 +105,7 @@ WITH_OTHERS = {
 REFUSED = {
     "responses": {"previous_response_id": "a", "conversation": "a", "background": True},
     "chat": {}, "completions": {}, "messages": {}, "ollama chat": {},
-    "ollama generate": {"suffix": "a", "template": "a", "images": ["a"]},
+    "ollama generate": {"template": "a", "images": ["a"]},
 }  # fmt: skip
 ACCOUNTING = {
     "user", "metadata", "store", "service_tier", "safety_identifier",

@@ -19,6 +19,7 @@ from inl.serve.conversions import Conversions
 from inl.serve.event_stream import encode
 from inl.serve.gate import Gate
 from inl.serve.generate_endpoint import Catalog, GenerateEndpoint
+from inl.serve.infill import InfillExchange
 from inl.serve.ollama.embeddings import OllamaEmbeddings
 from inl.serve.ollama.exchange import OllamaChatExchange, OllamaGenerateExchange
 from inl.serve.ollama.models import OllamaModels
@@ -48,6 +49,7 @@ GENERATING: dict[str, MakeExchange] = {
     "/v1/completions": CompletionExchange,
     "/v1/responses": ResponsesExchange,
     "/v1/messages": MessagesExchange,
+    "/infill": InfillExchange,
     "/api/chat": OllamaChatExchange,
     "/api/generate": OllamaGenerateExchange,
 }

@@ -11,6 +11,7 @@ import inl
 from inl.serve import admin
 from inl.serve.anthropic.messages import CountRequest, MessagesRequest
 from inl.serve.conversions import DetokenizeRequest, TokenizeRequest
+from inl.serve.infill import InfillRequest
 from inl.serve.ollama.embeddings import EmbedRequest, OllamaEmbeddingsRequest
 from inl.serve.ollama.messages import GenerateRequest, OllamaChatRequest
 from inl.serve.ollama.models import ModelRequest
@@ -26,6 +27,7 @@ BODIES: dict[str, tuple[type, str]] = {
     "/v1/messages": (MessagesRequest, "Answer a conversation."),
     "/v1/messages/count_tokens": (CountRequest, "Count the tokens of a conversation."),
     "/v1/embeddings": (EmbeddingsRequest, "Return the embedding of each text."),
+    "/infill": (InfillRequest, "Fill a gap in a text."),
     "/api/chat": (OllamaChatRequest, "Answer a conversation."),
     "/api/generate": (GenerateRequest, "Answer a prompt."),
     "/api/embed": (EmbedRequest, "Return the embedding of each text."),

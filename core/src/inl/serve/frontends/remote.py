@@ -124,6 +124,7 @@ def _submit(
     """Return the message of a job. Its stop strings are found here."""
     options = {name: plain(value) for name, value in job.options.items()}
     options.pop("stop", None)
+    options["stop_ids"] = [*text.stop_ids(options.get("stop_ids", ()), prompts[0])]
     structure = plain(text.structure_of(job.structure, prompts[0]))
     ids = [list(prompt.ids) for prompt in prompts]
     return Submit(
