@@ -103,7 +103,7 @@ WITH_OTHERS = {
 """Fields that take effect together with others, which take effect too."""
 
 REFUSED = {
-    "responses": {"previous_response_id": "a", "conversation": "a", "background": True},
+    "responses": {"conversation": "a", "background": True},
     "chat": {}, "completions": {}, "messages": {}, "ollama chat": {},
     "ollama generate": {"template": "a", "images": ["a"]},
 }  # fmt: skip
@@ -122,6 +122,7 @@ ELSEWHERE = {
     "stream_options": "of responses: pads events, to hide their lengths",
     "truncation": "a prompt that is too long is an error",
     "max_tool_calls": "limits tools that run at the server, of which there are none",
+    "previous_response_id": "found once the request is admitted",
     "context_management": "edits at the server, documented as without effect",
 }
 

@@ -159,8 +159,8 @@ def _file_ids(
     """Encode other files, as repositories were in training where tokens exist."""
     found: list[int] = []
     if files and None not in (tokens.repository, tokens.file):
-        name = tokenizer.encode(f"{REPOSITORY_NAME}\n", False, plain=True)
-        found += [tokens.repository or 0, *name]
+        repository = tokenizer.encode(f"{REPOSITORY_NAME}\n", False, plain=True)
+        found += [tokens.repository or 0, *repository]
     for name, text in files:
         found += [] if tokens.file is None else [tokens.file]
         found += tokenizer.encode(f"{name}\n{text}\n", False, plain=True)
