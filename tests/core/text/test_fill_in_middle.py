@@ -28,8 +28,8 @@ def rules_with(*tokens):
     return rules
 
 
-def filled(rules, files=(), *, bos="", context=4096, prefix=PREFIX, **options):
-    tokenizer = Tokenizer(rules, bos_token=bos, **options)
+def filled(rules, files=(), *, context=4096, prefix=PREFIX, **options):
+    tokenizer = Tokenizer(rules, **options)
     return fill_ids(tokenizer, prefix, SUFFIX, files, context=context)
 
 
@@ -41,11 +41,14 @@ def test_the_form_of_a_family_is_its_own_text(name):
     assert filled(rules) == rules.encode(text).ids
 
 
-def test_a_text_begins_with_the_token_that_every_text_begins_with():
-    rules = rules_with("<s>", *FORMS["starcoder"])
-    pair = ("<s>", rules.token_to_id("<s>"))
-    rules.post_processor = processors.TemplateProcessing("<s> $A", None, [pair])
-    assert filled(rules, bos="<s>")[:2] == [pair[1], rules.token_to_id("<fim_prefix>")]
+@pytest.mark.parametrize("frame", ["<s> $A", "<s> $A </s>", "$A </s>"])
+def test_a_text_begins_with_the_token_that_every_text_begins_with(frame):
+    rules = rules_with("<s>", "</s>", *FORMS["starcoder"])
+    pairs = [(name, rules.token_to_id(name)) for name in ("<s>", "</s>")]
+    plain = filled(rules)
+    rules.post_processor = processors.TemplateProcessing(frame, None, pairs)
+    begin = [pairs[0][1]] if frame.startswith("<s>") else []
+    assert filled(rules) == [*begin, *plain]
 
 
 def test_codestral_has_the_suffix_first_and_no_token_of_the_middle():
@@ -113,8 +116,8 @@ def test_the_tokens_of_a_gap_end_the_middle():
 
 def test_a_vocabulary_without_such_tokens_is_refused_by_name():
     for rules in (byte_rules(), rules_with("<fim_prefix>", "<fim_middle>")):
-        with pytest.raises(RequestError, match="suffix: code has no fill-in"):
-            filled(rules, where="code")
+        with pytest.raises(RequestError, match="suffix: the model's vocabulary has"):
+            filled(rules, where="/a/path")
 
 
 def test_texts_far_beyond_the_context_are_refused_before_they_are_encoded():

@@ -34,6 +34,8 @@ REPOSITORY_NAME: Final = "repository"
 MARK: Final = "☺"
 """Precedes a text that must not begin with an implicit space; no other joins it."""
 
+PROBE: Final = "a"
+
 GGUF_KEYS: Final = {
     "prefix": ("fim_pre", "prefix"),
     "suffix": ("fim_suf", "suffix"),
@@ -103,7 +105,7 @@ def needed_tokens(tokenizer: Tokenizer) -> FillTokens:
     tokens = fill_tokens(tokenizer)
     if tokens is None:
         raise RequestError(
-            f"suffix: {tokenizer.where} has no fill-in-the-middle tokens; accepts "
+            "suffix: the model's vocabulary has no fill-in-the-middle tokens; accepts "
             "models that were trained with them, such as Qwen2.5-Coder, StarCoder, "
             "CodeLlama, DeepSeek-Coder and Codestral"
         )
@@ -137,10 +139,17 @@ def fill_ids(
         prompt = [*after, *before]
     else:
         prompt = [*before, *after, tokens.middle]
-    begin = tokenizer.encode("")[:1]
-    if begin and tokenizer.token(begin[0]) != tokenizer.bos_token:
-        begin = []
+    begin = _begin_ids(tokenizer)
     return [*begin, *_file_ids(tokenizer, tokens, files), *prompt]
+
+
+def _begin_ids(tokenizer: Tokenizer) -> list[int]:
+    """Return the tokens with which every text begins."""
+    framed, plain = tokenizer.encode(PROBE), tokenizer.encode(PROBE, False)
+    count = len(plain)
+    starts = range(len(framed) - count + 1)
+    at = next((at for at in starts if framed[at : at + count] == plain), 0)
+    return framed[:at]
 
 
 def _inner_ids(tokenizer: Tokenizer, text: str) -> list[int]:
