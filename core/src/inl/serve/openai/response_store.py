@@ -70,7 +70,8 @@ class ResponseStore:
 
     def _find(self, client: str, name: str) -> _Entry:
         self._expire()
-        entry = self._entries.get(client, {}).get(name)
+        entries = self._entries.get(client)
+        entry = None if entries is None else entries.get(name)
         if entry is None:
             raise ApiError(
                 404,
