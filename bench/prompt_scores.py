@@ -1,54 +1,159 @@
 """Log-probabilities of prompts, as lm-eval reads them, beside a plain prefill.
 
-    python bench/prompt_scores.py MODEL [--backend cpu] [--requests 200] [--tokens 64]
+    python bench/prompt_scores.py [MODEL] [--backend cpu] [--requests 200] [--tokens 64]
 
-Prints the seconds of both and their ratio. A prefill computes logits of one token of a
-prompt, scores those of all: the product with the vocabulary is part of the difference.
+Times both in turns in one process: through the engine, and through a server of the same
+engine by clients that send as lm-eval does (``echo``, ``logprobs``, one generated
+token, ``--concurrency`` at a time). Prints the least seconds of each, wall and
+processor, and the median ratio of the turns. A prefill computes logits of one token of
+a prompt, a scored one those of all: the product with the vocabulary is part of the
+difference.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import random
-from time import perf_counter
+import statistics
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from time import perf_counter, process_time
+from typing import Any
+from urllib.parse import urlsplit
 
 from inl import EngineConfig, InferenceEngine
 
-TIMES = 3
+Run = Callable[[bool], None]
+"""Answers all prompts; whether their log-probabilities are asked for."""
 
 
 def main() -> None:
-    """Print the best of TIMES of each, in turns."""
+    """Print both comparisons."""
     parser = argparse.ArgumentParser()
     parser.add_argument("model", nargs="?")
-    parser.add_argument("--backend")
+    parser.add_argument("--backend", default="auto")
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--tokens", type=int, default=64, help="of each prompt")
+    parser.add_argument("--concurrency", type=int, default=32, help="of HTTP clients")
+    parser.add_argument("--turns", type=int, default=5)
     given = parser.parse_args()
-    options = {} if given.backend is None else {"backend": given.backend}
     config = EngineConfig(
-        context=given.tokens + 2, prefix_cache=False, max_batch=64, **options
-    )
-    engine = InferenceEngine.from_pretrained(given.model, config)
-    with engine:
+        context=given.tokens + 2, prefix_cache=False, max_batch=64,
+        backend=given.backend, max_queued_requests=2 * given.requests,
+    )  # fmt: skip
+    with InferenceEngine.from_pretrained(given.model, config) as engine:
         draws = random.Random(0)
         vocab = engine.core.runner.limits.vocab
         prompts = [
             [draws.randrange(vocab) for _ in range(given.tokens)]
             for _ in range(given.requests)
         ]
-        best = {None: float("inf"), 1: float("inf")}
-        for _ in range(TIMES + 1):  # the first compiles
-            for count in best:
-                started = perf_counter()
-                tokens = 1 if count is None else 0
-                engine.generate(prompts, max_tokens=tokens, prompt_logprobs=count)
-                best[count] = min(best[count], perf_counter() - started)
-        plain, scored = best.values()
+        print(f"{given.requests} prompts of {given.tokens} tokens on {engine.device}")
+        compare("engine", engine_run(engine, prompts), given.turns)
+        with serving(engine, given) as url:
+            run = http_run(url, prompts, given.concurrency)
+            compare("HTTP", run, given.turns)
+
+
+def compare(name: str, run: Run, turns: int) -> None:
+    """Time both in turns, and print the least and the median of their ratios."""
+    for is_scored in (False, True):  # compiles
+        run(is_scored)
+    times: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
+    for turn in range(turns):
+        order = (False, True) if turn % 2 == 0 else (True, False)
+        for is_scored in order:
+            wall, used = perf_counter(), process_time()
+            run(is_scored)
+            times[is_scored].append((perf_counter() - wall, process_time() - used))
+    for index, kind in enumerate(("wall", "processor")):
+        plain = [each[index] for each in times[False]]
+        scored = [each[index] for each in times[True]]
+        ratios = [b / a for a, b in zip(plain, scored, strict=True)]
         print(
-            f"{given.requests} prompts of {given.tokens} tokens: prefill {plain:.2f} s,"
-            f" with scores {scored:.2f} s, {scored / plain:.2f} times"
+            f"{name}, {kind}: prefill {min(plain):.2f} s, with scores "
+            f"{min(scored):.2f} s, {statistics.median(ratios):.2f} times"
         )
+
+
+def engine_run(engine: InferenceEngine, prompts: list[list[int]]) -> Run:
+    """Return a function that answers prompts through the engine."""
+
+    def run(is_scored: bool) -> None:
+        # One token, as lm-eval asks for.
+        engine.generate(prompts, max_tokens=1, prompt_logprobs=1 if is_scored else None)
+
+    return run
+
+
+def http_run(url: str, prompts: list[list[int]], concurrency: int) -> Run:
+    """Return a function that answers prompts through a server."""
+    address = urlsplit(url)
+    local = threading.local()
+
+    def answer(body: bytes) -> None:
+        if not hasattr(local, "client"):
+            local.client = HTTPConnection(address.hostname or "", address.port)
+        kind = {"content-type": "application/json"}
+        local.client.request("POST", "/v1/completions", body, kind)
+        found = local.client.getresponse()
+        text = found.read()
+        if found.status != 200:
+            raise SystemExit(f"status {found.status}: {text[:300]!r}")
+
+    pool = ThreadPoolExecutor(concurrency)
+
+    def run(is_scored: bool) -> None:
+        asked: dict[str, Any] = {"echo": True, "logprobs": 1} if is_scored else {}
+        bodies = [
+            json.dumps(
+                {"prompt": prompt, "max_tokens": 1, "temperature": 0, **asked}
+            ).encode()
+            for prompt in prompts
+        ]
+        list(pool.map(answer, bodies))
+
+    return run
+
+
+@contextmanager
+def serving(engine: InferenceEngine, given: argparse.Namespace) -> Iterator[str]:
+    """Serve an engine on a free port of this machine, by a thread."""
+    import asyncio
+
+    from inl.serve.model_slot import ModelSource
+    from inl.serve.server import Server
+    from inl.serve.settings import ServerConfig
+
+    settings = ServerConfig(port=0, max_queue=2 * given.requests)
+    ready = threading.Event()
+    found: list[Any] = []
+
+    async def serve() -> None:
+        loop = asyncio.get_running_loop()
+        server = Server(
+            [ModelSource("model", lambda _: engine)], settings, max_batch=64
+        )
+
+        def started(url: str) -> None:
+            found.extend((url, loop, server))
+            ready.set()
+
+        await server.serve(started)
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    ready.wait()
+    url, loop, server = found
+    try:
+        yield url
+    finally:
+        loop.call_soon_threadsafe(server.stop)
+        thread.join()
 
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ from inl.serve import (
     model_slot,
     settings,
 )  # fmt: skip
+from inl.serve.batches import batch_queue, file_store
 from inl.serve.frontends import processes
 from inl.spec.step import TOP
 from inl.speculation import draft_counts, planner
@@ -48,7 +49,7 @@ from inl.text import sandbox, tokenizer_bounds, tokenizer_check
 from inl.weights.quantize.report import KINDS
 
 ROOT = Path(__file__).parents[2]
-KIB, MIB = 1 << 10, 1 << 20
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 ENGINE, SERVER = EngineConfig(), settings.ServerConfig()
 
 
@@ -103,6 +104,12 @@ STATEMENTS = [
     ("install.md", "dist/, {} wheels", len(PROJECTS)),
     ("serving.md", "`priority` is -{0} to {0}", request_order.MAX_PRIORITY),
     ("serving.md", "`--max-body`, {} MiB by default", SERVER.max_body_bytes / MIB),
+    ("serving.md", "unless `store` is false: the last {} for", SERVER.stored_responses),
+    ("serving.md", "of {} MiB together", SERVER.stored_response_bytes / MIB),
+    ("serving.md", "All files have up to {} GiB", SERVER.max_file_bytes / GIB),
+    ("serving.md", "A batch has up to {:,}", batch_queue.MAX_REQUESTS),
+    ("serving.md", "number up to {:,}", file_store.MAX_FILES),
+    ("serving.md", "expires after {} hours", batch_queue.WINDOW_SECONDS // 3600),
     ("serving.md", "and together by {} MiB", gate.OPEN_BYTES / MIB),
     ("serving.md", "The bound of {} MiB of bodies", gate.OPEN_BYTES / MIB),
     ("serving.md", "One above {} KiB is decoded", dialect.LARGE / KIB),

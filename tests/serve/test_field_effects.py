@@ -64,7 +64,9 @@ EFFECTS = {
         "reasoning_effort": "low", "chat_template_kwargs": {"a": 1},
         "add_generation_prompt": False,
     },
-    "completions": SHARED | {"prompt": "a", "logprobs": 1, "echo": True},
+    "completions": SHARED | {
+        "prompt": "a", "logprobs": 1, "echo": True, "suffix": "a",
+    },
     "responses": {
         "input": "a", "model": "b", "instructions": "a", "max_output_tokens": 3,
         "temperature": 0.5, "top_p": 0.5, "top_k": 5, "top_logprobs": 2, "tools": [],
@@ -82,6 +84,7 @@ EFFECTS = {
     "ollama chat": OLLAMA | {"messages": [TURN, TURN], "tools": []},
     "ollama generate": OLLAMA | {
         "prompt": "a", "system": "a", "context": [1], "raw": True,
+        "suffix": "a",
     },
 }  # fmt: skip
 WITH_OTHERS = {
@@ -100,9 +103,9 @@ WITH_OTHERS = {
 """Fields that take effect together with others, which take effect too."""
 
 REFUSED = {
-    "responses": {"previous_response_id": "a", "conversation": "a", "background": True},
+    "responses": {"conversation": "a", "background": True},
     "chat": {}, "completions": {}, "messages": {}, "ollama chat": {},
-    "ollama generate": {"suffix": "a", "template": "a", "images": ["a"]},
+    "ollama generate": {"template": "a", "images": ["a"]},
 }  # fmt: skip
 ACCOUNTING = {
     "user", "metadata", "store", "service_tier", "safety_identifier",
@@ -119,6 +122,7 @@ ELSEWHERE = {
     "stream_options": "of responses: pads events, to hide their lengths",
     "truncation": "a prompt that is too long is an error",
     "max_tool_calls": "limits tools that run at the server, of which there are none",
+    "previous_response_id": "found once the request is admitted",
     "context_management": "edits at the server, documented as without effect",
 }
 

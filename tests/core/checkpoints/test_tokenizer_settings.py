@@ -61,6 +61,17 @@ def test_the_end_token_of_the_tokenizer_ends_answers_too(folder, files):
     assert open_checkpoint(folder).eos_token_ids == (2, 5)
 
 
+def test_a_tokenizer_has_the_tokens_that_files_name(folder):
+    rules = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "<end>": 1}, []))
+    rules.save(str(folder / "tokenizer.json"))
+    write(
+        folder, tokenizer_config={"eos_token": "<end>"},
+        special_tokens_map={"bos_token": "a"},
+    )  # fmt: skip
+    tokenizer = open_checkpoint(folder).tokenizer()
+    assert (tokenizer.bos_token, tokenizer.eos_token) == ("a", "<end>")
+
+
 def test_an_end_token_that_no_file_numbers_changes_nothing(folder):
     write(folder, tokenizer_config={"eos_token": "<end>"}, tokenizer={"model": {}})
     assert open_checkpoint(folder).eos_token_ids == (2,)

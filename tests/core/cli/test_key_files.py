@@ -11,6 +11,7 @@ from inl.cli.serve_options import (
     LimitOptions,
     NetworkOptions,
     SecurityOptions,
+    StorageOptions,
     server_config,
 )
 from inl.errors import RequestError
@@ -20,7 +21,7 @@ def keys_of(path, **security):
     security = security or {"api_key": [f"@{path}"]}
     config = server_config(
         NetworkOptions(), SecurityOptions(**security), LimitOptions(),
-        vllm_metrics=True, frontends=0,
+        StorageOptions(), vllm_metrics=True, frontends=0,
     )  # fmt: skip
     return config.api_keys
 

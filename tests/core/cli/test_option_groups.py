@@ -69,7 +69,12 @@ def test_each_option_sets_its_field(each):
 
 
 def test_server_options_have_the_defaults_of_the_server():
-    from inl.cli.serve_options import LimitOptions, LoggingOptions, NetworkOptions
+    from inl.cli.serve_options import (
+        LimitOptions,
+        LoggingOptions,
+        NetworkOptions,
+        StorageOptions,
+    )
     from inl.serve.settings import ServerConfig
 
     server, limits = ServerConfig(), LimitOptions()
@@ -78,6 +83,12 @@ def test_server_options_have_the_defaults_of_the_server():
         "receive_seconds", "send_seconds", "idle_seconds", "drain_seconds",
     ):  # fmt: skip
         assert getattr(limits, name) == getattr(server, name)
+    storage = StorageOptions()
+    for name in (
+        "files", "max_file_bytes", "stored_responses", "stored_response_bytes",
+        "stored_response_seconds",
+    ):  # fmt: skip
+        assert getattr(storage, name) == getattr(server, name)
     assert limits.max_body == server.max_body_bytes
     assert limits.max_header == server.max_header_bytes
     assert limits.idle_unload == server.idle_unload

@@ -13,6 +13,7 @@ from inl.device import Device
 from inl.dtypes import widen, wrap
 from inl.engine.core import EngineCore
 from inl.engine.prompt_embeddings import PromptEmbeddings
+from inl.executor.model_step import SCORED_TOKENS
 from inl.models.llama import MODEL
 from inl.ops import catalog
 from inl.plugin import simple_backend
@@ -184,3 +185,19 @@ def test_functions_with_and_without_the_parameter():
     assert takes_info(lambda function, **more: function)
     assert not takes_info(lambda function, bucket, consumes: function)
     assert not takes_info(dict.update)
+
+
+def test_a_scored_step_binds_kernels_of_as_many_samples_as_it_computes():
+    """Not those of the one token that a step of one prompt samples."""
+    runner = local_runner(ReferenceBackend(Device("reference")), MODEL, FILES, LIMITS)
+    traced = {
+        is_scored: runner.loaded.tracer(Bucket(300, 1), LIMITS, is_scored=is_scored)
+        for is_scored in (False, True)
+    }
+    found = {}
+    for is_scored, tracer in traced.items():
+        calls = [call for call in tracer.log if call.spec.name == "norm_logits"]
+        found[is_scored] = [call.args[2].shape[0] for call in calls]
+    assert found == {False: [1], True: [SCORED_TOKENS, SCORED_TOKENS, 44]}
+    names = {call.spec.name for call in traced[True].log}
+    assert "prune_last_layer" not in names

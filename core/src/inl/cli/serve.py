@@ -21,6 +21,7 @@ from inl.cli.serve_options import (
     LoggingOptions,
     NetworkOptions,
     SecurityOptions,
+    StorageOptions,
     server_config,
 )
 from inl.errors import MissingPackage
@@ -53,6 +54,7 @@ def run(
     adapter: arguments.Adapter = None,
     limits: LimitOptions,
     security: SecurityOptions,
+    storage: StorageOptions,
     logs: LoggingOptions,
 ) -> None:
     """Serve MODEL to clients of OpenAI's and Anthropic's APIs."""
@@ -63,6 +65,7 @@ def run(
         network,
         security,
         limits,
+        storage,
         vllm_metrics=logs.vllm_metrics,
         frontends=count_frontends(
             network.frontends, engine_options.device, otel=logs.otel

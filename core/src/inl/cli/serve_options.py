@@ -151,6 +151,34 @@ class LimitOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StorageOptions:
+    """What the server keeps of requests."""
+
+    files: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder of uploaded files and batches. [default: there are none]"
+        ),
+    ] = None
+    max_file_bytes: Annotated[
+        int, typer.Option(help="Bytes of all files of --files together.", min=1)
+    ] = 1 << 30
+    stored_responses: Annotated[
+        int,
+        typer.Option(
+            help="Responses that previous_response_id finds, in memory; 0: none.",
+            min=0,
+        ),
+    ] = 1000
+    stored_response_bytes: Annotated[
+        int, typer.Option(help="Bytes of all stored responses together.", min=1)
+    ] = 64 << 20
+    stored_response_seconds: Annotated[
+        float, typer.Option(help="Time after which a stored response is forgotten.")
+    ] = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class LoggingOptions:
     """What is measured and recorded."""
 
@@ -181,6 +209,7 @@ def server_config(
     network: NetworkOptions,
     security: SecurityOptions,
     limits: LimitOptions,
+    storage: StorageOptions,
     *,
     vllm_metrics: bool,
     frontends: int,
@@ -208,6 +237,11 @@ def server_config(
         certificate=security.tls_cert,
         private_key=security.tls_key,
         idle_unload=limits.idle_unload,
+        files=storage.files,
+        max_file_bytes=storage.max_file_bytes,
+        stored_responses=storage.stored_responses,
+        stored_response_bytes=storage.stored_response_bytes,
+        stored_response_seconds=storage.stored_response_seconds,
         vllm_metrics=vllm_metrics,
         frontends=frontends,
     )

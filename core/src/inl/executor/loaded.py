@@ -46,11 +46,13 @@ class Loaded:
         *,
         table_width: int | None = None,
         choices: Choices | None = None,
+        is_scored: bool = False,
     ) -> Tracer:
         """Trace a step of ``bucket``, see :func:`~inl.executor.tracing.trace`."""
         return trace(
             self.model, self.config, self.groups, bucket, limits, self.selection,
             ranks=self.ranks, table_width=table_width, taps=self.taps, choices=choices,
+            is_scored=is_scored,
         )  # fmt: skip
 
     def shard_state(self) -> tuple[Any, ...]:

@@ -44,6 +44,9 @@ SIZE_CLASSES = tuple(
 """Representative sizes for backends that serve every size exactly: 1, 2 to 16, and 17
 and more tokens; with one token per row, and with more."""
 
+OF_THEIR_OWN = ("pool", "score")
+"""Programs that call other ops than "advance", or for other numbers of tokens."""
+
 MAX_ADMISSIONS = 16
 """Most admissions and releases in one call."""
 
@@ -72,7 +75,7 @@ class ModelExecutor:
         self._is_consuming = False
         """Whether a program has consumed the state and not returned it."""
         self._programs: dict[ProgramKey, Program] = {}
-        self._ops: dict[tuple[Bucket, int | None, bool], ResolvedOps] = {}
+        self._ops: dict[tuple[Bucket, int | None, str], ResolvedOps] = {}
         self._precompiled: set[tuple[Bucket, int | None]] = set()
         # The ops of a prompt's size, which the first step needs too.
         ops = self.ops(SIZE_CLASSES[-1])
@@ -196,7 +199,7 @@ class ModelExecutor:
         """Return the function to compile."""
         is_pooled = name == "pool"
         loaded = self._pooled if is_pooled else self.loaded
-        ops = self.ops(bucket, width, is_pooled=is_pooled)
+        ops = self.ops(bucket, width, name if name in OF_THEIR_OWN else "advance")
         if name == "masked":
             return partial(_sample_masked, ops)
         if name == "set_token_bias":
@@ -268,18 +271,19 @@ class ModelExecutor:
         return self.loaded.tracer(bucket, self.limits, table_width=width)
 
     def ops(
-        self, bucket: Bucket, width: int | None = None, *, is_pooled: bool = False
+        self, bucket: Bucket, width: int | None = None, name: str = "advance"
     ) -> Ops:
         """Return the resolved ops of a bucket; exact sizes share those of a class.
 
-        is_pooled: those of programs that return hidden states.
+        name: of the program, if it is one of :data:`OF_THEIR_OWN`.
         """
-        key = bound_bucket(bucket, self.limits), width, is_pooled
+        key = bound_bucket(bucket, self.limits), width, name
         if key not in self._ops:
-            loaded = self._pooled if is_pooled else self.loaded
-            self._ops[key] = ResolvedOps(
-                loaded.tracer(key[0], self.limits, table_width=width)
+            loaded = self._pooled if name == "pool" else self.loaded
+            tracer = loaded.tracer(
+                key[0], self.limits, table_width=width, is_scored=name == "score"
             )
+            self._ops[key] = ResolvedOps(tracer)
         return cast("Ops", self._ops[key].at(bucket))
 
     @property

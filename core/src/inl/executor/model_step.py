@@ -145,20 +145,17 @@ def score(
     bucket = ops.bucket
     frame, following, indices = split_next(message, bucket)
     step, state = _begin(ops, frame, state, table_width)
-    vocab_size = model.vocab_size
-    adapted = weights if isinstance(weights, AdaptedWeights) else None
     layer_ops = ops
-    if adapted is not None:
-        layer_ops, weights = adapter_ops(ops, adapted, step, None), adapted.model
+    if isinstance(weights, AdaptedWeights):  # of layers, not of the head
+        layer_ops, weights = adapter_ops(ops, weights, step, None), weights.model
     carry, state = _layers(layer_ops, model, config, weights, step, None, state)
     scores: list[Scores] = []
     for start in range(0, bucket.tokens, SCORED_TOKENS):
         stop = min(start + SCORED_TOKENS, bucket.tokens)
         part = step._replace(samples=indices[start:stop])
-        head_ops = ops if adapted is None else adapter_ops(ops, adapted, part, None)
-        logits = model.head(head_ops, config, weights, carry, part)
-        if vocab_size is not None:
-            logits = logits[:, :vocab_size]
+        logits = model.head(ops, config, weights, carry, part)
+        if model.vocab_size is not None:
+            logits = logits[:, : model.vocab_size]
         scores.append(ops.score(logits, following[start:stop]))
     return scores, state
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from inl.adapters.weights import AdapterShape, strict_adapters
 from inl.dtypes import E4M3
-from inl.executor.model_step import forward, sample
+from inl.executor.model_step import forward, sample, score
 from inl.executor.taps import with_taps
 from inl.spec.cache import Cache, Paged, Slotted, State
 from inl.spec.dispatch import Choices, Tracer
@@ -34,13 +34,15 @@ def trace(
     table_width: int | None = None,
     taps: tuple[int, ...] = (),
     choices: Choices | None = None,
+    is_scored: bool = False,
 ) -> Tracer:
     """Call every op of a step of ``bucket``, of masked sampling and of admissions.
 
     groups: weight tree whose leaves are :class:`~inl.weights.plan.WeightPlan`.
     table_width: columns of the block tables that the step reads; ``None`` is all.
     taps: layers whose inputs the step returns. choices: kernels that were selected for
-    another bucket.
+    another bucket. is_scored: calls the ops of a step that scores its own tokens
+    instead, which computes the last layer and the head for all of them.
     """
     tracer = Tracer(selection, bucket, limits.block_size, choices or {})
     ops = cast("Ops", tracer)
@@ -50,11 +52,17 @@ def trace(
     words = layout(bucket, groups=limits.groups, block_size=limits.block_size).size
     message = StrictArray((words,), "int32")
     state = strict_state(model.state(config), limits, ranks=ranks)
-    options: Any = {"body": forward, "taps": taps} if taps else {}
-    body = with_taps if taps else forward
-    logits, step, *_, state = body(
+    own: Any = score if is_scored else forward
+    options: Any = {"body": own, "taps": taps} if taps else {}
+    body = with_taps if taps else own
+    if is_scored:
+        message = StrictArray((words + 2 * bucket.tokens,), "int32")
+    results = body(
         ops, model, config, weights, message, state, table_width=table_width, **options
     )
+    if is_scored:
+        return tracer
+    logits, step, *_, state = results
     logits = StrictArray((logits.shape[0], limits.vocab), logits.dtype)  # of all ranks
     masks = StrictArray((logits.shape[0], -(-limits.vocab // 32)), "int32")
     ops.mask_logits(logits, masks)

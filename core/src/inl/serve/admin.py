@@ -125,7 +125,7 @@ class Admin:
         """End open requests with an error."""
         found = []
         for name in parse(await request.body(), AbortRequest).request_ids:
-            number = PREFIX.sub("", name)
+            number = PREFIX.sub("", name).partition("_")[0]
             if number and sum(slot.abort(number) for slot in self._models):
                 found.append(name)
         return json_response({"aborted": found})

@@ -15,10 +15,12 @@ from inl.errors import InlError
 from inl.serve.admin import Admin
 from inl.serve.anthropic.exchange import MessagesExchange
 from inl.serve.api_error import ApiError, as_api_error
+from inl.serve.batches.endpoints import Batches, no_batches
 from inl.serve.conversions import Conversions
 from inl.serve.event_stream import encode
 from inl.serve.gate import Gate
 from inl.serve.generate_endpoint import Catalog, GenerateEndpoint
+from inl.serve.infill import InfillExchange
 from inl.serve.ollama.embeddings import OllamaEmbeddings
 from inl.serve.ollama.exchange import OllamaChatExchange, OllamaGenerateExchange
 from inl.serve.ollama.models import OllamaModels
@@ -26,6 +28,7 @@ from inl.serve.ollama.store import OllamaStore
 from inl.serve.openai.chat import ChatExchange
 from inl.serve.openai.completions import CompletionExchange
 from inl.serve.openai.embeddings import Embeddings
+from inl.serve.openai.responses_endpoint import ResponsesEndpoint, stored_routes
 from inl.serve.openai.responses_exchange import ResponsesExchange
 from inl.serve.openapi import openapi
 from inl.serve.operations import Operations, json_response
@@ -34,20 +37,25 @@ from inl.serve.web_page import page_routes
 if TYPE_CHECKING:
     from starlette.requests import Request
 
+    from inl.serve.batches.batch_queue import BatchQueue
     from inl.serve.dialect import MakeExchange
     from inl.serve.metrics import Metrics
     from inl.serve.models import Models
+    from inl.serve.openai.response_store import ResponseStore, StoresResponses
     from inl.serve.settings import ServerConfig
     from inl.serve.tracing import Tracing
 
 log = logging.getLogger("inl.serve")
 
 
+RESPONSES = "/v1/responses"
+
 GENERATING: dict[str, MakeExchange] = {
     "/v1/chat/completions": ChatExchange,
     "/v1/completions": CompletionExchange,
-    "/v1/responses": ResponsesExchange,
+    RESPONSES: ResponsesExchange,
     "/v1/messages": MessagesExchange,
+    "/infill": InfillExchange,
     "/api/chat": OllamaChatExchange,
     "/api/generate": OllamaGenerateExchange,
 }
@@ -63,36 +71,50 @@ def error_shape(path: str, error: ApiError) -> dict[str, Any]:
 
 
 def make_app(
+    endpoints: Starlette,
     models: Models,
-    metrics: Metrics,
     config: ServerConfig,
     tracing: Tracing | None = None,
 ) -> Gate:
-    """Return the ASGI application of a server."""
+    """Return the ASGI application of a server: its endpoints behind the gate."""
 
     async def check_room(path: str, client: str) -> None:
         if path in GENERATING:
             models.check_room(client)
 
-    app = make_endpoints(models, metrics, config)
-    return Gate(app, config, error_shape, check_room, tracing)
+    return Gate(endpoints, config, error_shape, check_room, tracing)
 
 
-def make_endpoints(models: Models, metrics: Metrics, config: ServerConfig) -> Starlette:
-    """Return all endpoints, without the gate."""
+def make_endpoints(
+    models: Models,
+    metrics: Metrics,
+    config: ServerConfig,
+    batches: BatchQueue | None = None,
+    responses: ResponseStore | None = None,
+) -> Starlette:
+    """Return all endpoints, without the gate.
+
+    batches: those of the server's folder of files, if it has one. responses: stored
+    ones, if there are any.
+    """
     routes = Operations(models, metrics).routes()
     routes += Conversions(models, config).routes()
     embeddings = Embeddings(models, config)
     routes += embeddings.routes()
     routes += OllamaEmbeddings(embeddings).routes()
+    routes += no_batches() if batches is None else Batches(batches, config).routes()
     routes += OllamaModels(models, config.idle_unload).routes()
     routes += OllamaStore(models, is_allowed=bool(config.admin_keys)).routes()
     if config.admin_keys:
         routes += Admin(models).routes()
+    if responses is not None:
+        routes += stored_routes(responses)
     for path, make in GENERATING.items():
-        endpoint = generate_endpoint(path, make, models, config)
+        endpoint = generate_endpoint(path, make, models, config, responses)
         routes.append(Route(path, endpoint, methods=["POST"]))
-    description = openapi(has_admin=bool(config.admin_keys))
+    description = openapi(
+        has_admin=bool(config.admin_keys), has_files=batches is not None
+    )
     describe = partial(_describe, description)
     routes.append(Route("/openapi.json", describe, methods=["GET"]))
     routes += page_routes()
@@ -106,10 +128,17 @@ def make_endpoints(models: Models, metrics: Metrics, config: ServerConfig) -> St
 
 
 def generate_endpoint(
-    path: str, make: MakeExchange, models: Catalog, config: ServerConfig
+    path: str,
+    make: MakeExchange,
+    models: Catalog,
+    config: ServerConfig,
+    responses: StoresResponses | None,
 ) -> GenerateEndpoint:
     """Return the endpoint of a dialect's path."""
-    return GenerateEndpoint(make, partial(error_shape, path), models, config)
+    errors = partial(error_shape, path)
+    if path == RESPONSES:
+        return ResponsesEndpoint(errors, models, config, responses)
+    return GenerateEndpoint(make, errors, models, config)
 
 
 async def _describe(description: dict[str, Any], _: Request) -> Response:

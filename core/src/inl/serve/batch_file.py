@@ -21,7 +21,15 @@ App = Callable[[Any, Any, Any], Awaitable[None]]
 
 EMBEDDINGS = "/v1/embeddings"
 
-PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", EMBEDDINGS)
+RESPONSES = "/v1/responses"
+
+FIXED: dict[str, dict[str, Any]] = {
+    EMBEDDINGS: {},
+    RESPONSES: {"stream": False, "store": False},
+}
+"""Fields that requests of a path have here, whatever their lines say."""
+
+PATHS = ("/v1/chat/completions", "/v1/completions", RESPONSES, EMBEDDINGS)
 
 MAX_LINE = 64 << 20
 """Bytes of a line."""
@@ -126,29 +134,47 @@ async def run_batch(
     Returns the number of failed ones. output: should escape what cannot be encoded.
     tick: called after each request.
     """
-    waiting = iter(requests)
     failed = 0
 
-    async def work() -> None:
+    def write(answer: dict[str, Any]) -> None:
         nonlocal failed
+        failed += answer["response"]["status_code"] != 200
+        output.write(json.dumps(answer, ensure_ascii=False) + "\n")
+        output.flush()
+        tick()
+
+    await answer_all(app, requests, write, concurrency=concurrency)
+    return failed
+
+
+async def answer_all(
+    app: App,
+    requests: list[dict[str, Any]],
+    answered: Callable[[dict[str, Any]], None],
+    *,
+    concurrency: int,
+) -> None:
+    """Answer requests; ``answered`` is called with the line of each as it finishes."""
+    waiting = iter(requests)
+
+    async def work() -> None:
         for request in waiting:
             status, number, body = await _answer(app, request["url"], request["body"])
-            failed += status != 200
             answer = {"status_code": status, "request_id": number, "body": body}
             line = {"id": f"batch_req_{number}", "custom_id": request["custom_id"]}
-            line |= {"response": answer, "error": None}
-            output.write(json.dumps(line, ensure_ascii=False) + "\n")
-            output.flush()
-            tick()
+            answered(line | {"response": answer, "error": None})
 
-    await asyncio.gather(*(work() for _ in range(concurrency)))
-    return failed
+    tasks = [asyncio.create_task(work()) for _ in range(concurrency)]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 async def _answer(app: App, path: str, body: dict[str, Any]) -> tuple[int, str, Any]:
     """Return status, number and body of an answer; waits while the queue is full."""
-    streams = {} if path == EMBEDDINGS else {"stream": False}
-    data = json.dumps({**body, **streams}).encode()
+    data = json.dumps({**body, **FIXED.get(path, {"stream": False})}).encode()
     while True:
         status, headers, answer = await _call(app, path, data)
         if b"retry-after" not in headers:

@@ -85,6 +85,7 @@ class GenerateEndpoint:
                 body, lambda body: self._make(body, record.number, name)
             )
             del body
+            await self.begin(exchange, client)
             model = self._models.find(exchange.job.model)
             record.model = model.name
             async with (
@@ -92,12 +93,18 @@ class GenerateEndpoint:
                 model.generate(exchange.job, client) as generations,
             ):
                 exchange.token_text = generations.token_text
-                await self._respond(exchange, generations, send, record)
+                await self._respond(exchange, generations, send, record, client)
             record.phases = generations.items[0].phases
         except Disconnected:
             record.status = 499  # as reverse proxies log it
         except Exception as error:
             await self._fail(error, send, record)
+
+    async def begin(self, exchange: Exchange, client: str) -> None:
+        """Complete a request that refers to others; raises :class:`ApiError`."""
+
+    async def end(self, exchange: Exchange, client: str) -> None:
+        """Keep what later requests refer to, before the answer has been sent."""
 
     async def _fail(self, error: Exception, send: Send, record: Record) -> None:
         """Answer with an error.
@@ -117,15 +124,17 @@ class GenerateEndpoint:
         generations: Generations,
         send: Send,
         record: Record,
+        client: str,
     ) -> None:
         record.usage = generations.usage
         if exchange.job.stream:
-            await self._stream(exchange, generations, send, record)
+            await self._stream(exchange, generations, send, record, client)
         else:
             async for item in generations.deltas(self._config.keep_alive_seconds):
                 if item is not None:
                     record.began()
             body = exchange.body(generations.items, generations.usage)
+            await self.end(exchange, client)
             await send_json(send, 200, body)
         record.usage = generations.usage
         if record.error is None:
@@ -137,6 +146,7 @@ class GenerateEndpoint:
         generations: Generations,
         send: Send,
         record: Record,
+        client: str,
     ) -> None:
         def usage() -> Usage:
             return generations.usage
@@ -157,6 +167,7 @@ class GenerateEndpoint:
                 elif part:
                     await send_part(send, part)
             last += exchange.closing(generations.items, generations.usage)
+            await self.end(exchange, client)
         except Disconnected:
             raise
         except Exception as error:

@@ -12,6 +12,7 @@ from inl.engine.answers.conversation import CallDelta as CallDelta
 from inl.engine.answers.conversation import Conversation as Conversation
 from inl.engine.answers.conversation import Delta as Delta
 from inl.engine.answers.conversation import FinishReason as FinishReason
+from inl.engine.answers.conversation import Gap as Gap
 from inl.engine.answers.conversation import Prompt as Prompt
 from inl.engine.answers.conversation import PromptScores as PromptScores
 from inl.engine.answers.conversation import Tool as Tool

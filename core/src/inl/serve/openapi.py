@@ -10,7 +10,9 @@ import msgspec
 import inl
 from inl.serve import admin
 from inl.serve.anthropic.messages import CountRequest, MessagesRequest
+from inl.serve.batches.endpoints import BatchRequest
 from inl.serve.conversions import DetokenizeRequest, TokenizeRequest
+from inl.serve.infill import InfillRequest
 from inl.serve.ollama.embeddings import EmbedRequest, OllamaEmbeddingsRequest
 from inl.serve.ollama.messages import GenerateRequest, OllamaChatRequest
 from inl.serve.ollama.models import ModelRequest
@@ -22,10 +24,11 @@ from inl.serve.openai.responses import ResponsesRequest
 BODIES: dict[str, tuple[type, str]] = {
     "/v1/chat/completions": (ChatRequest, "Answer a conversation."),
     "/v1/completions": (CompletionRequest, "Continue texts."),
-    "/v1/responses": (ResponsesRequest, "Answer an input, without stored state."),
+    "/v1/responses": (ResponsesRequest, "Answer an input, or continue a response."),
     "/v1/messages": (MessagesRequest, "Answer a conversation."),
     "/v1/messages/count_tokens": (CountRequest, "Count the tokens of a conversation."),
     "/v1/embeddings": (EmbeddingsRequest, "Return the embedding of each text."),
+    "/infill": (InfillRequest, "Fill a gap in a text."),
     "/api/chat": (OllamaChatRequest, "Answer a conversation."),
     "/api/generate": (GenerateRequest, "Answer a prompt."),
     "/api/embed": (EmbedRequest, "Return the embedding of each text."),
@@ -48,6 +51,14 @@ GETS = {
     "/metrics": "Return Prometheus metrics.",
 }
 
+FILE_GETS = {
+    "/v1/files": "List the files.",
+    "/v1/files/{name}": "Describe one file.",
+    "/v1/files/{name}/content": "Return the content of a file.",
+    "/v1/batches": "List the batches.",
+    "/v1/batches/{name}": "Describe one batch.",
+}
+
 ERRORS = {
     "400": "The request is not accepted; the error names the field.",
     "401": "No accepted key was sent.",
@@ -58,12 +69,15 @@ ERRORS = {
 
 
 @cache
-def openapi(*, has_admin: bool = False) -> dict[str, Any]:
+def openapi(*, has_admin: bool = False, has_files: bool = False) -> dict[str, Any]:
     """Return the OpenAPI description of all endpoints.
 
-    has_admin: whether there are admin endpoints.
+    has_admin: whether there are admin endpoints. has_files: whether there are files and
+    batches.
     """
     bodies = {**BODIES, **(admin.BODIES if has_admin else {})}
+    if has_files:
+        bodies["/v1/batches"] = (BatchRequest, "Answer a file of requests.")
     types = [kind for kind, _ in bodies.values()]
     schemas, components = msgspec.json.schema_components(
         types, ref_template="#/components/schemas/{name}"
@@ -79,9 +93,10 @@ def openapi(*, has_admin: bool = False) -> dict[str, Any]:
                 "responses": {"200": {"description": "The answer."}, **errors},
             }
         }
-    for path, text in GETS.items():
+    for path, text in (GETS | (FILE_GETS if has_files else {})).items():
         answer = {"200": {"description": text}}
-        paths[path] = {"get": {"summary": text, "responses": answer}}
+        described = {"get": {"summary": text, "responses": answer}}
+        paths[path] = paths.get(path, {}) | described
     if has_admin:
         paths |= {path: _admin_path(path, errors) for path in admin.PARAMETERS}
     return {

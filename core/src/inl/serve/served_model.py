@@ -187,6 +187,7 @@ class ServedModel(ModelText):
         structure = self.structure_of(job.structure, encoded)
         if structure is not None:
             options["structured"] = structure
+        options["stop_ids"] = self.stop_ids(options.get("stop_ids", ()), encoded)
         return cast("GenerationOptions", options)
 
 

@@ -7,13 +7,17 @@ import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from inl.serve.app import make_app, make_endpoints
+from inl.serve.batches.batch_queue import BatchQueue
+from inl.serve.batches.file_store import FileStore
 from inl.serve.frontends.processes import FrontEnds
 from inl.serve.http_server import HttpServer, listen
 from inl.serve.metrics import Metrics
 from inl.serve.models import Models
+from inl.serve.openai.response_store import ResponseStore
 from inl.switch_interval import SHORT_SECONDS, switch_interval
 
 if TYPE_CHECKING:
@@ -47,14 +51,21 @@ class Server:
         self.models = Models(sources, config, metrics, max_batch=max_batch)
         if len(self.models) == 1:
             self.models.default.load()
-        self.app = make_app(self.models, metrics, config, tracing)
+        self.batches = _batch_queue(config, max_batch)
+        self.responses = _response_store(config)
+        self._endpoints = make_endpoints(
+            self.models, metrics, config, self.batches, self.responses
+        )
+        self.app = make_app(self._endpoints, self.models, config, tracing)
         """The ASGI application, which front-ends do not use."""
         self.frontends: FrontEnds | None = None
         self._http: HttpServer | None = None
+        self._batching: asyncio.Task[None] | None = None
         if config.frontends:
-            endpoints = make_endpoints(self.models, metrics, config)
             places = {each.name: (each.place, each.context) for each in sources}
-            self.frontends = FrontEnds(endpoints, self.models, config, places)
+            self.frontends = FrontEnds(
+                self._endpoints, self.models, config, places, self.responses
+            )
             self.models.on_names = self.frontends.announce
             self.models.frontend_problem = self.frontends.problem
         else:
@@ -91,17 +102,26 @@ class Server:
             self._port = port
             started(self.url)
 
-        with switch_interval(SHORT_SECONDS):
-            if self._http is None:
-                assert self.frontends is not None, "one of them"
-                await self.frontends.run(listening)
-                return
-            end = listen(self.config.host, self.config.port)
-            await self._http.serve(end, partial(listening, end.getsockname()[1]))
+        if self.batches is not None:
+            self._batching = asyncio.create_task(self.batches.run(self._endpoints))
+        try:
+            with switch_interval(SHORT_SECONDS):
+                if self._http is None:
+                    assert self.frontends is not None, "one of them"
+                    await self.frontends.run(listening)
+                    return
+                end = listen(self.config.host, self.config.port)
+                await self._http.serve(end, partial(listening, end.getsockname()[1]))
+        finally:
+            if self._batching is not None:
+                self._batching.cancel()
+                await asyncio.wait([self._batching])
 
     def close(self) -> None:
         """Unload all models. Closing twice is allowed."""
         self.models.close()
+        if self.batches is not None:
+            self.batches.files.close()
         if self._tracing is not None:
             self._tracing.close()
             self._tracing = None
@@ -125,10 +145,32 @@ class Server:
         A second call ends them.
         """
         self.models.drain()
+        if self._batching is not None:
+            self._batching.cancel()  # a restart goes on
         if self._http is not None:
             self._http.stop()
         if self.frontends is not None:
             self.frontends.stop()
+
+
+def _response_store(config: ServerConfig) -> ResponseStore | None:
+    """Return the stored responses; ``None`` if the server stores none."""
+    if not config.stored_responses:
+        return None
+    return ResponseStore(
+        count=config.stored_responses,
+        max_bytes=config.stored_response_bytes,
+        seconds=config.stored_response_seconds,
+    )
+
+
+def _batch_queue(config: ServerConfig, max_batch: int) -> BatchQueue | None:
+    """Return the batches of the server's folder; ``None`` without one."""
+    if config.files is None:
+        return None
+    files = FileStore(Path(config.files), config.max_file_bytes)
+    # Half, so that other requests find a place.
+    return BatchQueue(files, concurrency=max(max_batch // 2, 1))
 
 
 def engine_config(

@@ -68,11 +68,29 @@ class ServerConfig:
     vllm_metrics: bool = True
     """Whether metrics are exported under vLLM's names too."""
 
+    files: str | None = None
+    """Folder of uploaded files and batches; ``None``: there are none."""
+    max_file_bytes: int = 1 << 30
+    """Maximum size of all files together."""
+
+    stored_responses: int = 1000
+    """Maximum number of responses that later ones can continue; 0 stores none."""
+    stored_response_bytes: int = 64 << 20
+    """Maximum size of all stored responses together."""
+    stored_response_seconds: float = 3600.0
+    """Time after which a stored response is forgotten."""
     frontends: int = 0
     """Processes that accept connections; 0: the engine's own does."""
 
     def __post_init__(self) -> None:
-        for name in ("max_queue", "max_queued_tokens", "max_body_bytes"):
+        for name in (
+            "max_queue",
+            "max_queued_tokens",
+            "max_body_bytes",
+            "max_file_bytes",
+            "stored_responses",
+            "stored_response_bytes",
+        ):
             if getattr(self, name) < 0:
                 raise RequestError(
                     f"{name}: found {getattr(self, name)}, accepts 0 and above"
@@ -80,6 +98,7 @@ class ServerConfig:
         for name in (
             "receive_seconds", "send_seconds", "idle_seconds", "frontend_seconds",
             "idle_unload", "max_header_bytes", "max_connections",
+            "stored_response_seconds",
         ):  # fmt: skip
             value = getattr(self, name)
             if value is not None and not 0 < value < inf:

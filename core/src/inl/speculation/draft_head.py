@@ -199,8 +199,10 @@ class LoadedHead(Loaded):
         *,
         table_width: int | None = None,
         choices: Choices | None = None,
+        is_scored: bool = False,
     ) -> Tracer:
         assert table_width is None, "a draft head reads whole tables"
+        assert not is_scored, "a draft head scores no prompts"
         config = self.config
         tracer = Tracer(self.selection, bucket, limits.block_size, choices or {})
         ops = cast("Ops", tracer)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from inl.errors import MissingPackage
+from inl.text.fill_in_middle import GGUF_KEYS, read_fill_ids
 from inl.text.gguf_fields import CONTROL, NORMAL, USER_DEFINED, Fields
 from inl.text.pre_tokenizers import (
     BEGINS_WITH_BOS,
@@ -48,6 +49,7 @@ def read_tokenizer(metadata: Mapping[str, Any], where: str) -> Tokenizer:
         where=where,
         bos_token=bos,
         eos_token=eos,
+        fill_ids=_fill_ids(fields, len(tokens)),
     )
 
 
@@ -73,6 +75,19 @@ def open_tokenizer(metadata: Mapping[str, Any], where: str) -> Tokenizer:
         bos_token=bos,
         eos_token=eos,
         spelling=Spelling(tokens, special, decode),
+        fill_ids=_fill_ids(fields, len(tokens)),
+    )
+
+
+def _fill_ids(fields: Fields, count: int) -> dict[str, int]:
+    """Return the ids of fill-in-the-middle tokens that the file names."""
+    keys = {key for keys in GGUF_KEYS.values() for key in keys}
+    return read_fill_ids(
+        {
+            key: fields.index(f"{key}_token_id", count)
+            for key in keys
+            if f"tokenizer.ggml.{key}_token_id" in fields.metadata
+        }
     )
 
 

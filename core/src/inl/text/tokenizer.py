@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import groupby
@@ -52,7 +52,8 @@ class Tokenizer:
 
     rules: a ``tokenizers.Tokenizer``, or a function that builds it on first use.
     where: prefix of error messages. spelling: tokens of the vocabulary, so that
-    decoding does not build the rules.
+    decoding does not build the rules. fill_ids: ids of
+    :class:`~inl.text.fill_in_middle.FillTokens` that the model's file names.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Tokenizer:
         bos_token: str = "",
         eos_token: str = "",
         spelling: Spelling | None = None,
+        fill_ids: Mapping[str, int] | None = None,
     ) -> None:
         self._source = rules
         self._spelling = spelling
@@ -70,6 +72,7 @@ class Tokenizer:
         self.where = where
         self.bos_token = bos_token
         self.eos_token = eos_token
+        self.fill_ids = dict(fill_ids or {})
 
     @cached_property
     def rules(self) -> tokenizers.Tokenizer:

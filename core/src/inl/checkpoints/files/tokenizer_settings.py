@@ -85,8 +85,11 @@ class TokenizerSettings:
         :class:`CheckpointError`.
         """
         if self._tokenizer is None:
-            self._tokenizer = self._built(model_type)
-            self._rules = None
+            tokenizer = self._built(model_type)
+            for name in ("bos_token", "eos_token"):
+                if not getattr(tokenizer, name):
+                    setattr(tokenizer, name, self.special_tokens.get(name, ""))
+            self._tokenizer, self._rules = tokenizer, None
         return self._tokenizer
 
     def _built(self, model_type: Any) -> Tokenizer:

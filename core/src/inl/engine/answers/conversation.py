@@ -57,7 +57,17 @@ class Conversation:
     """Token ids of earlier turns, before the messages."""
 
 
-Prompt = str | list[int] | Conversation
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A gap in a text, which the answer fills."""
+
+    prefix: str
+    suffix: str
+    files: Sequence[tuple[str, str]] = ()
+    """Names and texts of other files, as context."""
+
+
+Prompt = str | list[int] | Conversation | Gap
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from inl.engine.answers.conversation import Conversation, Prompt
+from inl.engine.answers.conversation import Conversation, Gap, Prompt
 from inl.engine.answers.forced_call import forced_call
 from inl.engine.answers.generic_tools import with_tools
 from inl.engine.answers.markup import CallMarkup, Markup, ReasoningMarkup, derive
 from inl.engine.answers.markup_parser import MarkupParser
 from inl.engine.answers.output_parser import PLAIN, OutputParser
 from inl.errors import InlError, RequestError, TemplateError
+from inl.text.fill_in_middle import fill_ids, needed_tokens
 from inl.text.measure import check_length
 from inl.text.tokenizer import BYTE_TOKEN, SPACE
 
@@ -115,6 +116,14 @@ class ModelText:
         if isinstance(prompt, str):
             check_length(self.tokenizer, prompt, self._source.context)
             return self.tokenizer.encode(prompt)
+        if isinstance(prompt, Gap):
+            return fill_ids(
+                self.tokenizer,
+                prompt.prefix,
+                prompt.suffix,
+                prompt.files,
+                context=self._source.context,
+            )
         return self._encode_conversation(prompt)
 
     def _encode_conversation(self, conversation: Conversation) -> list[int]:
@@ -165,6 +174,14 @@ class ModelText:
         if structure is None or encoded.reasoning is None:
             return structure
         return {**structure, "after": encoded.reasoning.end}
+
+    def stop_ids(
+        self, given: Collection[int], encoded: EncodedPrompt
+    ) -> Collection[int]:
+        """Return the ids that end a prompt's output: those of its options, and more."""
+        if not isinstance(encoded.prompt, Gap):
+            return given
+        return {*given, *needed_tokens(self.tokenizer).ends}
 
     def parser(self, encoded: EncodedPrompt) -> OutputParser:
         """Return the parser of a prompt's output; texts have no markup."""

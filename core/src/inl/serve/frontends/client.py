@@ -22,6 +22,7 @@ from inl.serve.frontends.messages import (
     Ping,
     Pong,
     Settings,
+    StoredResponse,
 )
 from inl.serve.frontends.outputs import Outputs
 
@@ -87,7 +88,7 @@ class EngineClient:
     def _receive(self, message: Message) -> None:
         if isinstance(message, News):
             self.outputs.apply(message)
-        elif isinstance(message, Answered | Forwarded):
+        elif isinstance(message, Answered | Forwarded | StoredResponse):
             reply = self._replies.get(message.number)
             if reply is None or reply.done():
                 return

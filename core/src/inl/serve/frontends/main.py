@@ -20,7 +20,7 @@ from inl.serve.app import GENERATING, error_shape, generate_endpoint
 from inl.serve.frontends.client import EngineClient
 from inl.serve.frontends.forwarding import Forwarder
 from inl.serve.frontends.messages import Ready
-from inl.serve.frontends.remote import RemoteModels
+from inl.serve.frontends.remote import RemoteModels, RemoteResponses
 from inl.serve.gate import Gate
 from inl.serve.http_messages import send_error
 from inl.serve.http_server import HttpServer, loop_factory
@@ -36,8 +36,9 @@ def make_frontend_app(
     models: RemoteModels, client: EngineClient, config: ServerConfig
 ) -> Gate:
     """Return the ASGI application of a front-end."""
+    store = RemoteResponses(client) if config.stored_responses else None
     endpoints = {
-        path: generate_endpoint(path, make, models, config)
+        path: generate_endpoint(path, make, models, config, store)
         for path, make in GENERATING.items()
     }
     forward = Forwarder(client)

@@ -142,8 +142,35 @@ class Forward(msgspec.Struct, array_like=True, tag="forward"):
     client: str
 
 
+class StoreResponse(msgspec.Struct, array_like=True, tag="store response"):
+    """Store a response of a client; answered with :class:`Answered`."""
+
+    number: int
+    client: str
+    name: str
+    data: bytes
+
+
+class ReadResponse(msgspec.Struct, array_like=True, tag="read response"):
+    """Ask for a stored response of a client.
+
+    Answered with :class:`StoredResponse`, or :class:`Answered` with a failure.
+    """
+
+    number: int
+    client: str
+    name: str
+
+
+class StoredResponse(msgspec.Struct, array_like=True, tag="stored response"):
+    """The reply to :class:`ReadResponse`."""
+
+    number: int
+    data: bytes
+
+
 class Answered(msgspec.Struct, array_like=True, tag="answered"):
-    """The reply to :class:`Submit` and :class:`Check`."""
+    """The reply to :class:`Submit`, :class:`Check` and :class:`StoreResponse`."""
 
     number: int
     failure: Failure | None = None
@@ -193,8 +220,13 @@ class News(msgspec.Struct, array_like=True, tag="news"):
     ends: list[End]
 
 
-ToEngine = Ready | Trouble | Named | Pong | Submit | Stop | Leave | Check | Forward
-ToFrontEnd = Settings | Names | Ping | Drain | Answered | Forwarded | News
+ToEngine = (
+    Ready | Trouble | Named | Pong | Submit | Stop | Leave | Check | Forward
+    | StoreResponse | ReadResponse
+)  # fmt: skip
+ToFrontEnd = (
+    Settings | Names | Ping | Drain | Answered | Forwarded | StoredResponse | News
+)
 Message = ToEngine | ToFrontEnd
 
 encode = msgspec.msgpack.Encoder().encode

@@ -29,20 +29,24 @@ from inl.serve.frontends.messages import (
     Names,
     Ping,
     Pong,
+    ReadResponse,
     Ready,
     Settings,
     Stop,
+    StoredResponse,
+    StoreResponse,
     Submit,
     Trouble,
 )
 from inl.serve.http_server import listen_shared
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Coroutine, Mapping
 
     from starlette.types import ASGIApp
 
     from inl.serve.models import Models
+    from inl.serve.openai.response_store import ResponseStore
     from inl.serve.settings import ServerConfig
 
 log = logging.getLogger("inl.serve")
@@ -69,7 +73,7 @@ class FrontEnd:
     """One front-end process at a time, on one listening socket.
 
     settings: returns the first message to a process. seconds: time after which a
-    process that does not reply is killed.
+    process that does not reply is killed. responses: stored ones, if there are any.
     """
 
     def __init__(
@@ -79,6 +83,7 @@ class FrontEnd:
         settings: Callable[[], Settings],
         listening: socket.socket,
         seconds: float,
+        responses: ResponseStore | None,
     ) -> None:
         self.ready = asyncio.Event()
         """Whether it has accepted connections."""
@@ -88,6 +93,7 @@ class FrontEnd:
         self.listening = listening
         self._app, self._models, self._settings = app, models, settings
         self._seconds = seconds
+        self._responses = responses
         self._replied = asyncio.Event()
         """Set when the process accepts connections, and at each :class:`Pong`."""
         self._pinged = 0.0
@@ -235,9 +241,9 @@ class FrontEnd:
         elif isinstance(message, Check):
             link.send(Answered(message.number, self._refusal(message.client)))
         elif isinstance(message, Forward):
-            task = asyncio.create_task(self._forward(message, link))
-            self._forwards.add(task)
-            task.add_done_callback(self._forwards.discard)
+            self._start(self._forward(message, link))
+        elif isinstance(message, StoreResponse | ReadResponse):
+            self._start(self._store(message, link))
         elif isinstance(message, Named):
             self._know_names()
         elif isinstance(message, Pong):
@@ -260,6 +266,25 @@ class FrontEnd:
             return Failure.of(error)
         return None
 
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._forwards.add(task)
+        task.add_done_callback(self._forwards.discard)
+
+    async def _store(self, message: StoreResponse | ReadResponse, link: Link) -> None:
+        """Store or read a response."""
+        store, client, name = self._responses, message.client, message.name
+        assert store is not None, "front-ends know whether there is one"
+        try:
+            if isinstance(message, ReadResponse):
+                data = await store.get(client, name)
+                link.send(StoredResponse(message.number, data))
+                return
+            await store.put(client, name, message.data)
+            link.send(Answered(message.number))
+        except ApiError as error:
+            link.send(Answered(message.number, Failure.of(error)))
+
     async def _forward(self, message: Forward, link: Link) -> None:
         link.send(await answer(self._app, message))
 
@@ -277,6 +302,7 @@ class FrontEnds:
     """All front-end processes of a server.
 
     places: where the tokenizer of each model is, and its greatest number of tokens.
+    responses: stored ones, if there are any.
     """
 
     def __init__(
@@ -285,9 +311,11 @@ class FrontEnds:
         models: Models,
         config: ServerConfig,
         places: Mapping[str, tuple[str | None, int | None]],
+        responses: ResponseStore | None,
     ) -> None:
         self._app, self._models = app, models
         self._config, self._places = config, places
+        self._responses = responses
         self.processes: list[FrontEnd] = []
         self._is_stopping = False
 
@@ -321,7 +349,12 @@ class FrontEnds:
         sockets = listen_shared(server.host, server.port, server.frontends)
         self.processes = [
             FrontEnd(
-                self._app, self._models, self.settings, each, server.frontend_seconds
+                self._app,
+                self._models,
+                self.settings,
+                each,
+                server.frontend_seconds,
+                self._responses,
             )
             for each in sockets
         ]

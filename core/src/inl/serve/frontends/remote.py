@@ -12,7 +12,16 @@ from inl.engine.answers.model_text import EncodedPrompt, ModelText
 from inl.engine.text_model import TextModel
 from inl.errors import RequestError
 from inl.serve.api_error import model_not_found
-from inl.serve.frontends.messages import Leave, Stop, Submit, Trouble, plain
+from inl.serve.frontends.messages import (
+    Leave,
+    ReadResponse,
+    Stop,
+    StoredResponse,
+    StoreResponse,
+    Submit,
+    Trouble,
+    plain,
+)
 from inl.serve.frontends.outputs import RemoteHandle, RemoteRequest
 from inl.serve.generations import Generation, Generations
 from inl.serve.health import Health
@@ -124,6 +133,7 @@ def _submit(
     """Return the message of a job. Its stop strings are found here."""
     options = {name: plain(value) for name, value in job.options.items()}
     options.pop("stop", None)
+    options["stop_ids"] = [*text.stop_ids(options.get("stop_ids", ()), prompts[0])]
     structure = plain(text.structure_of(job.structure, prompts[0]))
     ids = [list(prompt.ids) for prompt in prompts]
     return Submit(
@@ -151,6 +161,25 @@ def _handles(
             )
             handles.append(RemoteHandle(request, tokenizer, job.options))
     return handles
+
+
+class RemoteResponses:
+    """Stored responses of the engine's process."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self._client = client
+
+    async def put(self, client: str, name: str, data: bytes) -> None:
+        """Store a response of a client."""
+        number = self._client.numbers(1)
+        await self._client.call(number, StoreResponse(number, client, name, data))
+
+    async def get(self, client: str, name: str) -> bytes:
+        """Return a response of a client; raises :class:`ApiError` 404."""
+        number = self._client.numbers(1)
+        message = ReadResponse(number, client, name)
+        found: StoredResponse = await self._client.call(number, message)
+        return found.data
 
 
 class RemoteModels:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from inl.serve.api_error import unsupported
-from inl.serve.job import Conversation, Job, Prompt
+from inl.serve.job import Conversation, Gap, Job, Prompt
 from inl.serve.ollama.fields import (
     GenerationFields,
     check_images,
@@ -87,12 +87,15 @@ def chat_job(request: OllamaChatRequest, number: str) -> Job:
 def generate_job(request: GenerateRequest, number: str) -> Job:
     """Return the job of a request; raises :class:`ApiError`."""
     check_images(request.images, "images")
-    if request.suffix:
-        raise unsupported("suffix", "is not supported; remove it")
     if request.template:
         raise unsupported("template", "is not supported; the model's own is used")
     if not request.prompt:
         return load_job(request, number)
+    if request.suffix:
+        for name in ("system", "context", "raw"):
+            if getattr(request, name):
+                raise unsupported(name, "is not supported together with suffix")
+        return _job(request, Gap(request.prompt, request.suffix), number)
     if not request.raw:
         return _job(request, _conversation(request, request.prompt), number)
     for name in ("system", "context"):

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from inl.serve.api_error import unsupported
 from inl.serve.dialect import ReadUsage, parse
-from inl.serve.job import Answer, Delta, Job, Usage
+from inl.serve.job import Answer, Delta, Gap, Job, Prompt, Usage
 from inl.serve.openai.chunks import ChunkedExchange, chunk_head
 from inl.serve.openai.fields import (
     DEFAULTS,
@@ -42,6 +42,7 @@ class CompletionRequest(GenerationFields, kw_only=True, forbid_unknown_fields=Tr
     prompt: Text | Annotated[list[str | TokenId | Tokens], Many]
     logprobs: TopLogprobs | None = None
     echo: bool | None = False
+    suffix: str | None = None
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
 
@@ -67,6 +68,18 @@ def prompts_of(
     return [*texts, *lists]
 
 
+def _with_suffix(
+    prompts: Sequence[str | list[int]], suffix: str | None
+) -> Sequence[Prompt]:
+    """Return prompts whose completions end before a suffix, if there is one."""
+    if not suffix:
+        return prompts
+    texts = [Gap(prompt, suffix) for prompt in prompts if isinstance(prompt, str)]
+    if len(texts) < len(prompts):
+        raise unsupported("suffix", "accepts a prompt of text beside it")
+    return texts
+
+
 class CompletionExchange(ChunkedExchange):
     """A text completion, of one or several prompts."""
 
@@ -81,10 +94,12 @@ class CompletionExchange(ChunkedExchange):
             if request.stream:
                 raise unsupported("echo", "with logprobs is not supported in a stream")
             options["prompt_logprobs"] = request.logprobs
+        if request.suffix and request.echo:
+            raise unsupported("echo", "is not supported together with suffix")
         self._has_prompt_logprobs = request.prompt_logprobs is not None
         self.job = Job(
             model=request.model,
-            prompts=prompts_of(request.prompt),
+            prompts=_with_suffix(prompts_of(request.prompt), request.suffix),
             options=options,
             count=request.n or 1,
             stream=bool(request.stream),

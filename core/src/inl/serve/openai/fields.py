@@ -34,7 +34,6 @@ DEFAULTS: Defaults = {
     "functions": ([],),
     "verbosity": ("medium",),
     "best_of": (1,),
-    "suffix": ("",),
     "spaces_between_special_tokens": (True,),
     "include_stop_str_in_output": (False,),
     "use_beam_search": (False,),

@@ -1,4 +1,4 @@
-"""``/v1/responses``, without stored state: its requests, as jobs."""
+"""``/v1/responses``: its requests, as jobs."""
 
 from __future__ import annotations
 
@@ -109,11 +109,13 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     prompt_cache_retention: str | None = None
 
 
-def job_of(request: ResponsesRequest, number: str) -> Job:
-    """Return the job of a request; raises :class:`ApiError`."""
-    for name in ("previous_response_id", "conversation"):
-        if getattr(request, name) is not None:
-            raise unsupported(name, "no responses are stored; send the whole input")
+def job_of(request: ResponsesRequest, number: str, earlier: Sequence[Item] = ()) -> Job:
+    """Return the job of a request; raises :class:`ApiError`.
+
+    earlier: items that an earlier response had read and written.
+    """
+    if request.conversation is not None:
+        raise unsupported("conversation", "is not supported; use previous_response_id")
     if request.background:
         raise unsupported("background", "is not supported; use stream")
     options: GenerationOptions = {
@@ -124,7 +126,7 @@ def job_of(request: ResponsesRequest, number: str) -> Job:
         options["logprobs"] = request.top_logprobs or 0
     return Job(
         model=request.model,
-        prompts=[_conversation_of(request)],
+        prompts=[_conversation_of(request, [*earlier, *input_items(request)])],
         options=options,
         stream=bool(request.stream),
         structure=structure_of(_format_of(request.text)),
@@ -148,14 +150,18 @@ def _format_of(text: TextOptions | None) -> dict[str, Any] | None:
     }
 
 
-def _conversation_of(request: ResponsesRequest) -> Conversation:
+def input_items(request: ResponsesRequest) -> list[Item]:
+    """Return the items of the input; a text is a message of the user."""
+    if isinstance(request.input, str):
+        return [Item(content=request.input)]
+    return request.input
+
+
+def _conversation_of(request: ResponsesRequest, items: Sequence[Item]) -> Conversation:
     messages: list[Message] = []
     if request.instructions:
         messages.append(Message("system", request.instructions))
-    if isinstance(request.input, str):
-        messages.append(Message("user", request.input))
-    else:
-        messages += _messages(request.input)
+    messages += _messages(items)
     tools = [
         Tool(
             tool.name, tool.description or "", tool.parameters or {}, bool(tool.strict)

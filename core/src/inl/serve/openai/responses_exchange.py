@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import secrets
 import time
 from collections.abc import Sequence
 from typing import Any
+
+import msgspec
 
 from inl.serve.api_error import ApiError
 from inl.serve.dialect import ReadUsage, parse
 from inl.serve.event_stream import EVENTS, event
 from inl.serve.job import Answer, Delta, Usage
-from inl.serve.openai.responses import ResponsesRequest, job_of
+from inl.serve.openai.responses import Item, ResponsesRequest, input_items, job_of
 from inl.serve.openai.usage import chat_logprobs
 from inl.serve.token_texts import NoTokenTexts, TokenPlaces, TokenTexts
 
@@ -27,6 +30,12 @@ def usage_body(usage: Usage) -> dict[str, Any]:
     }
 
 
+class _Stored(msgspec.Struct):
+    """What later responses need of a stored one."""
+
+    items: list[Item]
+
+
 class ResponsesExchange:
     """One response: reasoning, a message and calls, each an item of its output."""
 
@@ -35,7 +44,13 @@ class ResponsesExchange:
     def __init__(self, body: bytes, number: str, model: str) -> None:
         request = parse(body, ResponsesRequest)
         self.job = job_of(request, number)
+        self.is_stored = request.store is not False
+        # Not to be guessed from those of others.
+        self.id = f"resp_{number}_{secrets.token_hex(8)}"
         self._request = request
+        self._earlier: list[Item] = []
+        self._final: dict[str, Any] = {}
+        """The finished response."""
         self._number = number
         self._model = request.model or model
         self.token_text: TokenTexts = NoTokenTexts()
@@ -44,13 +59,29 @@ class ResponsesExchange:
         self._sequence = itertools.count()
         self._items: list[_Item] = []
 
+    @property
+    def previous_id(self) -> str | None:
+        """Id of the response that this one continues."""
+        return self._request.previous_response_id
+
+    def continue_from(self, stored: bytes) -> None:
+        """Put the items of a response before the input; stored: of :meth:`stored`."""
+        self._earlier = msgspec.json.decode(stored, type=_Stored).items
+        self.job = job_of(self._request, self._number, self._earlier)
+
+    def stored(self) -> bytes:
+        """Return the finished response, and all items that it has read and written."""
+        items = [*self._earlier, *input_items(self._request), *self._final["output"]]
+        return msgspec.json.encode({"response": self._final, "items": items})
+
     def body(self, answers: Sequence[Answer], usage: Usage) -> Any:
         """Return the whole response."""
         (answer,) = answers
         length = answer.finish_reason == "length"
         status = "incomplete" if length else "completed"
         items = [item.body(status) for item in self._items_of(answer)]
-        return self._response(status, items, usage)
+        self._final = self._response(status, items, usage)
+        return self._final
 
     def _items_of(self, answer: Answer) -> list[_Item]:
         delta = Delta(
@@ -92,7 +123,7 @@ class ResponsesExchange:
         incomplete = {"reason": "max_output_tokens"} if status == "incomplete" else None
         finished = status in ("completed", "incomplete")
         return {
-            "id": f"resp_{self._number}",
+            "id": self.id,
             "object": "response",
             "created_at": self._created,
             "completed_at": int(time.time()) if finished else None,
@@ -106,7 +137,7 @@ class ResponsesExchange:
             "model": self._model,
             "output": output,
             "parallel_tool_calls": request.parallel_tool_calls is not False,
-            "previous_response_id": None,
+            "previous_response_id": request.previous_response_id,
             "prompt_cache_key": request.prompt_cache_key,
             "reasoning": {
                 "effort": request.reasoning and request.reasoning.effort,
@@ -114,7 +145,7 @@ class ResponsesExchange:
             },
             "safety_identifier": request.safety_identifier,
             "service_tier": request.service_tier or "default",
-            "store": False,
+            "store": self.is_stored,
             "temperature": request.temperature,
             "text": {"format": _format(request)},
             "tool_choice": _choice(request),
@@ -218,8 +249,9 @@ class ResponsesExchange:
         closed = self._close(status)
         items = [item.body("completed") for item in self._items[:-1]]
         items.append(self._items[-1].body(status))
-        response = {"response": self._response(status, items, usage)}
-        return opened + closed + self._event(f"response.{status}", response)
+        self._final = self._response(status, items, usage)
+        last = self._event(f"response.{status}", {"response": self._final})
+        return opened + closed + last
 
     def failure(self, error: ApiError) -> bytes:
         """Return an error in mid-stream."""

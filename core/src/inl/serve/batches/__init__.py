@@ -1,0 +1,1 @@
+"""Files of requests that the server answers in the background."""

@@ -1,0 +1,370 @@
+"""Files and batches through the unmodified ``openai`` client."""
+
+from __future__ import annotations
+
+import json
+
+import httpx
+import openai
+import pytest
+
+from http_servers import HashServer, hash_engine
+from inl.errors import RequestError
+from inl.serve.api_error import ApiError
+from inl.serve.batches.file_store import FileStore
+from inl.serve.batches.multipart import Part, parse_form
+from waiting import until
+
+PATH = "/v1/completions"
+WINDOW = "24h"
+
+
+def line_of(number, url=PATH, **fields):
+    body = {"prompt": [number, 1, 2], "max_tokens": 4, "ignore_eos": True, "seed": 1}
+    body |= {"return_token_ids": True, "temperature": 1.0, **fields}
+    return {"custom_id": f"no {number}", "method": "POST", "url": url, "body": body}
+
+
+def jsonl(lines):
+    return "".join(json.dumps(line) + "\n" for line in lines).encode()
+
+
+def client_of(server, key="none"):
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("files") / "store"
+    with HashServer(max_batch=4, files=str(folder)) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with client_of(server) as client:
+        yield client
+
+
+def upload(client, lines, name="in.jsonl"):
+    return client.files.create(file=(name, jsonl(lines)), purpose="batch")
+
+
+def finished(client, batch):
+    """Return a batch once it has ended."""
+    ended = ("completed", "failed", "expired", "cancelled")
+    until(lambda: client.batches.retrieve(batch.id).status in ended)
+    return client.batches.retrieve(batch.id)
+
+
+def start(client, file, endpoint=PATH, **options):
+    return client.batches.create(
+        input_file_id=file.id, endpoint=endpoint, completion_window=WINDOW, **options
+    )
+
+
+def lines_of(client, file_id):
+    text = client.files.content(file_id).text
+    return {line["custom_id"]: line for line in map(json.loads, text.splitlines())}
+
+
+def test_a_file_is_stored_listed_read_and_deleted(client):
+    data = b'{"a": "\xc3\xa9\r\n--x"}\r\n\r\n\x00'
+    file = client.files.create(file=('of "a".jsonl', data), purpose="batch")
+    assert (file.bytes, file.filename, file.purpose) == (
+        len(data), 'of "a".jsonl', "batch",
+    )  # fmt: skip
+    assert (file.object, file.status) == ("file", "processed")
+    assert client.files.retrieve(file.id) == file
+    assert client.files.content(file.id).content == data
+    assert file.id in [each.id for each in client.files.list(purpose="batch")]
+    assert not list(client.files.list(purpose="batch_output", limit=1))
+    assert client.files.delete(file.id).deleted
+    with pytest.raises(openai.NotFoundError):
+        client.files.retrieve(file.id)
+
+
+def test_pages_of_files_are_followed(client):
+    made = [upload(client, [], f"{at}").id for at in range(5)]
+    listed = [each.id for each in client.files.list(limit=2)]
+    assert set(made) <= set(listed)
+    assert len(set(listed)) == len(listed)
+    for name in made:
+        client.files.delete(name)
+
+
+def test_the_answers_of_a_batch_are_the_engines(client):
+    lines = [line_of(at) for at in range(5)]
+    lines[3]["body"]["stop"] = 7  # refused by its schema
+    file = upload(client, lines)
+    batch = start(client, file, metadata={"of": "a test"})
+    assert batch.status in ("validating", "in_progress", "finalizing", "completed")
+    batch = finished(client, batch)
+    assert batch.status == "completed"
+    counts = batch.request_counts
+    assert (counts.total, counts.completed, counts.failed) == (5, 4, 1)
+    assert batch.metadata == {"of": "a test"}
+    assert batch.created_at <= batch.in_progress_at <= batch.finalizing_at
+    assert batch.finalizing_at <= batch.completed_at
+    good = lines_of(client, batch.output_file_id)
+    with hash_engine(4) as twin:
+        for number in (0, 1, 2, 4):
+            wanted = twin.generate(
+                [number, 1, 2], max_tokens=4, ignore_eos=True, seed=1, temperature=1.0
+            )
+            body = good.pop(f"no {number}")["response"]["body"]
+            assert tuple(body["choices"][0]["token_ids"]) == wanted.token_ids
+    assert not good
+    ((name, line),) = lines_of(client, batch.error_file_id).items()
+    assert (name, line["response"]["status_code"]) == ("no 3", 400)
+    assert client.files.retrieve(batch.output_file_id).purpose == "batch_output"
+    assert batch.id in [each.id for each in client.batches.list(limit=1)]
+    client.files.delete(file.id)
+
+
+def test_chats_and_responses_are_batched_too(client):
+    turn = [{"role": "user", "content": "Hi"}]
+    bodies = {
+        "/v1/chat/completions": {"messages": turn, "max_tokens": 3},
+        "/v1/responses": {"input": "Hi", "max_output_tokens": 3},
+    }
+    for url, body in bodies.items():
+        line = {"custom_id": "a", "method": "POST", "url": url, "body": body}
+        batch = finished(client, start(client, upload(client, [line]), url))
+        assert batch.status == "completed", batch
+        response = lines_of(client, batch.output_file_id)["a"]["response"]
+        assert response["status_code"] == 200
+        assert response["body"].get("store", False) is False, "nobody can name it"
+
+
+BAD = {
+    "no JSON": (b"{", "line 1"),
+    "equal ids": (jsonl([line_of(1), line_of(1)]), "line 2"),
+    "another endpoint": (jsonl([line_of(1, "/v1/embeddings")]), "/v1/embeddings"),
+    "empty": (b"\n", "found 0 requests"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_file_that_cannot_be_read_fails_its_batch(server, client, name):
+    data, said = BAD[name]
+    file = client.files.create(file=("in.jsonl", data), purpose="batch")
+    batch = finished(client, start(client, file))
+    assert batch.status == "failed"
+    (error,) = batch.errors.data
+    assert said in error.message
+    assert server.config.files not in error.message
+
+
+REFUSED = {
+    "purpose": lambda client: client.files.create(file=b"a", purpose="fine-tune"),
+    "file_id": lambda client: client.files.retrieve("file-../../etc/passwd"),
+    "batch_id": lambda client: client.batches.retrieve("batch_0"),
+    "endpoint": lambda client: start(client, upload(client, []), "/v1/models"),
+    "limit": lambda client: client.files.list(limit=0),
+    "after": lambda client: client.batches.list(after="x"),
+    "expires_after": lambda client: client.files.create(
+        file=b"a", purpose="batch",
+        expires_after={"anchor": "created_at", "seconds": 1}),
+    "completion_window": lambda client: client.batches.create(
+        input_file_id="a", endpoint=PATH, completion_window="1h"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_accepted_is_refused_by_name(client, name):
+    with pytest.raises(openai.APIStatusError) as caught:
+        REFUSED[name](client)
+    assert caught.value.status_code in (400, 404)
+    assert name == "file_id" or caught.value.param == name
+
+
+def test_a_file_can_expire(client):
+    after = {"anchor": "created_at", "seconds": 3600}
+    file = client.files.create(file=b"a", purpose="batch", expires_after=after)
+    assert file.expires_at == file.created_at + 3600
+
+
+def test_an_expired_file_is_deleted(tmp_path):
+    store = FileStore(tmp_path / "a", 100)
+    file = store.add("", "a", "batch", 1, -1)
+    store.write(file.id, b"x")
+    with pytest.raises(ApiError):
+        store.find("", file.id)
+    assert not store.path(file.id).exists()
+
+
+def test_a_cancelled_batch_keeps_what_was_answered(tmp_path):
+    with HashServer(max_batch=2, seconds=0.03, files=str(tmp_path)) as slow:
+        with client_of(slow) as client:
+            lines = [line_of(at, max_tokens=8) for at in range(40)]
+            file = upload(client, lines)
+            batch, second = start(client, file), start(client, file)
+            until(lambda: client.batches.retrieve(batch.id).request_counts.completed)
+            with pytest.raises(openai.ConflictError):
+                client.files.delete(file.id)
+            client.batches.cancel(second.id)
+            assert client.batches.cancel(batch.id).status == "cancelling"
+            found = finished(client, batch)
+            assert found.status == finished(client, second).status == "cancelled"
+            good = lines_of(client, found.output_file_id)
+            bad = lines_of(client, found.error_file_id)
+            assert good
+            assert bad
+            assert len(good) + len(bad) == 40
+            assert {each["error"]["code"] for each in bad.values()} == {
+                "batch_cancelled"
+            }
+            with pytest.raises(openai.ConflictError):
+                client.batches.cancel(batch.id)
+        slow.wait_idle()
+
+
+def test_a_batch_goes_on_after_a_restart(tmp_path):
+    lines = [line_of(at, max_tokens=8) for at in range(12)]
+    with (
+        HashServer(max_batch=2, seconds=0.03, files=str(tmp_path)) as first,
+        client_of(first) as client,
+    ):
+        batch = start(client, upload(client, lines))
+        until(lambda: client.batches.retrieve(batch.id).request_counts.completed > 1)
+    (part,) = tmp_path.glob("*.part")
+    before = part.read_bytes().splitlines()
+    assert 1 < len(before) < 12
+    with (
+        HashServer(max_batch=4, files=str(tmp_path)) as second,
+        client_of(second) as client,
+    ):
+        found = finished(client, batch)
+        assert (found.status, found.request_counts.completed) == ("completed", 12)
+        data = client.files.content(found.output_file_id).content
+        assert set(before) <= set(data.splitlines()), "none was asked again"
+        assert len(lines_of(client, found.output_file_id)) == 12
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_what_is_not_answered_within_the_window_expires(tmp_path, monkeypatch):
+    monkeypatch.setattr("inl.serve.batches.batch_queue.WINDOW_SECONDS", 0)
+    with (
+        HashServer(max_batch=2, files=str(tmp_path)) as server,
+        client_of(server) as client,
+    ):
+        batch = finished(client, start(client, upload(client, [line_of(1)])))
+        assert (batch.status, batch.output_file_id) == ("expired", None)
+        (line,) = lines_of(client, batch.error_file_id).values()
+        assert line["error"]["code"] == "batch_expired"
+
+
+def test_each_key_has_files_and_batches_of_its_own(tmp_path):
+    folder = str(tmp_path)
+    with (
+        HashServer(files=folder, api_keys=("a", "b")) as server,
+        client_of(server, "a") as mine,
+        client_of(server, "b") as other,
+    ):
+        file = upload(mine, [line_of(1)])
+        batch = finished(mine, start(mine, file))
+        assert batch.status == "completed"
+        for call in (
+            lambda: other.files.content(file.id),
+            lambda: other.files.delete(file.id),
+            lambda: start(other, file),
+            lambda: other.batches.retrieve(batch.id),
+            lambda: other.batches.cancel(batch.id),
+        ):
+            with pytest.raises(openai.NotFoundError):
+                call()
+        assert not list(other.files.list())
+        assert not list(other.batches.list())
+    with (
+        HashServer(files=folder, api_keys=("b", "a")) as server,  # another order
+        client_of(server, "a") as mine,
+        client_of(server, "b") as other,
+    ):
+        assert mine.files.retrieve(file.id).id == file.id
+        assert not list(other.files.list())
+    assert b'"a"' not in b"".join(p.read_bytes() for p in tmp_path.glob("file-*.json"))
+
+
+def test_the_room_for_files_is_bounded(tmp_path):
+    with (
+        HashServer(files=str(tmp_path), max_file_bytes=1000) as server,
+        client_of(server) as client,
+    ):
+        file = client.files.create(file=b"x" * 900, purpose="batch")
+        with pytest.raises(openai.BadRequestError, match="max-file-bytes"):
+            client.files.create(file=b"x" * 101, purpose="batch")
+        client.files.delete(file.id)
+        # The answers of a batch need room too.
+        batch = finished(
+            client, start(client, upload(client, [line_of(1), line_of(2)]))
+        )
+        assert batch.status == "failed"
+        assert "no room" in batch.errors.data[0].message
+
+
+def test_only_the_owner_of_the_process_can_read_the_folder(tmp_path):
+    folder = tmp_path / "files"
+    with HashServer(files=str(folder)) as server, client_of(server) as client:
+        upload(client, [line_of(1)])
+    modes = {path.stat().st_mode & 0o077 for path in folder.glob("file-*")}
+    assert modes == {0}
+    assert folder.stat().st_mode & 0o077 == 0
+
+
+def test_a_folder_has_one_server(tmp_path):
+    store = FileStore(tmp_path, 100)
+    with pytest.raises(RequestError, match="another server uses it"):
+        FileStore(tmp_path, 100)
+    store.close()
+    FileStore(tmp_path, 100).close()
+
+
+def test_a_damaged_record_is_left_out(tmp_path, caplog):
+    (tmp_path / "file-1.json").write_bytes(b"{")
+    assert not FileStore(tmp_path, 100).of("")
+    assert "file-1.json: left out" in caplog.text
+
+
+def test_without_a_folder_the_endpoints_say_so(hash_server):
+    for method, path in (("GET", "files"), ("POST", "batches"), ("GET", "files/a/b")):
+        found = httpx.request(method, f"{hash_server.url}/v1/{path}")
+        assert found.status_code == 404
+        assert "--files FOLDER" in found.json()["error"]["message"]
+
+
+KIND = "multipart/form-data; boundary=xx"
+MALFORMED = {
+    "another type": ("application/json", b"{}"),
+    "no boundary": ("multipart/form-data", b"--xx--"),
+    "no end": (KIND, b'--xx\r\ncontent-disposition: form-data; name="a"\r\n\r\nb'),
+    "no headers": (KIND, b"--xx\r\nab\r\n--xx--"),
+    "no name": (KIND, b"--xx\r\ncontent-type: a\r\n\r\nb\r\n--xx--"),
+    "many parts": (KIND, b"--xx\r\n" * 100 + b"--xx--"),
+    "before the first": (KIND, b"a\r\n--xx--"),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_a_malformed_form_is_refused(name):
+    with pytest.raises(ApiError, match="accepts multipart/form-data"):
+        parse_form(*MALFORMED[name])
+
+
+def test_a_form_is_read():
+    lines = [b"--xx", b'Content-Disposition: form-data; name="a"', b"", b"1", b"--xx",
+             b'content-disposition: form-data; filename="%22.txt"; name="f"',
+             b"content-type: text/plain", b"", b"\r\n--x", b"--xx--", b""]  # fmt: skip
+    found = parse_form('multipart/form-data; boundary="xx"', b"\r\n".join(lines))
+    assert found == {"a": Part(None, b"1"), "f": Part('".txt', b"\r\n--x")}
+
+
+@pytest.mark.full
+def test_front_ends_pass_files_and_batches_on(tmp_path):
+    with (
+        HashServer(max_batch=4, files=str(tmp_path), frontends=2) as server,
+        client_of(server) as client,
+    ):
+        batch = finished(client, start(client, upload(client, [line_of(1)])))
+        assert batch.status == "completed"
+        assert len(lines_of(client, batch.output_file_id)) == 1

@@ -1,0 +1,149 @@
+"""lm-evaluation-harness against a server: its log-likelihoods are transformers'.
+
+Needs lm-eval in this environment, or ``INL_LM_EVAL_PYTHON``, a Python that has it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import transformers
+
+from byte_tokens import byte_rules
+from http_servers import ServerProcess
+
+VARIABLE = "INL_LM_EVAL_PYTHON"
+ROWS = [
+    {"question": "The sky is", "choices": ["blue", "made of cheese", "a river"]},
+    {"question": "Two and two make", "choices": ["five", "four", "a green horse"]},
+    {"question": "A cat has four", "choices": ["wheels", "legs", "moons of Jupiter"]},
+]
+SHARED = """
+dataset_path: json
+dataset_kwargs: {data_files: {test: FOLDER/rows.jsonl}}
+test_split: test
+"""
+TASKS = {
+    "tiny_choice": SHARED + """
+output_type: multiple_choice
+doc_to_text: "{{question}}"
+doc_to_choice: "{{choices}}"
+doc_to_target: 1
+metric_list:
+  - metric: acc
+""",
+    "tiny_lines": SHARED + """
+output_type: loglikelihood_rolling
+doc_to_text: ""
+doc_to_target: "{{question}} {{choices[0]}}. {{choices[1]}}, or {{choices[2]}}?"
+metric_list:
+  - metric: word_perplexity
+""",
+}  # fmt: skip
+
+
+def interpreter():
+    """Return a Python that has lm-eval; skips the test without one."""
+    if found := os.environ.get(VARIABLE):
+        return found
+    if importlib.util.find_spec("lm_eval") is None:
+        pytest.skip(f"needs lm-eval[api] here, or {VARIABLE}=PYTHON of another place")
+    return sys.executable
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A tiny Llama over bytes, and its folder."""
+    torch.manual_seed(3)
+    config = transformers.LlamaConfig(
+        vocab_size=258, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512,
+        initializer_range=0.3, bos_token_id=256, eos_token_id=257, pad_token_id=257,
+    )  # fmt: skip
+    folder = tmp_path / "model"
+    found = transformers.LlamaForCausalLM(config).eval()
+    found.save_pretrained(folder)
+    rules = byte_rules()
+    rules.add_special_tokens(["<begin>", "<end>"])
+    rules.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>"}))
+    return found, folder, rules
+
+
+def evaluate(python, url, folder):
+    """Return the requests and results of each task, by name."""
+    tasks = folder / "tasks"
+    tasks.mkdir()
+    lines = [json.dumps(row) + "\n" for row in ROWS]
+    (tasks / "rows.jsonl").write_text("".join(lines))
+    for name, text in TASKS.items():
+        text = f"task: {name}\n" + text.replace("FOLDER", str(tasks))
+        (tasks / f"{name}.yaml").write_text(text)
+    settings = f"model=default,base_url={url}/v1/completions,tokenizer_backend=remote"
+    settings += ",tokenized_requests=False,num_concurrent=4,max_length=512"
+    command = [python, "-m", "lm_eval", "--model", "local-completions"]
+    command += ["--model_args", settings, "--tasks", ",".join(TASKS)]
+    command += [
+        "--include_path",
+        tasks,
+        "--log_samples",
+        "--output_path",
+        folder / "out",
+    ]
+    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": folder}
+    clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    subprocess.run(
+        [*map(str, command)], check=True, env={**clean, **{k: str(v) for k, v in
+                                                          offline.items()}},
+        cwd=folder,
+    )  # fmt: skip
+    found = {}
+    for name in TASKS:
+        (path,) = (folder / "out").rglob(f"samples_{name}_*.jsonl")
+        found[name] = [json.loads(line) for line in path.read_text().splitlines()]
+    return found
+
+
+def log_likelihood(model, ids, count):
+    """Return the log-probability of the last ``count`` ids, in float64."""
+    with torch.no_grad():
+        logits = model(torch.tensor([ids])).logits[0].double().log_softmax(-1)
+    return sum(
+        logits[at - 1, ids[at]].item() for at in range(len(ids) - count, len(ids))
+    )
+
+
+@pytest.mark.long
+def test_log_likelihoods_of_a_task_are_those_of_transformers(model, tmp_path):
+    reference, folder, rules = model
+    python = interpreter()
+    with ServerProcess(str(folder), "--dtype", "float32") as server:
+        found = evaluate(python, server.url, tmp_path)
+
+    def encode(text):
+        return rules.encode(text).ids
+
+    compared = 0
+    for sample in found["tiny_choice"]:
+        for index, response in enumerate(sample["filtered_resps"]):
+            text, continuation = sample["arguments"][f"gen_args_{index}"].values()
+            ids = encode(text) + encode(continuation)
+            wanted = log_likelihood(reference, ids, len(encode(continuation)))
+            assert math.isclose(float(response[0]), wanted, abs_tol=2e-3)
+            compared += 1
+    for sample in found["tiny_lines"]:
+        text = sample["arguments"]["gen_args_0"]["arg_0"]
+        ids = [257, *encode(text)]  # the harness puts the end token before
+        wanted = log_likelihood(reference, ids, len(ids) - 1)
+        (response,) = sample["filtered_resps"]
+        value = response[0] if isinstance(response, list) else response
+        assert math.isclose(float(value), wanted, abs_tol=2e-2)
+        compared += 1
+    assert compared == 12
