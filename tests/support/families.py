@@ -77,6 +77,12 @@ SPARSE = {
 }  # fmt: skip
 MROPE = rope(partial_rotary_factor=0.5, mrope_section=[1, 1, 1], mrope_interleaved=True)
 
+SIGMOID = {
+    "n_routed_experts": 6, "num_experts_per_tok": 2, "n_shared_experts": 2,
+    "moe_intermediate_size": 24, "n_group": 3, "topk_group": 2,
+    "first_k_dense_replace": 1, "routed_scaling_factor": 1.7,
+}  # fmt: skip
+
 FAMILIES = {
     "llama3": ("Llama", LLAMA3),
     "llama3-published": ("Llama", PUBLISHED | {"max_position_embeddings": 16384}),
@@ -209,6 +215,49 @@ FAMILIES = {
             "num_key_value_heads": 6,
             "attention_bias": True,
         },
+    ),
+    "arcee": ("Arcee", rope() | {"attention_bias": True}),
+    "seed-oss": ("SeedOss", rope() | {"head_dim": 12, "attention_out_bias": True}),
+    "ernie4.5": ("Ernie4_5", rope() | {"head_dim": 12, "use_bias": True}),
+    "hunyuan": (
+        "HunYuanDenseV1",
+        rope("dynamic", alpha=30.0, factor=1.0) | {"head_dim": 12},
+    ),
+    "exaone4": (
+        "Exaone4",
+        rope() | {"sliding_window": WINDOW, "sliding_window_pattern": 3},
+    ),
+    "gemma": ("Gemma", rope() | {"head_dim": 16, "hidden_act": "gelu"}),
+    "ministral3": (
+        "Ministral3",
+        rope(
+            "yarn",
+            factor=4.0,
+            original_max_position_embeddings=16,
+            beta_fast=8.0,
+            mscale=1.0,
+            mscale_all_dim=1.0,
+            llama_4_scaling_beta=0.7,
+        )
+        | {"head_dim": 12},
+    ),
+    "glm4-moe": (
+        "Glm4Moe",
+        rope(partial_rotary_factor=0.5)
+        | SIGMOID
+        | {"head_dim": 12, "use_qk_norm": True, "attention_bias": True},
+    ),
+    "dots1": (
+        "Dots1",
+        rope()
+        | SIGMOID
+        | {"sliding_window": WINDOW, "max_window_layers": 2, "norm_topk_prob": True},
+    ),
+    "olmoe": ("Olmoe", rope() | {"num_experts": 6, "num_experts_per_tok": 2}),
+    "minimax-m2": (
+        "MiniMaxM2",
+        rope(partial_rotary_factor=0.5)
+        | {"head_dim": 12, "num_local_experts": 6, "num_experts_per_tok": 3},
     ),
 }
 """Name: its class in transformers and what its config has beside :data:`SIZES`."""

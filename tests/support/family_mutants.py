@@ -8,7 +8,16 @@ from types import SimpleNamespace
 from typing import Any
 
 from families import WINDOW
-from inl.models import groups, layer_norm, llama4, moe, post_norm, qwen3_next
+from inl.models import (
+    blocks,
+    groups,
+    hunyuan_v1_dense,
+    layer_norm,
+    llama4,
+    moe,
+    post_norm,
+    qwen3_next,
+)
 from inl.models.views import views
 from inl.ops.norm import Norm
 from inl.ops.rope import RopeScaling
@@ -245,8 +254,55 @@ DELTA = (
         ),
     }
 )
+
+
+def normed_before(ops, c, w, carry, step, state, *, index, sampled_step):
+    return blocks.attention(
+        ops, c, w, carry, step, state, index=index, view=c.views[index],
+        sampled_step=sampled_step,
+    )  # fmt: skip
+
+
+TURNS = {
+    "layers that do not rotate": Mutant(
+        lambda c: replace(c, views=tuple(v._replace(rotated=True) for v in c.views))
+    )
+}
+OUT_BIAS = {
+    "bias of the output": in_group("attention", "out", lambda w: w._replace(bias=None))
+}
+RANKS = {"bias of ranks": Mutant(patch=(moe, "_routed", ranked_plainly))}
+SIGMOID = RANKS | {
+    "factor on experts": field(routed_scale=7.0),
+    "groups": regrouped(chosen=1),
+    "shared expert": Mutant(patch=(moe, "mixture", without_shared)),
+}
 SHARED = {"shared expert": Mutant(patch=(moe, "mixture", without_shared))}
 MUTANTS = {
+    "arcee": ROPE | NORMS | BIAS | OUT_BIAS | {"activation": field(activation="relu")},
+    "seed-oss": ROPE | NORMS | SILU | BIAS | OUT_BIAS,
+    "ernie4.5": ROPE | NORMS | SILU | BIAS | OUT_BIAS | {
+        "order of lanes": Mutant(patch=(groups, "rotary_rows", rows_as_stored)),
+    },
+    "hunyuan": ROPE | NORMS | SILU | HEAD_NORMS | {
+        "norms after the rotation": Mutant(
+            patch=(hunyuan_v1_dense, "attention", normed_before)
+        ),
+    },
+    "exaone4": ROPE | SPLIT | NORMS | SILU | HEAD_NORMS | AFTER | TURNS,
+    "gemma": ROPE | NORMS | GELU | {
+        "scale of embeddings": field(embed_scale=1.0),
+        "offset of norms": field(norm_offset=0.0),
+    },
+    "ministral3": ROPE | SCALED | NORMS | {
+        "growth of queries": field(gain=0.0), "where they grow": field(floor=15),
+    },
+    "glm4-moe": ROPE | NORMS | SILU | TURNED | HEAD_NORMS | BIAS | SIGMOID,
+    "dots1": ROPE | SPLIT | NORMS | SILU | HEAD_NORMS | SIGMOID,
+    "olmoe": ROPE | NORMS | SILU | HEAD_NORMS | {"shares": field(renormalize=True)},
+    "minimax-m2": ROPE | NORMS | SILU | TURNED | HEAD_NORMS | RANKS | {
+        "shares": field(renormalize=False),
+    },
     "llama3": ROPE | SCALED | NORMS | SILU | HEAD | {
         "scaling factor": scaling(factor=4.0),
         "slowest kept": scaling(low=2.0),

@@ -22,6 +22,11 @@ MLA = {
     "n_shared_experts": 2, "moe_intermediate_size": 24, "num_experts_per_tok": 3,
     "first_k_dense_replace": 1, "num_key_value_heads": None,
 }  # fmt: skip
+SIGMOID = {
+    "n_routed_experts": 6, "num_experts_per_tok": 2, "n_shared_experts": 1,
+    "moe_intermediate_size": 16, "n_group": 3, "topk_group": 2,
+    "first_k_dense_replace": 1,
+}  # fmt: skip
 DELTA = {
     "full_attention_interval": 2, "linear_num_key_heads": 2,
     "linear_num_value_heads": 4, "linear_key_head_dim": 6, "linear_value_head_dim": 8,
@@ -64,6 +69,23 @@ FIELDS = {
     "qwen3_5_moe": DELTA | SPARSE | {"shared_expert_intermediate_size": 24},
     "deepseek_v2": MLA,
     "deepseek_v3": MLA | {"n_group": 3, "topk_group": 2},
+    "arcee": {"mlp_bias": True},
+    "dots1": SIGMOID | {"sliding_window": 7, "max_window_layers": 2},
+    "ernie4_5": {"head_dim": 12, "use_bias": True},
+    "exaone4": {"sliding_window": 7, "sliding_window_pattern": 2},
+    "gemma1": {"head_dim": 16},
+    "glm4_moe": SIGMOID | {"head_dim": 12, "use_qk_norm": True},
+    "hunyuan_v1_dense": {},
+    "minimax_m2": {"head_dim": 12, "rotary_dim": 6, "num_local_experts": 6,
+                   "num_experts_per_tok": 2},
+    "ministral3": {
+        "head_dim": 12, "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0,
+            "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.7,
+        },
+    },
+    "olmoe": {"num_experts": 6, "num_experts_per_tok": 2},
+    "seed_oss": {"head_dim": 12, "attention_out_bias": True},
 }  # fmt: skip
 
 

@@ -28,7 +28,8 @@ DEVICE = Device("reference:0")
 NAMES = sorted({module for _, _, module in FAMILIES})
 STEPS = 30
 RECURRENT = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
-ONE_RANK = ("olmo2", "olmo3", "deepseek_v2", "deepseek_v3", *RECURRENT)
+WIDE_NORMS = ("olmo2", "olmo3", "olmoe", "minimax_m2")
+ONE_RANK = (*WIDE_NORMS, "deepseek_v2", "deepseek_v3", *RECURRENT)
 """Families that normalize all queries at once, whose cache has one head, or with
 recurrent state."""
 

@@ -22,6 +22,7 @@ LATENT, WHOLE, RECURRENT = (
 )
 REFUSED = {
     "deepseek_v2": LATENT, "deepseek_v3": LATENT, "olmo2": WHOLE, "olmo3": WHOLE,
+    "olmoe": WHOLE, "minimax_m2": WHOLE,
     "qwen3_5": RECURRENT, "qwen3_5_moe": RECURRENT, "qwen3_next": RECURRENT,
 }  # fmt: skip
 

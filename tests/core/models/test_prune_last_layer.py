@@ -24,7 +24,7 @@ NAMES = sorted({module for _, _, module in FAMILIES} - {"deep", "deep_v04"})
 INL = ("inl-v013", "inl-v013/carry", "inl-v040")
 FEED_FORWARD = (
     "norm_mlp", "gated_mlp", "experts", "token_routed_mlp", "combine_experts",
-    "gated_activation",
+    "gated_activation", "activate",
 )  # fmt: skip
 
 STEPS = (

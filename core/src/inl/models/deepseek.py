@@ -76,7 +76,7 @@ def _warmth(hf: Mapping[str, Any]) -> float:
 
 
 def grouping(
-    hf: Mapping[str, Any], c: mla.MlaConfig, kind: str, best_of: int
+    hf: Mapping[str, Any], c: moe.MoeConfig, kind: str, best_of: int
 ) -> moe.Grouping:
     """Read the groups of experts; raises :class:`CheckpointError`."""
     found = moe.Grouping(kind, whole(hf, "n_group"), whole(hf, "topk_group"), best_of)
@@ -125,7 +125,7 @@ def layer(
     return moe.feed_forward(ops, c, w.mlp, carry), state
 
 
-def adapt(c: mla.MlaConfig, checkpoint: Checkpoint) -> tuple[mla.MlaConfig, Checkpoint]:
+def adapt(c: Any, checkpoint: Checkpoint) -> tuple[Any, Checkpoint]:
     """Leave out the layers after the last, which predict several tokens at once."""
     extra = tuple(
         f"model.layers.{c.layers + number}."

@@ -40,19 +40,30 @@ def norm(
     return Group("rms_norm", weight=weight)
 
 
+def rotated_norm(name: str, c: Any, heads: int = 1) -> Group:
+    """Return a norm over heads of queries or keys, in the order of ``rope``."""
+    size, lanes = heads * c.head_dim, c.rope_scaling.rotary_dim
+    weight = Param(f"{name}.weight", (size,))
+    if lanes:
+        spans = rotary_rows(c.head_dim, lanes, heads)
+        weight = weight._replace(row_slices=RowSlices(spans, size))
+    return Group("rms_norm", weight=weight)
+
+
 def qkv(c: Any, at: str, *, bias: bool = False, interleaved: bool = False) -> Group:
     """Return query, key and value projections of the layer with name prefix ``at``.
 
     interleaved: whether the lanes of a rotating plane are adjacent in the checkpoint.
+    Queries and keys are in the order that ``rope`` expects.
     """
     params: dict[str, Param] = {}
     for name, heads in (("q", c.heads), ("k", c.kv_heads), ("v", c.kv_heads)):
         source, count = f"{at}self_attn.{name}_proj", heads * c.head_dim
         weight = Param(f"{source}.weight", (count, c.hidden_size), axis=0)
         shift = Param(f"{source}.bias", (count,), axis=0)
-        if interleaved and name != "v":
+        if name != "v" and (interleaved or c.rope_scaling.rotary_dim):
             lanes = c.head_dim, c.rope_scaling.rotary_dim, heads
-            order = RowSlices(rotary_rows(*lanes, interleaved=True), count)
+            order = RowSlices(rotary_rows(*lanes, interleaved=interleaved), count)
             weight = weight._replace(row_slices=order)
             shift = shift._replace(row_slices=order)
         params[name] = weight

@@ -155,7 +155,7 @@ def weights(c: LlamaConfig) -> Weights:
 def layer_weights(c: LlamaConfig, at: str) -> Layer:
     """Return the groups of the layer with name prefix ``at``."""
     norms = {
-        f"{name}_norm": groups.norm(f"{at}self_attn.{name}_norm", c.head_dim)
+        f"{name}_norm": groups.rotated_norm(f"{at}self_attn.{name}_norm", c)
         for name in ("qk" if c.head_norm else "")
     }
     return Layer(

@@ -31,10 +31,11 @@ def config(hf: Mapping[str, Any]) -> moe.MoeConfig:
 
 def weights(c: moe.MoeConfig) -> llama.Weights:
     """Return the weight tree, by Hugging Face tensor names."""
-    return moe.weights(c, _feed_forward)
+    return moe.weights(c, feed_forward)
 
 
-def _feed_forward(c: moe.MoeConfig, at: str, norm: Group) -> moe.Moe:
+def feed_forward(c: moe.MoeConfig, at: str, norm: Group) -> moe.Moe:
+    """Return the MoE block of the layer with name prefix ``at``."""
     old, new = f"{at}block_sparse_moe", f"{at}mlp"
     return moe.Moe(
         norm,

@@ -90,7 +90,8 @@ def attention(
     q, k, v = blocks.split_heads((q, k, v), c.head_dim)
     if not wide_norms:
         q, k = blocks.norm_heads(ops, c, w, q, k)
-    q, k = ops.rope(q, k, *carry.tables(view))
+    if view.rotated:
+        q, k = ops.rope(q, k, *carry.tables(view))
     out, state = blocks.attend(
         ops, q, k, v, step, state,
         index=index, view=view, scale=c.attention_scale or c.head_dim**-0.5, cap=cap,

@@ -125,6 +125,8 @@ def _fuse_head_norms(
     k = None if attention.k is None else norms.get(attention.k)
     if q is None or k is None or (q.eps, q.flags) != (k.eps, k.flags):
         return attention
+    if {q.head_width, k.head_width} != {attention.head_width}:
+        return attention  # norms of all heads together
     sole = _has_one_reader(q.y, readers) and _has_one_reader(k.y, readers)
     if not sole or q.weight is None or k.weight is None:
         return attention

@@ -1,0 +1,85 @@
+"""Hunyuan (Tencent, 2025), dense: Llama with norms of heads after their rotation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from inl.models import blocks, groups, llama
+from inl.models.config import number
+from inl.models.fields import with_defaults
+from inl.models.rope import kind_of, read_rope, rope_fields
+from inl.spec.cache import State
+from inl.spec.step import Step
+
+if TYPE_CHECKING:
+    from inl.ops.protocol import Ops
+
+DEFAULTS: Final = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5}
+"""Defaults of config fields that differ from Llama's."""
+
+
+def config(hf: Mapping[str, Any]) -> llama.LlamaConfig:
+    """Read a Hugging Face config; raises :class:`CheckpointError` naming the field."""
+    hf = with_defaults(hf, DEFAULTS)
+    rope = read_rope(hf)
+    base = llama.with_rope(hf, rope)
+    fields = rope_fields(hf)
+    if kind_of(fields) == "dynamic" and fields.get("alpha"):
+        # Despite its name, the base is the same for every length.
+        share = base.head_dim / (base.head_dim - 2)
+        gain = number(fields, "alpha", 1.0) ** share
+        base = replace(base, rope_theta=base.rope_theta * gain)
+    return base
+
+
+def weights(c: llama.LlamaConfig) -> llama.Weights:
+    """Return the weight tree, by Hugging Face tensor names."""
+    tree = llama.weights(c)
+    layers = tuple(
+        layer._replace(
+            attention=layer.attention._replace(
+                **{
+                    f"{name[0]}_norm": groups.norm(
+                        f"model.layers.{index}.self_attn.{name}_layernorm", c.head_dim
+                    )
+                    for name in ("query", "key")
+                }
+            )
+        )
+        for index, layer in enumerate(tree.layers)
+    )
+    return tree._replace(layers=layers)
+
+
+def layer(
+    ops: Ops, c: llama.LlamaConfig, w: llama.Layer, carry: Any, step: Step,
+    state: State, *, index: int, sampled_step: Step | None = None,
+) -> tuple[blocks.Carry, State]:  # fmt: skip
+    carry, state = attention(
+        ops, c, w.attention, carry, step, state, index=index, sampled_step=sampled_step
+    )
+    return blocks.gated_mlp(ops, c, w.mlp, carry), state
+
+
+def attention(
+    ops: Ops, c: llama.LlamaConfig, w: blocks.Attention, carry: Any, step: Step,
+    state: State, *, index: int, sampled_step: Step | None,
+) -> tuple[blocks.Carry, State]:  # fmt: skip
+    """Attention block whose heads are rotated, then normalized."""
+    residual, *projected = ops.norm_qkv(
+        carry.residual, carry.delta, w.norm, w.qkv, eps=c.norm_eps
+    )
+    q, k, v = blocks.split_heads(projected, c.head_dim)
+    q, k = blocks.norm_heads(ops, c, w, *ops.rope(q, k, carry.cos, carry.sin))
+    out, state = blocks.attend(
+        ops, q, k, v, step, state, index=index, view=c.views[index],
+        scale=c.head_dim**-0.5, sampled_step=sampled_step,
+    )  # fmt: skip
+    if sampled_step is not None:
+        residual = ops.take_rows(residual, step.samples)
+    return carry._replace(residual=residual, delta=ops.linear(out, w.out)), state
+
+
+MODEL = replace(llama.MODEL, config=config, weights=weights, layer=layer)

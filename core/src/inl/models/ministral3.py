@@ -1,0 +1,83 @@
+"""Ministral 3 (Mistral AI, 2025): Mistral whose queries grow with positions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from inl.models import blocks, llama, mistral
+from inl.models.config import number, whole
+from inl.models.fields import with_defaults
+from inl.models.rope import ORIGINAL, rope_fields
+from inl.spec.cache import State
+from inl.spec.step import Step
+
+if TYPE_CHECKING:
+    from inl.ops.protocol import Ops
+
+DEFAULTS: Final = {
+    "head_dim": 128, "max_position_embeddings": 262144, "rms_norm_eps": 1e-5,
+    "sliding_window": None,
+}  # fmt: skip
+"""Defaults of config fields that differ from Mistral's."""
+ROPE: Final = {
+    "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, ORIGINAL: 16384,
+    "beta_fast": 32.0, "beta_slow": 1.0, "mscale_all_dim": 1.0, "mscale": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}  # fmt: skip
+"""Rotation of a config that has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ministral3Config(llama.LlamaConfig):
+    """Sizes and constants of one checkpoint."""
+
+    gain: float = 0.0
+    """Growth of queries with positions; 0 is none."""
+    floor: int = 1
+    """Tokens after which queries grow first."""
+
+
+def config(hf: Mapping[str, Any]) -> Ministral3Config:
+    """Read a Hugging Face config; raises :class:`CheckpointError` naming the field."""
+    if hf.get("rope_parameters") is None and hf.get("rope_scaling") is None:
+        hf = with_defaults(hf, {}).changed({"rope_parameters": dict(ROPE)})
+    hf = with_defaults(hf, DEFAULTS)
+    base = mistral.config(hf)
+    fields = rope_fields(hf)
+    beta = fields.get("llama_4_scaling_beta")
+    gain = 0.0 if not beta else number(fields, "llama_4_scaling_beta", 0.0)
+    floor = whole(fields, ORIGINAL) if gain else 1
+    return llama.extended(Ministral3Config, base, gain=gain, floor=floor)
+
+
+def layer(
+    ops: Ops, c: Ministral3Config, w: llama.Layer, carry: Any, step: Step,
+    state: State, *, index: int, sampled_step: Step | None = None,
+) -> tuple[blocks.Carry, State]:  # fmt: skip
+    if not c.gain:
+        carry, state = blocks.attention(
+            ops, c, w.attention, carry, step, state, index=index, view=c.views[index],
+            sampled_step=sampled_step,
+        )  # fmt: skip
+        return blocks.gated_mlp(ops, c, w.mlp, carry), state
+    residual, *projected = ops.norm_qkv(
+        carry.residual, carry.delta, w.attention.norm, w.attention.qkv, eps=c.norm_eps
+    )
+    q, k, v = blocks.split_heads(projected, c.head_dim)
+    q, k = ops.rope(q, k, carry.cos, carry.sin)
+    # The op counts from 1, this family from 0.
+    q = ops.temper_queries(q, step.positions - 1, floor=c.floor, gain=c.gain)
+    out, state = blocks.attend(
+        ops, q, k, v, step, state, index=index, view=c.views[index],
+        scale=c.head_dim**-0.5, sampled_step=sampled_step,
+    )  # fmt: skip
+    if sampled_step is not None:
+        residual = ops.take_rows(residual, step.samples)
+    delta = ops.linear(out, w.attention.out)
+    carry = carry._replace(residual=residual, delta=delta)
+    return blocks.gated_mlp(ops, c, w.mlp, carry), state
+
+
+MODEL = replace(llama.MODEL, config=config, layer=layer)
