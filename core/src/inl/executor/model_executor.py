@@ -13,6 +13,7 @@ from inl.backend.base import DeviceLoops, Precompiler, WeightUpdates, WholeModel
 from inl.backend.programs import compile_program, info_of
 from inl.dtypes import wrap
 from inl.errors import OutOfMemory, RunnerError
+from inl.executor.cache_transfers import CacheTransfers
 from inl.executor.consumption import NO_STATE, call_consuming, recovered_state
 from inl.executor.context_lengths import table_widths
 from inl.executor.hidden_states import pooled
@@ -48,6 +49,8 @@ MAX_ADMISSIONS = 16
 MAX_PROGRAMS = 4096
 """Programs kept; a backend that serves every size exactly makes one for each."""
 
+LOST = "state: was consumed by a program that failed; call reset first"
+
 
 class ModelExecutor:
     """A model's weights, state and compiled programs on one backend.
@@ -72,6 +75,7 @@ class ModelExecutor:
         self._programs: dict[ProgramKey, Program] = {}
         self._ops: dict[tuple[Bucket, int | None, bool], ResolvedOps] = {}
         self._precompiled: set[tuple[Bucket, int | None]] = set()
+        self.transfers = CacheTransfers(self)
         # The ops of a prompt's size, which the first step needs too.
         ops = self.ops(SIZE_CLASSES[-1])
         info = info_of("admit", None, limits)
@@ -79,11 +83,11 @@ class ModelExecutor:
 
     def admit(self, messages: Any) -> None:
         """Apply admissions and releases, int32 [n, words]."""
-        self._call(self._admit, messages)
+        self.call(self._admit, messages)
 
     def set_token_bias(self, message: Any) -> None:
         """Apply a token bias frame."""
-        self._call(self.program("set_token_bias", SIZE_CLASSES[0]), message)
+        self.call(self.program("set_token_bias", SIZE_CLASSES[0]), message)
 
     def advance(
         self, bucket: Bucket, message: Any, width: int | None = None, *rows: Any
@@ -95,7 +99,7 @@ class ModelExecutor:
         """
         name = "advance_embedded" if rows else _program_name(bucket)
         program = self.program(name, bucket, width)
-        tokens, *taps = self._call(program, self.loaded.weights, message, *rows)
+        tokens, *taps = self.call(program, self.loaded.weights, message, *rows)
         self.taps = next(iter(taps), None)
         return tokens
 
@@ -105,7 +109,7 @@ class ModelExecutor:
         """Compute a step without sampling; returns logits [S, V] and the step."""
         name = "logits_embedded" if rows else "logits"
         program = self.program(name, bucket, width)
-        results = self._call(program, self.loaded.weights, message, *rows)
+        results = self.call(program, self.loaded.weights, message, *rows)
         logits, step, *taps = results
         self.taps = next(iter(taps), None)
         return logits, step
@@ -113,7 +117,7 @@ class ModelExecutor:
     def pool(self, bucket: Bucket, message: Any, width: int | None = None) -> Any:
         """Compute a step; returns the hidden states [R, H] of its rows' last tokens."""
         program = self.program("pool", bucket, width)
-        (hidden,) = self._call(program, self.loaded.weights, message)
+        (hidden,) = self.call(program, self.loaded.weights, message)
         self.taps = None
         return hidden
 
@@ -123,7 +127,7 @@ class ModelExecutor:
         message: see :func:`inl.spec.scored_tokens.with_next`.
         """
         program = self.program("score", bucket, width)
-        scores, *taps = self._call(program, self.loaded.weights, message)
+        scores, *taps = self.call(program, self.loaded.weights, message)
         self.taps = next(iter(taps), None)
         return scores
 
@@ -132,10 +136,19 @@ class ModelExecutor:
         width = step.blocks.shape[-1]
         whole = width == self.limits.max_blocks_per_seq
         program = self.program("masked", bucket, None if whole else width)
-        (tokens,) = self._call(program, logits, masks, step)
+        (tokens,) = self.call(program, logits, masks, step)
         return tokens
 
-    def _call(self, program: Program, *args: Any) -> list[Any]:
+    def kept_state(self) -> State:
+        """Return the state, for a program that does not consume it.
+
+        Raises :class:`~inl.errors.RunnerError` if it was lost.
+        """
+        if self._is_consuming:
+            raise RunnerError(LOST)
+        return self.state
+
+    def call(self, program: Program, *args: Any) -> list[Any]:
         """Call a program on the state, its last argument and result.
 
         During the call only the program refers to the state. Raises
@@ -143,9 +156,7 @@ class ModelExecutor:
         the state, and :class:`~inl.errors.RunnerError` if the state was lost.
         """
         if self._is_consuming:
-            raise RunnerError(
-                "state: was consumed by a program that failed; call reset first"
-            )
+            raise RunnerError(LOST)
         results: list[Any]
         self._is_consuming = True
         try:
@@ -307,6 +318,7 @@ class ModelExecutor:
     def _drop_state(self) -> None:
         """Drop the state, and the programs, which may refer to it."""
         self._programs.clear()
+        self.transfers = CacheTransfers(self)
         self.taps = None
         self.state = NO_STATE
 

@@ -15,9 +15,11 @@ import inl
 from inl import errors
 from inl.bounded_json import parse_object
 from inl.errors import InlError, InvalidJson, ProtocolError, RunnerError
-from inl.plugin.hooks import CONTRACT
+from inl.plugin.hooks import CONTRACT, FEATURES
 from inl.protocol.runner import AdapterSource, Limits
 from inl.protocol.wire import PROTOCOL
+from inl.spec.cache import Slotted
+from inl.spec.cache_layout import BlockLayout, CacheLayout
 from inl.spec.limits import TOKEN_BUDGET
 from inl.spec.message import VERSION
 from inl.spec.step import SAMPLERS, Bucket
@@ -34,6 +36,7 @@ class Ready(NamedTuple):
     limits: Limits
     device: str
     dtype: str
+    cache: CacheLayout | None = None
 
 
 def text(value: Mapping[str, Any]) -> bytes:
@@ -57,6 +60,7 @@ def hello() -> dict[str, Any]:
         "contract": list(CONTRACT),
         "core": inl.__version__,
         "python": platform.python_version(),
+        "features": sorted(FEATURES),
     }
 
 
@@ -194,7 +198,33 @@ def read_ready(payload: Buffer, where: str) -> Ready:
             f"{where}: READY: found device and dtype {(device, dtype)!r:.80}, "
             "accepts strings"
         )
-    return Ready(read_limits(value.get("limits"), where), device, dtype)
+    layout = _layout(value.get("cache"), f"{where}: READY: cache")
+    return Ready(read_limits(value.get("limits"), where), device, dtype, layout)
+
+
+def _layout(value: Any, where: str) -> CacheLayout | None:
+    """Read a cache layout, which may be absent."""
+    if value is None:
+        return None
+    try:
+        groups, slotted = value
+        layout = CacheLayout(
+            tuple(BlockLayout(*group[:5], tuple(group[5])) for group in groups),
+            tuple(Slotted(name, tuple(shape), *rest) for name, shape, *rest in slotted),
+        )
+        sizes = [size for group in layout.groups for size in group[:4]]
+        sizes += [size for item in layout.slotted for size in item.shape]
+        names = [group.dtype for group in layout.groups]
+        names += [text for item in layout.slotted for text in item[::2]]
+    except (TypeError, ValueError, IndexError):
+        raise ProtocolError(
+            f"{where}: found {value!r:.80}, accepts groups and slotted state"
+        ) from None
+    for size in sizes:
+        _count(size, where, 1)
+    if not all(isinstance(name, str) for name in names):
+        raise ProtocolError(f"{where}: found {names!r:.80}, accepts strings")
+    return layout
 
 
 def adapter(source: AdapterSource) -> bytes:

@@ -62,7 +62,8 @@ class StartedRunner(NamedTuple):
         """Return what a worker sends of it to its parent."""
         from inl.protocol.wire_json import Ready
 
-        return Ready(self.runner.limits, self.device, self.dtype)
+        runner = self.runner
+        return Ready(runner.limits, self.device, self.dtype, runner.cache_layout)
 
 
 def start(
