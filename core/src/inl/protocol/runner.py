@@ -117,11 +117,12 @@ class Runner(ABC):
         """
         raise RunnerError("runner: copies no contents of its cache")
 
-    def write(self, message: IntArray, parts: Parts) -> None:
+    def write(self, message: IntArray, parts: Parts) -> None:  # noqa: ARG002
         """Queue a WRITE frame with its contents; does not wait for the device.
 
-        The arrays of the contents do not change afterwards. Raises :class:`~inl.errors.ProtocolError` for
-        contents of another layout than :attr:`cache_layout`.
+        The arrays of the contents must not change afterwards. Raises
+        :class:`~inl.errors.ProtocolError` for contents of another layout than
+        :attr:`cache_layout`.
         """
         raise RunnerError("runner: copies no contents of its cache")
 

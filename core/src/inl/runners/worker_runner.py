@@ -190,8 +190,8 @@ class WorkerRunner(PipelinedRunner):
         number = np.array([self._resets], "<i4")
         self._send(Kind.RESET, number.tobytes())
         frame = self._wait("resetting")
-        # Replies to steps, contents, their error, and the reply to a reset that was interrupted
-        # are dropped.
+        # Replies to steps and READ, their error, and the reply to a reset that was
+        # interrupted are dropped.
         while frame.kind is not Kind.RESET or frame.payload != number.tobytes():
             frame = self._wait("resetting")
 

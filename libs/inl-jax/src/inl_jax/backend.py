@@ -19,6 +19,7 @@ from inl.backend.base import (
     StateSpec,
     WeightUpdates,
 )
+from inl.backend.block_io import BlockIO
 from inl.backend.host import host_memory
 from inl.backend.state_bytes import state_bytes
 from inl.dtypes import SIZES, HostArray
@@ -30,7 +31,7 @@ from inl.spec.program import ProgramInfo
 from inl.spec.step import Bucket
 from inl_jax import xla
 from inl_jax.buckets import compiled_sizes
-from inl_jax.pages import paged_state
+from inl_jax.pages import BLOCK_IO, paged_state
 from inl_jax.programs import OOM, Compiler
 from inl_jax.tensors import BITS, from_host, jax_dtype, to_host
 
@@ -97,6 +98,8 @@ class JaxBackend(Backend):
             return cast("C", DeviceLoops(jax.lax.while_loop, jnp))
         if kind is WeightUpdates:
             return cast("C", WeightUpdates(lambda _old, new: self.tensor(new)))
+        if kind is BlockIO:
+            return cast("C", BLOCK_IO)
         return super().offers(kind)
 
     def out_of_memory(self, error: Exception) -> Exception:
