@@ -19,7 +19,7 @@ from inl.backend.programs import compile_program, info_of
 from inl.dtypes import E4M3, HostArray, cast, encoded_e4m3, widen, wrap
 from inl.errors import NoKernel, RunnerError
 from inl.executor.tracing import strict_state
-from inl.spec.cache import Cache, Paged, Slotted
+from inl.spec.cache import Cache, Paged, Slotted, State
 from inl.spec.cache_layout import (
     BITS,
     SLOT_GROUP,
@@ -34,23 +34,36 @@ from inl.spec.step import Bucket
 from inl.spec.strict_array import StrictArray
 
 if TYPE_CHECKING:
-    from inl.executor.model_executor import ModelExecutor
+    from inl.backend.base import Backend, StateSpec
+    from inl.spec.limits import Limits
+    from inl.spec.selection import KernelSelection
 
 ROW = (0, 1, 1, 1, 1)
 """What follows the slot in the argument ``row`` of :class:`SlotIO`."""
 
 
 class CacheTransfers:
-    """Copies contents of the state of a :class:`ModelExecutor`.
+    """Copies contents of a state, given to each call, that a backend has allocated.
 
+    spec: of the state, on one rank. state: such a state, whose layout is looked up.
     Programs are compiled when first needed.
     """
 
-    def __init__(self, executor: ModelExecutor) -> None:
-        self._executor, self._backend = executor, executor.backend
-        spec = executor.loaded.shard_state()
-        self._groups = [item for item in spec if isinstance(item, Paged)]
+    def __init__(
+        self, backend: Backend, selection: KernelSelection, spec: StateSpec,
+        limits: Limits, state: State,
+    ) -> None:  # fmt: skip
+        self._backend, self._selection = backend, selection
+        self._spec, self._limits = spec, limits
+        paged = [item for item in spec if isinstance(item, Paged)]
+        layers = sorted(layer for group in paged for layer in group.layers)
+        # A state has a cache for each layer with attention; others have no number.
+        self._groups = [
+            group._replace(layers=tuple(map(layers.index, group.layers)))
+            for group in paged
+        ]
         self._slotted = tuple(item for item in spec if isinstance(item, Slotted))
+        self._is_plain = all(isinstance(cache, Cache) for cache in state.caches)
         self._programs: dict[tuple[str, int], Callable[..., Any]] = {}
 
     @cached_property
@@ -71,11 +84,11 @@ class CacheTransfers:
         """Layout of the contents; ``None`` if they cannot be copied."""
         if self.refusal:
             return None
-        size = self._executor.limits.block_size
+        size = self._limits.block_size
         groups = tuple(BlockLayout.of(group, size) for group in self._groups)
         return CacheLayout(groups, self._slotted)
 
-    def read(self, group: int, ids: Sequence[int]) -> Any:
+    def read(self, state: State, group: int, ids: Sequence[int]) -> Any:
         """Begin to copy blocks of a group, or a slot; returns what :meth:`host` takes.
 
         Does not wait for the device.
@@ -83,7 +96,7 @@ class CacheTransfers:
         self._check()
         name = "read_slot" if group == SLOT_GROUP else "read_blocks"
         arguments = self._backend.tensor(wrap(self._ids(group, ids)))
-        (found,) = self._program(name, group)(arguments, self._executor.kept_state())
+        (found,) = self._program(name, group)(arguments, state)
         return found
 
     def host(self, group: int, count: int, found: Any) -> Parts:
@@ -100,8 +113,13 @@ class CacheTransfers:
             return {"cells": self._host(found.cells, parts["cells"]), "scales": scales}
         return {name: self._host(tensors[name], part) for name, part in parts.items()}
 
-    def write(self, group: int, ids: Sequence[int], parts: Parts) -> None:
-        """Overwrite blocks of a group, or a slot, with checked contents."""
+    def write(
+        self, group: int, ids: Sequence[int], parts: Parts
+    ) -> tuple[Callable[..., tuple[State]], Any, Any]:
+        """Return a program that overwrites blocks of a group, or a slot.
+
+        With its arguments before the state, which it consumes. parts: checked contents.
+        """
         self._check()
         arguments = self._backend.tensor(wrap(self._ids(group, ids)))
         if group == SLOT_GROUP:
@@ -109,7 +127,7 @@ class CacheTransfers:
             name = "write_slot"
         else:
             contents, name = self._contents(group, len(ids), parts), "write_blocks"
-        self._executor.call(self._program(name, group), arguments, contents)
+        return self._program(name, group), arguments, contents
 
     def _check(self) -> None:
         if self.refusal:
@@ -124,7 +142,7 @@ class CacheTransfers:
 
     def _size(self, count: int) -> int:
         """Number of blocks of the program that copies ``count``."""
-        exact = count == 1 or not self._executor.limits.buckets
+        exact = count == 1 or not self._limits.buckets
         return count if exact else MAX_TRANSFER
 
     def _host(self, found: Any, part: Part) -> HostArray:
@@ -159,16 +177,15 @@ class CacheTransfers:
             io: Any = self._slot_io if group == SLOT_GROUP else self._block_io
             paged = None if group == SLOT_GROUP else self._groups[group]
             function = partial(FUNCTIONS[name], io, paged)
-            info = info_of(name, None, self._executor.limits)
+            info = info_of(name, None, self._limits)
             self._programs[name, group] = compile_program(self._backend, function, info)
         return self._programs[name, group]
 
     @cached_property
     def _block_io(self) -> BlockIO | None:
         own = self._backend.offers(BlockIO)
-        caches = self._executor.state.caches
-        plain = all(isinstance(cache, Cache) for cache in caches)
-        if own or not plain or any(group.dtype == "int8" for group in self._groups):
+        has_scales = any(group.dtype == "int8" for group in self._groups)
+        if own or not self._is_plain or has_scales:
             return own
         tracer = self._tracer()
         io, strict = composed_blocks(tracer, self._backend.tensor), self._strict()
@@ -192,14 +209,10 @@ class CacheTransfers:
         return composed_slots(ResolvedOps(tracer))  # type: ignore[arg-type]
 
     def _tracer(self) -> Any:
-        executor = self._executor
-        size = executor.limits.block_size
-        return Tracer(executor.loaded.selection, Bucket(1, 1), size)
+        return Tracer(self._selection, Bucket(1, 1), self._limits.block_size)
 
-    def _strict(self) -> Any:
-        loaded = self._executor.loaded
-        spec = loaded.model.state(loaded.config)
-        return strict_state(spec, self._executor.limits, ranks=loaded.ranks)
+    def _strict(self) -> State:
+        return strict_state(self._spec, self._limits)
 
 
 def _read_blocks(io: BlockIO, group: Paged, blocks: Any, state: Any) -> tuple[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from inl.adapters.folder import Adapter
     from inl.backend.base import Backend
     from inl.ops.protocol import Ops
+    from inl.spec.cache_layout import Parts
     from inl.spec.model import Model
 
 Program = Callable[..., Any]
@@ -75,7 +76,7 @@ class ModelExecutor:
         self._programs: dict[ProgramKey, Program] = {}
         self._ops: dict[tuple[Bucket, int | None, bool], ResolvedOps] = {}
         self._precompiled: set[tuple[Bucket, int | None]] = set()
-        self.transfers = CacheTransfers(self)
+        self.transfers = self._cache_transfers()
         # The ops of a prompt's size, which the first step needs too.
         ops = self.ops(SIZE_CLASSES[-1])
         info = info_of("admit", None, limits)
@@ -139,14 +140,23 @@ class ModelExecutor:
         (tokens,) = self.call(program, logits, masks, step)
         return tokens
 
-    def kept_state(self) -> State:
-        """Return the state, for a program that does not consume it.
-
-        Raises :class:`~inl.errors.RunnerError` if it was lost.
-        """
+    def read(self, group: int, ids: Sequence[int]) -> Any:
+        """Begin to copy contents of the cache, see :class:`CacheTransfers`."""
         if self._is_consuming:
             raise RunnerError(LOST)
-        return self.state
+        return self.transfers.read(self.state, group, ids)
+
+    def write(self, group: int, ids: Sequence[int], parts: Parts) -> None:
+        """Overwrite contents of the cache."""
+        program, *arguments = self.transfers.write(group, ids, parts)
+        self.call(program, *arguments)
+
+    def _cache_transfers(self) -> CacheTransfers:
+        loaded = self.loaded
+        return CacheTransfers(
+            self.backend, loaded.selection, loaded.shard_state(), self.limits,
+            self.state,
+        )  # fmt: skip
 
     def call(self, program: Program, *args: Any) -> list[Any]:
         """Call a program on the state, its last argument and result.
@@ -318,7 +328,6 @@ class ModelExecutor:
     def _drop_state(self) -> None:
         """Drop the state, and the programs, which may refer to it."""
         self._programs.clear()
-        self.transfers = CacheTransfers(self)
         self.taps = None
         self.state = NO_STATE
 

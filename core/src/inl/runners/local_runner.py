@@ -103,7 +103,7 @@ class LocalRunner(PipelinedRunner):
         Tokens; logits and step of a masked one, or hidden states of a pooled one.
         """
         if head.kind == READ:
-            return self.executor.transfers.read(*transferred(message))
+            return self.executor.read(*transferred(message))
         self._check.check(message, head)
         if head.kind not in (STEP, TOKEN_BIAS):
             slot = int(message[ADMISSION_WORD.slot])
@@ -224,7 +224,7 @@ class LocalRunner(PipelinedRunner):
         return self.executor.transfers.host(pending.group, pending.count, pending.work)
 
     def _write(self, message: IntArray, parts: Parts) -> None:
-        self.executor.transfers.write(*transferred(message), parts)
+        self.executor.write(*transferred(message), parts)
 
     def _reset(self) -> None:
         self._queued_admissions.clear()

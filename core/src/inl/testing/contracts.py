@@ -103,6 +103,13 @@ class RunnerContract(Contract):
         self.run_check(runner_check)
 
 
+class BlocksContract(Contract):
+    """Checks of copies between the cache and the host."""
+
+    def test_blocks(self, blocks_check: Check) -> None:
+        self.run_check(blocks_check)
+
+
 class EngineContract(Contract):
     """Checks of the engine on a tiny model, under different schedules."""
 
@@ -114,5 +121,6 @@ SECTIONS: Mapping[type[Contract], str] = {
     BackendContract: "backend",
     KernelContract: "kernel",
     RunnerContract: "runner",
+    BlocksContract: "blocks",
     EngineContract: "engine",
 }
