@@ -1,7 +1,15 @@
 """The conformance tests that ``inl check toy:0`` runs."""
 
-from inl.testing import BackendContract, EngineContract, KernelContract, RunnerContract
+from inl.testing import (
+    BackendContract,
+    BlocksContract,
+    EngineContract,
+    KernelContract,
+    RunnerContract,
+)
 
 
-class TestBackend(BackendContract, KernelContract, RunnerContract, EngineContract):
+class TestBackend(
+    BackendContract, KernelContract, RunnerContract, BlocksContract, EngineContract
+):
     device = "toy:0"

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from inl.testing import BackendContract, EngineContract, KernelContract, RunnerContract
+from inl.testing import (
+    BackendContract,
+    BlocksContract,
+    EngineContract,
+    KernelContract,
+    RunnerContract,
+)
 
 
-class TestCpu(BackendContract, KernelContract, RunnerContract, EngineContract):
+class TestCpu(
+    BackendContract, KernelContract, RunnerContract, BlocksContract, EngineContract
+):
     device = "cpu:0"

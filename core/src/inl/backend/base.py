@@ -209,9 +209,9 @@ class Backend(ABC):
         consumes: positions of arguments whose buffers the program may overwrite; the
         caller does not use them again, and nothing else refers to them during a call.
         bucket: ``None`` for a program that runs between steps: token biases, or the
-        admission of n sequences in one call. With buckets, n is 1 or 16; without, any
-        number up to 16. info: name, limits and context of the program; a method without
-        this parameter is called without it.
+        admission of n sequences or a copy of n blocks in one call. With buckets, n is 1
+        or 16; without, any number up to 16. info: name, limits and context of the
+        program; a method without this parameter is called without it.
 
         A call of the program raises :class:`~inl.errors.OutOfMemory` only while it
         still has the state that it was given; the runner continues with it.

@@ -36,8 +36,8 @@ class BlockIO(NamedTuple):
 
     The functions are compiled as programs are, for 1 and 16 blocks as "admit" is for
     admissions; block 0 pads both. Blocks and positions that are not named keep their
-    contents. Without the capability, caches in the default layout are copied by ops,
-    and others are not.
+    contents. ``layers`` of a group are indices into ``State.caches``. Without the
+    capability, caches in the default layout are copied by ops, and others are not.
     """
 
     read: Callable[[State, Paged, Array], Blocks]
@@ -68,7 +68,9 @@ class MemoryRange(NamedTuple):
     """Memory of a contiguous tensor."""
 
     address: int
+    """Of its first byte, on the device."""
     nbytes: int
+    """Size in bytes."""
     device: str
     """"host", or the device as torch names it, such as "cuda:0"."""
 

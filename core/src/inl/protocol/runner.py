@@ -66,6 +66,18 @@ class AdapterSource(NamedTuple):
     """See :attr:`inl.adapters.folder.Adapter.digest`."""
 
 
+class CacheWrite(NamedTuple):
+    """A WRITE frame and its contents."""
+
+    message: IntArray
+    parts: Parts
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the contents in bytes."""
+        return sum(part.data.nbytes for part in self.parts.values())
+
+
 class Runner(ABC):
     """Computes steps in order. Not thread-safe.
 

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 
-from inl.backend import base
+from inl.backend import base, block_io
 from inl.dtypes import HostArray
 from inl.ops import catalog
 from inl.spec import message
@@ -21,6 +21,7 @@ from inl.spec.message_layout import (
     RowWords,
     TokenBias,
     TokenBiasWords,
+    TransferWords,
 )
 from inl.spec.op import OpSpec
 from inl.spec.program import PROGRAMS, ProgramInfo
@@ -43,6 +44,12 @@ SPECIALIZED = (base.Precompiler, base.ContextLengths, base.DeviceLoops,
                base.CachedMemory, base.ForkSafety, base.Ranks,
                base.StorageDtypes, base.DecodedBlocks, base.PackedKernels)  # fmt: skip
 
+COPIES = (block_io.BlockIO, block_io.Blocks, block_io.SlotIO, block_io.Addresses,
+          block_io.MemoryRange)  # fmt: skip
+
+BETWEEN_STEPS = ("admit", "set_token_bias", "read_blocks", "write_blocks", "read_slot",
+                 "write_slot")  # fmt: skip
+
 
 def contract_page() -> str:
     """Return the page as Markdown."""
@@ -53,10 +60,10 @@ def contract_page() -> str:
         *map(_table, (Paged, Slotted)), f"`PARAMS` is {_spans(PARAMS)}.\n",
         MESSAGE, _message(),
         *map(_table, (message.Header, RowWords, BlockTableUpdate)),
-        *map(_table, (AdmissionWords, TokenBiasWords, TokenBias)),
+        *map(_table, (AdmissionWords, TokenBiasWords, TokenBias, TransferWords)),
         KERNELS, _table(Kernel), WEIGHTS, *map(_table, _weights()), _takers(),
         _passing(), HOST, _table(HostArray), CAPABILITIES,
-        *map(_table, (base.Traits, base.DeviceMemory, *SPECIALIZED)),
+        *map(_table, (base.Traits, base.DeviceMemory, *SPECIALIZED, *COPIES)),
     ]  # fmt: skip
     return "\n".join(sections)
 
@@ -76,9 +83,11 @@ def _counts() -> str:
 def _programs() -> str:
     rows = []
     for name, signature in PROGRAMS.items():
-        at = signature.partition(")")[0].count(",")
-        bucket = "none" if name in ("admit", "set_token_bias") else "the step's"
-        rows.append((f"`{name}`", f"`{signature}`", f"`({at},)`: the state", bucket))
+        arguments, _, results = signature.partition(" -> ")
+        at = f"`({arguments.count(',')},)`: the state"
+        consumed = at if "state" in results else "`()`"
+        bucket = "none" if name in BETWEEN_STEPS else "the step's"
+        rows.append((f"`{name}`", f"`{signature}`", consumed, bucket))
     return _rows(("program", "arguments and results", "`consumes`", "bucket"), rows)
 
 

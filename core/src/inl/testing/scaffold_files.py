@@ -61,10 +61,18 @@ pytest
     "tests/test_contract.py": '''\
 """The conformance tests that ``inl check $name:0`` runs."""
 
-from inl.testing import BackendContract, EngineContract, KernelContract, RunnerContract
+from inl.testing import (
+    BackendContract,
+    BlocksContract,
+    EngineContract,
+    KernelContract,
+    RunnerContract,
+)
 
 
-class TestBackend(BackendContract, KernelContract, RunnerContract, EngineContract):
+class TestBackend(
+    BackendContract, KernelContract, RunnerContract, BlocksContract, EngineContract
+):
     device = "$name:0"
 ''',
 }
