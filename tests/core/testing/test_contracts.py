@@ -10,17 +10,9 @@ import sys
 import pytest
 
 FILE = """
-from inl.testing import (
-    BackendContract,
-    BlocksContract,
-    EngineContract,
-    KernelContract,
-    RunnerContract,
-)
+from inl.testing import Conformance
 
-class TestFaulty(
-    BackendContract, KernelContract, RunnerContract, BlocksContract, EngineContract
-):
+class TestFaulty(Conformance):
     device = "{device}"
     gaps = {gaps!r}
 """

@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-from inl.testing import (
-    BackendContract,
-    BlocksContract,
-    EngineContract,
-    KernelContract,
-    RunnerContract,
-)
+from inl.testing import Conformance
 
 
-class TestReference(
-    BackendContract, KernelContract, RunnerContract, BlocksContract, EngineContract
-):
+class TestReference(Conformance):
     device = "reference:0"

@@ -2,7 +2,7 @@
 
 ::
 
-    class TestNpu(BackendContract, KernelContract, RunnerContract, EngineContract):
+    class TestNpu(Conformance):
         device = "npu:0"
         gaps = {"rms_norm/heads": "strided rows land in driver 2.1"}
 
@@ -115,6 +115,12 @@ class EngineContract(Contract):
 
     def test_engine(self, engine_check: Check) -> None:
         self.run_check(engine_check)
+
+
+class Conformance(
+    BackendContract, KernelContract, RunnerContract, BlocksContract, EngineContract
+):
+    """All checks of ``inl check``, including those that a later core adds."""
 
 
 SECTIONS: Mapping[type[Contract], str] = {
