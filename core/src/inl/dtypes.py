@@ -176,4 +176,4 @@ def encoded_e4m3(values: NDArray[Any]) -> NDArray[Any]:
     positive = decoded_e4m3(np.arange(127, dtype=np.uint8))
     codes = np.searchsorted(positive, np.abs(values)).astype(np.uint8)
     codes = np.where(np.isnan(values), np.uint8(127), codes)
-    return codes | (np.signbit(values).astype(np.uint8) << 7)
+    return np.asarray(codes | (np.signbit(values).astype(np.uint8) << 7))

@@ -195,7 +195,7 @@ class CacheTransfers:
             shape = (len(group.layers), 2, *found.cells[0].shape)
             cells = StrictArray(shape, found.cells[0].dtype)
             io.write(strict, group, ids, Blocks(cells))
-        return composed_blocks(ResolvedOps(tracer), self._backend.tensor)  # type: ignore[arg-type]
+        return composed_blocks(ResolvedOps(tracer), self._backend.tensor)
 
     @cached_property
     def _slot_io(self) -> SlotIO | None:
@@ -206,7 +206,7 @@ class CacheTransfers:
         io, strict = composed_slots(tracer), self._strict()
         row = StrictArray((1 + len(ROW),), "int32")
         io.write(strict, row, io.read(strict, row))
-        return composed_slots(ResolvedOps(tracer))  # type: ignore[arg-type]
+        return composed_slots(ResolvedOps(tracer))
 
     def _tracer(self) -> Any:
         return Tracer(self._selection, Bucket(1, 1), self._limits.block_size)

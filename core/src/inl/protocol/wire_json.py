@@ -209,8 +209,14 @@ def _layout(value: Any, where: str) -> CacheLayout | None:
     try:
         groups, slotted = value
         layout = CacheLayout(
-            tuple(BlockLayout(*group[:5], tuple(group[5])) for group in groups),
-            tuple(Slotted(name, tuple(shape), *rest) for name, shape, *rest in slotted),
+            tuple(
+                BlockLayout(layers, size, heads, dim, dtype, tuple(scales))
+                for layers, size, heads, dim, dtype, scales, *_ in groups
+            ),
+            tuple(
+                Slotted(name, tuple(shape), dtype, rebuild)
+                for name, shape, dtype, rebuild, *_ in slotted
+            ),
         )
         sizes = [size for group in layout.groups for size in group[:4]]
         sizes += [size for item in layout.slotted for size in item.shape]

@@ -165,9 +165,9 @@ def _require_unchanged(what: str, ids: list[int], old: Parts, new: Parts) -> Non
     for name, part in old.items():
         if len(part.shape) < 3:
             continue
-        pairs = stored_bits(part), stored_bits(new[name])
+        before, after = stored_bits(part), stored_bits(new[name])
         for at, block in enumerate(ids):
-            same = np.array_equal(*(each[:, :, at] for each in pairs))
+            same = np.array_equal(before[:, :, at], after[:, :, at])
             require(same, f"{what}: block {block}, which is not named, has changed")
 
 

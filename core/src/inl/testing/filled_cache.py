@@ -137,9 +137,8 @@ def stored(numbers: Numbers, group: Paged, blocks: list[int]) -> Parts:
 def numbers_of(parts: Parts) -> Numbers:
     """Return the keys and values of contents."""
     cells = parts["cells"]
-    scales = parts["scales"].data if "scales" in parts else np.float32(1)
     if cells.dtype == E4M3:
-        values = decoded(cells.data)
-        return np.asarray(values * scales[:, :, None, None, None, None], np.float64)
+        factors = parts["scales"].data[:, :, None, None, None, None]
+        return np.asarray(decoded(cells.data) * factors, np.float64)
     values = widen(cells).astype(np.float64)
-    return values * scales[..., None] if cells.dtype == "int8" else values
+    return values * parts["scales"].data[..., None] if "scales" in parts else values
