@@ -225,19 +225,10 @@ def test_contents_survive_the_wire():
 
 @pytest.mark.parametrize(
     "head",
-    [
-        "[]",
-        "{}",
-        "3",
-        '[["a", "int8", [-1]]]',
-        "[[1]]",
-        '[["a", "what", [2]]]',
-        '[["a", "int8", [2.0]]]',
-        '[["a", "int8", [9]]]',
-        "nonsense",
-        "[" * 9000,
-    ],
-)
+    ["[]", "{}", "3", '{"a": 1}', '{"a": []}', '{"a": ["int8", -1]}', "nonsense",
+     '{"a": ["what", 2]}', '{"a": ["int8", 2.0]}', '{"a": ["int8", 9]}',
+     '{"a": [["int8"], 2]}', '{"a": ' + "[" * 9000],
+)  # fmt: skip
 def test_damaged_contents_are_refused(head):
     text = head.encode()
     with pytest.raises(ProtocolError, match="contents: found"):

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inl.errors import OutOfMemory, ProtocolError, RunnerError
 from inl.forks import on_fork
-from inl.protocol.frame_check import check_transfer
 from inl.spec.limits import Limits as Limits
 from inl.spec.message import MASKED, READ, STEP, WRITE, Header, header, transferred
 from inl.spec.step import NO_TOKEN, Scores
@@ -272,6 +271,8 @@ class PipelinedRunner(Runner):
     def _submit_read(self, message: IntArray, head: Header) -> None:
         if self.cache_layout is None:
             super().read()
+        from inl.protocol.frame_check import check_transfer
+
         check_transfer(message, self.limits)
         if len(self._reads) >= MAX_READS:
             raise ProtocolError(f"{MAX_READS} READ frames wait: call read first")
@@ -288,6 +289,8 @@ class PipelinedRunner(Runner):
         return parts
 
     def write(self, message: IntArray, parts: Parts) -> None:
+        from inl.protocol.frame_check import check_transfer
+
         self._check_open()
         if self._unsampled is not None:
             raise _waits_for_masks(self._unsampled.head)

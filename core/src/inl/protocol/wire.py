@@ -26,8 +26,8 @@ of the payload (4) - and the payload::
     WRITE     parent   int32: a WRITE frame; then its contents
 
 HELLO lists the features of a side; a worker without "block_io" is sent no READ and
-WRITE. Contents are the length of a JSON list (int32), the list of name, dtype and
-shape of each part, and the bytes of the parts.
+WRITE. Contents are the length of a JSON object (int32), the object, in which the name
+of each part has its dtype and its shape, and the bytes of the parts.
 
 JSON is used for the handshake and for errors; nothing is unpickled. Payloads are
 encoded and decoded in :mod:`inl.protocol.wire_json` and

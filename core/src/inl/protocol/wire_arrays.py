@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from inl.bounded_json import parse_object
 from inl.dtypes import SIZES, HostArray
-from inl.errors import ProtocolError
+from inl.errors import InvalidJson, ProtocolError
 from inl.progress import LoadStage
 from inl.protocol.runner import Reply, pooled_reply
 from inl.spec.cache_layout import BITS, Part, stored_bits
@@ -65,7 +66,7 @@ def read_masks(payload: Buffer) -> tuple[int, IntArray]:
 
 def contents(parts: Parts) -> bytes:
     """Encode contents of a cache."""
-    head = [(name, part.dtype, part.shape) for name, part in parts.items()]
+    head = {name: [part.dtype, *part.shape] for name, part in parts.items()}
     text = json.dumps(head).encode()
     data = (stored_bits(part).tobytes() for part in parts.values())
     return b"".join((struct.pack("<i", len(text)), text, *data))
@@ -78,12 +79,10 @@ def read_contents(payload: Buffer) -> Parts:
     if not 4 <= start <= min(len(view), 4 + MAX_HEAD):
         raise ProtocolError(f"contents: found {len(view)} bytes, {start} of a head")
     try:
-        listed = json.loads(bytes(view[4:start]))
-        parts = {
-            str(name): Part(str(dtype), (*shape,)) for name, dtype, shape in listed
-        }
+        listed = parse_object(bytes(view[4:start]), "contents").items()
+        parts = {name: Part(dtype, (*shape,)) for name, (dtype, *shape) in listed}
         sizes = [part.nbytes for part in parts.values()]
-    except (ValueError, TypeError, RecursionError) as error:
+    except (InvalidJson, ValueError, TypeError) as error:
         raise ProtocolError(
             f"contents: found a head that is not valid: {error}"
         ) from None
@@ -91,7 +90,7 @@ def read_contents(payload: Buffer) -> Parts:
         part.dtype in (*SIZES, *BITS) and all(_is_size(size) for size in part.shape)
         for part in parts.values()
     )
-    if not valid or len(parts) != len(listed) or start + sum(sizes) != len(view):
+    if not valid or start + sum(sizes) != len(view):
         raise ProtocolError(
             f"contents: found {len(view)} bytes, the head lists {parts!r:.200}"
         )
