@@ -23,6 +23,7 @@ from inl.config import EngineConfig
 from inl.engine.answers.chat_answer import ChatAnswer, chat_answer, conversation_of
 from inl.engine.answers.model_text import ModelText
 from inl.engine.batch import Batch
+from inl.engine.block_tiers import started_tiers
 from inl.engine.chat import ToolSource, tool_schemas
 from inl.engine.cleanup import run_with_cleanup
 from inl.engine.core import EngineCore, Stats, StepRecord
@@ -116,6 +117,9 @@ class InferenceEngine:
         restarts = runner is None and self.config.on_worker_loss == "restart"
         try:
             scheduling = self._scheduler_config(limits)
+            self.tiers = started_tiers(self.config, scheduling, started)
+            """Tiers of blocks below the device's, with their counts, if there are any.
+            """
             self.speculation = self._make_speculation(
                 started.runner, scheduling, drafter
             )
@@ -128,7 +132,10 @@ class InferenceEngine:
             raise
         self._core = EngineCore(
             started.runner,
-            scheduler=Scheduler(limits, scheduling, speculation=self.speculation),
+            scheduler=Scheduler(
+                limits, scheduling, speculation=self.speculation, tier=self.tiers
+            ),
+            tiers=self.tiers,
             on_step=on_step,
             recorder=self.recorder,
             replace=Restarts(self._restart) if restarts else None,
@@ -610,6 +617,7 @@ class InferenceEngine:
     def _close_runner(self) -> None:
         error = RunnerError("engine: was closed before the request finished")
         self._dispatcher.fail_all(error)
+        self._core.flush_tiers()
         self.runner.close()
 
     def __enter__(self) -> Self:

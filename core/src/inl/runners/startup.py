@@ -34,6 +34,8 @@ PARENT_FIELDS = frozenset(
         "backend",
         "draft_backend",
         "draft_model",
+        "kv_disk",
+        "kv_host",
         "on_worker_loss",
         "restart_device",
         "speculation",

@@ -136,6 +136,14 @@ def stored_bits(array: HostArray) -> Bits:
     return np.ascontiguousarray(array.data).view(dtype).reshape(array.shape)
 
 
+def copied(parts: Parts) -> Parts:
+    """Return contents in memory of their own."""
+    return {
+        name: HostArray(stored_bits(part).copy(), part.dtype, part.shape)
+        for name, part in parts.items()
+    }
+
+
 def joined(parts: Sequence[Parts], axis: int) -> Parts:
     """Concatenate contents along :data:`HEADS` or :data:`BLOCKS`.
 
