@@ -211,13 +211,14 @@ class EngineCore:
     def flush_tiers(self) -> None:
         """Write the blocks that later processes may share to files, if there are any.
 
-        Before the runner is closed; whatever fails is computed again later.
+        Before the runner is closed; whatever fails is computed again later. Nothing is
+        copied afterwards.
         """
-        is_consistent = self.failure is None and not self._is_unsettled
-        if self._copies is None or not is_consistent:
+        copies, self._copies = self._copies, None
+        if copies is None or self.failure is not None or self._is_unsettled:
             return
         try:
-            self._copies.flush(self.scheduler.kv_cache.pools, self.runner)
+            copies.flush(self.scheduler.kv_cache.pools, self.runner)
         except InlError as error:
             log.warning("engine: blocks were not stored: %s", _describe(error))
 

@@ -619,6 +619,8 @@ class InferenceEngine:
         self._dispatcher.fail_all(error)
         self._core.flush_tiers()
         self.runner.close()
+        if self.tiers is not None:
+            self.tiers.close()
 
     def __enter__(self) -> Self:
         return self

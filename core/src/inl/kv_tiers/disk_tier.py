@@ -31,6 +31,9 @@ GENERATION = "generation"
 MAX_QUEUED_BYTES = 256 << 20
 """Contents that wait to be written; more are not stored."""
 
+Task = tuple[Place, "Parts"] | threading.Event | None
+"""What the thread does: write contents, set an event, or end."""
+
 
 class DiskTier:
     """Contents of blocks in files, ``capacity`` bytes at most.
@@ -50,15 +53,15 @@ class DiskTier:
         self.path, self.capacity, self._identity = path, capacity, identity
         self._most = 2 * max(each.block_bytes for each in identity.layouts) + (1 << 16)
         self.counts: Counter[str] = Counter()
-        """Records "written", and those that were "damaged", "foreign" or "stale"."""
+        """Records "written", and those "missing", "damaged", "foreign" and "stale"."""
         self._sizes: OrderedDict[str, int] = OrderedDict()
         """Bytes of each file, the least recently used first."""
         self.used_bytes = 0
         self._lock = threading.Lock()
-        self._queue: SimpleQueue[tuple[Place, Parts] | threading.Event] = SimpleQueue()
+        self._queue: SimpleQueue[Task] = SimpleQueue()
         self._queued: dict[Place, Parts] = {}
         self._queued_bytes = 0
-        self._writes = True
+        self._writes, self._is_closed = True, False
         self._list()
         self._writer = threading.Thread(target=self._write_queued, daemon=True)
         self._writer.start()
@@ -91,6 +94,9 @@ class DiskTier:
         try:
             data = self._folder.read(name, self._most)
             parts = decoded(self._secret, own, data)
+        except FileNotFoundError as error:
+            self._drop(name, "missing", error)  # another process has removed it
+            return None
         except (OSError, Untrusted) as error:
             self._drop(name, "damaged", error)
             return None
@@ -122,6 +128,15 @@ class DiskTier:
                 self._folder.remove(name)
             self._sizes.clear()
             self.used_bytes = 0
+
+    def close(self) -> None:
+        """Write what was queued and leave the folder; closing twice is allowed."""
+        self._queue.put(None)
+        self._writer.join()
+        if not self._is_closed:
+            self._is_closed, self._writes = True, False
+            self._sizes.clear()
+            self._folder.close()
 
     def after_fork_in_child(self) -> None:
         """Write nothing: the thread is the parent's."""
@@ -162,7 +177,7 @@ class DiskTier:
             self.used_bytes -= self._sizes.pop(name, 0)
             self.counts[kind] += 1
         self._folder.remove(name)
-        if self.counts[kind] == 1:
+        if self.counts[kind] == 1 and kind != "missing":
             log.warning(
                 "KV cache in %s: block %s is %s (%s) and is computed again; further "
                 "ones are only counted", self.path, name, kind, error,
@@ -171,6 +186,8 @@ class DiskTier:
     def _write_queued(self) -> None:
         while True:
             item = self._queue.get()
+            if item is None:
+                return
             if isinstance(item, threading.Event):
                 item.set()
                 continue

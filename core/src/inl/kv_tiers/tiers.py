@@ -141,3 +141,10 @@ class BlockTiers:
         for place, parts in self.host.items():
             self.disk.put(place, parts)
         self.disk.flush()
+
+    def close(self) -> None:
+        """Drop all blocks in memory and leave the files; closing twice is allowed."""
+        self.forget_fetched()
+        self.host.clear()
+        if self.disk is not None:
+            self.disk.close()
