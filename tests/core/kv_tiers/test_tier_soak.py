@@ -23,6 +23,8 @@ from inl.testing.hash_runner import HashRunner
 SMALL = Limits(5, (17,), 4, 8, 100, depth=2)
 WINDOWED = Limits(5, (19, 15), 4, 8, 100, depth=2, windows=(None, 9))
 TENANTS = ("", "one", "two")
+EVENTS = ("flip", "cut", "remove", "restart", "kill", "forget", "restore", "fail")
+PLANTED = "planted: a step failed"
 
 
 class Cells(HashCells):
@@ -34,8 +36,32 @@ class Cells(HashCells):
         super().write(tables, start, ids, adapter + 1000 * self.version)
 
 
+class Failing(HashRunner):
+    """A runner one of whose calls fails once."""
+
+    fails = ""
+
+    def _call(self, name, *args):
+        if self.fails == name:
+            self.fails = ""
+            raise RuntimeError(PLANTED)
+        return getattr(super(), name)(*args)
+
+    def submit(self, message):
+        self._call("submit", message)
+
+    def read(self):
+        return self._call("read")
+
+    def write(self, message, parts):
+        self._call("write", message, parts)
+
+    def collect(self):
+        return self._call("collect")
+
+
 def runner_of(limits, version, lag=None):
-    runner = HashRunner(limits, lag=lag)
+    runner = Failing(limits, lag=lag)
     runner.cells = Cells(limits)
     runner.cells.version = version
     return runner
@@ -103,7 +129,10 @@ class World:
     def step(self):
         self.tiers.disk.flush()  # when the thread runs must not decide a test
         for event in self.core.step():
-            assert event.error is None, event.error
+            if event.error is not None:
+                assert str(event.error) == PLANTED, event.error
+                self.open.pop(event.request)
+                self.counts["failed requests"] += 1
             if event.finish_reason == "length":
                 self.finish(self.open.pop(event.request))
 
@@ -120,9 +149,7 @@ class World:
         """Damage, remove or bring back files; restart; forget everything."""
         draw = self.random
         paths = sorted(self.folder.glob("*.kv"))
-        event = draw.choice(
-            ["flip", "cut", "remove", "restart", "kill", "forget", "restore", "none"]
-        )
+        event = draw.choice(EVENTS)
         self.counts[event] += 1
         if event in ("flip", "cut", "remove") and paths:
             path = draw.choice(paths)
@@ -134,6 +161,8 @@ class World:
                 path.write_bytes(data[: draw.randrange(len(data))])
             else:
                 path.unlink()
+        elif event == "fail":
+            self.core.runner.fails = draw.choice(["submit", "read", "write", "collect"])
         elif event in ("restart", "kill"):
             while self.core.has_work:
                 self.step()
@@ -177,7 +206,7 @@ def soak(folder, seed, steps, limits=SMALL):
     for number in range(steps):
         if world.random.random() < 0.5 and len(world.open) < 6:
             world.add()
-        if number % 40 == 39:
+        if number % 20 == 19:
             world.disturb()
         world.step()
     while world.core.has_work:
