@@ -148,6 +148,7 @@ class World:
     def disturb(self):
         """Damage, remove or bring back files; restart; forget everything."""
         draw = self.random
+        self.tiers.disk.flush()
         paths = sorted(self.folder.glob("*.kv"))
         event = draw.choice(EVENTS)
         self.counts[event] += 1
