@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from inl.guidance.structured import StructuredOutput
+    from inl.kv_tiers.tiers import BlockTiers
     from inl.speculation.drafters import Drafter
     from inl.speculation.planner import Speculation
     from inl.text.template import ChatTemplate
@@ -115,11 +116,11 @@ class InferenceEngine:
         self.context = min(context, self.config.context or context)
         """Maximum number of tokens of prompt and output."""
         restarts = runner is None and self.config.on_worker_loss == "restart"
+        self.tiers: BlockTiers | None = None
+        """Tiers of blocks below the device's, with their counts, if there are any."""
         try:
             scheduling = self._scheduler_config(limits)
             self.tiers = started_tiers(self.config, scheduling, started)
-            """Tiers of blocks below the device's, with their counts, if there are any.
-            """
             self.speculation = self._make_speculation(
                 started.runner, scheduling, drafter
             )
@@ -129,6 +130,8 @@ class InferenceEngine:
             )
         except BaseException:
             started.runner.close()
+            if self.tiers is not None:
+                self.tiers.close()
             raise
         self._core = EngineCore(
             started.runner,

@@ -133,6 +133,8 @@ class KVCacheManager:
 
         Before the next step. Storing precedes loading: a block may be in both.
         """
+        if not self._evicted and not self._loaded:
+            return [], []
         loaded = [BlockMove(g, key, b) for (g, b), key in self._loaded.items()]
         moves = self._evicted, loaded
         self._evicted, self._loaded = [], {}

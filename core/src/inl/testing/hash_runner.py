@@ -33,6 +33,9 @@ A row that verifies drafts computes one token after the other, and stops at the 
 that differs from the draft that follows it. All of its ids are written, so that stale
 entries remain after the accepted ones, as on a device. A row of a repeated step also
 computes one token after the other, each the input of the next, until its stop.
+
+Contents that READ and WRITE frames copy are the halves of each entry, so that a swap of
+keys and values changes the text. Rows that were submitted before are computed first.
 """
 
 from __future__ import annotations
