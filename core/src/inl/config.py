@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
@@ -18,6 +19,12 @@ if TYPE_CHECKING:
     from inl.device import Device
 
 MAX_COUNT = 2**62
+
+UNITS = {
+    "": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+    "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40,
+}  # fmt: skip
+"""Units of sizes, in lower case -> bytes."""
 
 MAX_DECODE_STEPS = 64
 
@@ -91,6 +98,13 @@ class EngineConfig:
     context: int | None = None
     """Maximum number of tokens of prompt and output. ``None``: the model's maximum, or
     what ``cache_bytes`` has room for if that is less."""
+    kv_host: str | None = None
+    """Host memory for blocks of the cache that the device's has no room for, such as
+    "8GiB". They are read again where that takes less time than computing them. ``None``
+    or "0": none."""
+    kv_disk: str | None = None
+    """Files for blocks that the host's memory has no room for, which later processes
+    read too: a size and a folder, such as "100GiB:/var/cache/inl". ``None``: none."""
     cache_bytes: int | None = None
     """Bytes for cached keys and values, per device. ``None``: a quarter of the memory
     that is free; on a GPU nine tenths of it, less what the largest step needs."""
@@ -214,12 +228,36 @@ class EngineConfig:
         valid = self.quantize in (None, *KINDS)
         accepted = f"None, {', '.join(KINDS)}"
         self._check("quantize", valid, accepted)
+        self._check_tiers()
         self._check_mesh()
         self._check_drafts()
         self._check_decode_steps()
         self._check_adapters()
         valid = self.on_worker_loss in ("raise", "restart")
         self._check("on_worker_loss", valid, "raise or restart")
+
+    def _check_tiers(self) -> None:
+        """Check where blocks are stored that the device has no room for."""
+        accepted = 'None or a size, such as "8GiB"'
+        size = self.kv_host
+        self._check("kv_host", size is None or size_of(size) is not None, accepted)
+        accepted = 'None, or a size and a folder, such as "100GiB:/var/cache/inl"'
+        size, _, folder = str(self.kv_disk).partition(":")
+        valid = self.kv_disk is None or (bool(folder) and bool(size_of(size)))
+        self._check("kv_disk", valid, accepted)
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of ``kv_host``."""
+        return 0 if self.kv_host is None else size_of(self.kv_host) or 0
+
+    @property
+    def disk_tier(self) -> tuple[int, str] | None:
+        """Bytes and folder of ``kv_disk``."""
+        if self.kv_disk is None:
+            return None
+        size, _, folder = self.kv_disk.partition(":")
+        return size_of(size) or 0, folder
 
     @property
     def adapter_slots(self) -> int:
@@ -310,6 +348,13 @@ class EngineConfig:
                 f"EngineConfig.{name}: found {getattr(self, name)!r}, "
                 f"accepted: {accepted}"
             )
+
+
+def size_of(text: object) -> int | None:
+    """Return the bytes of a size such as "8GiB" or "500MB"; ``None`` if it is none."""
+    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?) ?([A-Za-z]*)", str(text))
+    unit = UNITS.get(found[2].lower()) if found else None
+    return None if found is None or unit is None else int(float(found[1]) * unit)
 
 
 def _is_positive(value: object) -> bool:

@@ -155,3 +155,25 @@ def rounded(values: NDArray[Any], dtype: str) -> NDArray[Any]:
     import numpy as np
 
     return np.asarray(widen(cast(values, dtype)).astype(values.dtype))
+
+
+def decoded_e4m3(bits: NDArray[Any]) -> NDArray[Any]:
+    """Return the numbers of float8_e4m3 whose bits are given, in float32."""
+    import numpy as np
+
+    codes = np.asarray(bits).view(np.uint8)
+    exponent, fraction = (codes >> 3) & 15, (codes & 7).astype(np.float32)
+    normal = np.ldexp(fraction / 8 + 1, exponent.astype(np.int32) - 7)
+    numbers = np.where(exponent > 0, normal, fraction * np.float32(2.0**-9))
+    numbers = np.where(codes & 127 == 127, np.float32(np.nan), numbers)
+    return np.where(codes & 128, -numbers, numbers).astype(np.float32)
+
+
+def encoded_e4m3(values: NDArray[Any]) -> NDArray[Any]:
+    """Return the bits of numbers of float8_e4m3, as :func:`rounded_e4m3` makes them."""
+    import numpy as np
+
+    positive = decoded_e4m3(np.arange(127, dtype=np.uint8))
+    codes = np.searchsorted(positive, np.abs(values)).astype(np.uint8)
+    codes = np.where(np.isnan(values), np.uint8(127), codes)
+    return np.asarray(codes | (np.signbit(values).astype(np.uint8) << 7))

@@ -1,7 +1,7 @@
 """The conformance tests that ``inl check toy:0`` runs."""
 
-from inl.testing import BackendContract, EngineContract, KernelContract, RunnerContract
+from inl.testing import Conformance
 
 
-class TestBackend(BackendContract, KernelContract, RunnerContract, EngineContract):
+class TestBackend(Conformance):
     device = "toy:0"

@@ -56,7 +56,7 @@ def test_each_option_sets_its_field(each):
         "device": "cuda:1", "dtype": "float16", "kv_dtype": "fp8", "quantize": "int4",
         "tensor_parallel": 2, "mesh": "tensor=2", "speculation": "ngram",
         "draft_model": "m", "draft_device": "cpu", "max_drafts": 3,
-        "generation_config": "none",
+        "generation_config": "none", "kv_host": "8GiB", "kv_disk": "1TiB:folder",
     }  # fmt: skip
     value = values.get(each.name, not each.default)
     needs = {"draft_model": "model", "draft_device": "model"}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from inl.backend.base import CacheLayout, DeviceMemory, Traits
+from inl.backend.base import CacheBytes, DeviceMemory, Traits
 from inl.config import EngineConfig
 from inl.executor.cache_sizing import plan_limits
 from inl.models import llama
@@ -26,7 +26,7 @@ class Free:
         self._free, self._layout = free, layout
 
     def offers(self, kind):
-        return self._layout if kind is CacheLayout else None
+        return self._layout if kind is CacheBytes else None
 
     def memory(self):
         return DeviceMemory(2 * self._free, self._free)
@@ -61,6 +61,6 @@ def test_the_config_decides():
 
 
 def test_the_backend_says_what_a_block_takes():
-    layout = CacheLayout(lambda group, size: 3 * group.token_bytes * size)
+    layout = CacheBytes(lambda group, size: 3 * group.token_bytes * size)
     found = planned(80 * GIB, 0.9, layout, cache_bytes=GIB)
     assert found == pytest.approx(GIB / 3, rel=1e-3)

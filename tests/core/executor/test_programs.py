@@ -18,8 +18,10 @@ from inl.models.llama import MODEL
 from inl.ops import catalog
 from inl.plugin import simple_backend
 from inl.scheduling.request import Request
+from inl.spec.cache_layout import SLOT_GROUP
 from inl.spec.kernel import Kernel
 from inl.spec.limits import Limits
+from inl.spec.message import READ, WRITE, transfer_frame
 from inl.spec.program import PROGRAMS
 from inl.spec.step import Bucket
 from inl.testing.tiny import MemoryCheckpoint, local_runner, tiny_llama
@@ -119,15 +121,22 @@ def test_a_program_is_compiled_with_its_name_limits_and_context():
     outputs(runner, EMBEDDED[1:])
     outputs(runner, [{"prompt": [5, 9], "pooled": True}])
     outputs(runner, [{"prompt": [5, 9], "prompt_logprobs": 1}])
+    for group in (0, SLOT_GROUP):
+        runner.submit(transfer_frame(READ, group, [1]))
+        runner.write(transfer_frame(WRITE, group, [2]), runner.read())
     # Without loops on the device, no program repeats steps.
     assert {info.name for info in told.infos} == set(PROGRAMS) - {"repeat", "draft"}
     for info in told.infos:
         arguments = PROGRAMS[info.name].partition(")")[0].split(", ")
-        assert [arguments[at] for at in info.consumes] == ["state"]
+        consumed = [] if info.name.startswith("read_") else ["state"]
+        assert [arguments[at].strip("()") for at in info.consumes] == consumed
         assert info.limits == runner.limits
         assert info.limits.block_size == 4
         assert info.context == 64
-        between_steps = info.name in ("admit", "set_token_bias")
+        between_steps = info.name in (
+            "admit", "set_token_bias", "read_blocks", "write_blocks", "read_slot",
+            "write_slot",
+        )  # fmt: skip
         assert (info.bucket is None) == between_steps
 
 

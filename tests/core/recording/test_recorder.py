@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from inl.engine.core import EngineCore
 from inl.errors import ProtocolError, RunnerError, WorkerLost
-from inl.protocol.runner import Reply
+from inl.protocol.runner import CacheWrite, Reply
 from inl.recording.recorder import STEPS, Recorder
 from inl.recording.replay import replay
 from inl.recording.trace_file import MAGIC, RunHeader, pack, read_trace
@@ -23,14 +23,19 @@ from inl.scheduling.request import Request
 from inl.spec.message import (
     ADMIT,
     HEADER,
+    READ,
     RELEASE,
     ROW_WORD,
     STEP,
+    WRITE,
+    admit_frame,
     header,
     release_frame,
+    transfer_frame,
 )
 from inl.spec.step import Bucket
 from inl.testing.hash_runner import HashRunner
+from inl.testing.play import admission, one_step
 from outcomes import Outcomes
 
 
@@ -390,3 +395,44 @@ def _runs(item):
 
 def test_a_packed_header_is_small(small):
     assert len(MAGIC + pack(RunHeader(small()))) < 400
+
+
+def test_written_blocks_are_recorded_and_written_again(small, tmp_path):
+    """A sequence over blocks that no recorded step has filled is replayed."""
+    limits = small(vocab=96)
+    source, runner = HashRunner(limits), HashRunner(limits)
+    prompt = list(range(9))
+    source.submit(admission(limits, 1, [1, 2, 3]))
+    source.submit(one_step(limits, [(1, prompt)], step=1, decoding=0))
+    first = int(source.collect().tokens[0, 0])
+    source.submit(transfer_frame(READ, 0, [1, 2, 3]))
+    written = CacheWrite(transfer_frame(WRITE, 0, [5, 4, 7]), source.read())
+    recorder = Recorder(lambda: RunHeader(limits, "hash:0"))
+    frames = [
+        written,
+        admit_frame(
+            1, [[5, 4, 7, 8]], groups=1, max_blocks_per_seq=limits.max_blocks_per_seq,
+            length=len(prompt), last=first,
+        ),
+        transfer_frame(READ, 0, [4]),
+        one_step(limits, [(1, [-1])], step=1, decoding=1),
+    ]  # fmt: skip
+    runner.write(*written)
+    for frame in frames:
+        recorder.add(frame)
+        if frame is not written:
+            runner.submit(frame)
+    recorder.add(runner.collect())
+    path = tmp_path / "trace"
+    recorder.write(path)
+    items = read_trace(path)
+    outcome = replay(items, HashRunner)
+    assert (outcome.rows, outcome.skipped, outcome.differences) == (1, 0, [])
+    parts = {"cells": written.parts["cells"]}
+    changed = replace(parts["cells"], data=parts["cells"].data ^ 1)
+    at = next(i for i, item in enumerate(items) if isinstance(item, CacheWrite))
+    items[at] = items[at]._replace(parts={"cells": changed})
+    assert len(replay(items, HashRunner).differences) == 1
+    items[at] = items[at]._replace(parts={"others": changed})
+    outcome = replay(items, HashRunner)
+    assert (outcome.rows, outcome.skipped) == (0, 1)

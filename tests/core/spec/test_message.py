@@ -197,7 +197,7 @@ def frame_with(word, value):
     [
         (0, 0x494E4C01, "word 0 (version): found 0x494e4c01, accepts 0x494e4c03"),
         (0, 0, "word 0 (version): found 0x0"),
-        (1, 4, "word 1 (kind): found 4, accepts 0 to 3"),
+        (1, 6, "word 1 (kind): found 6, accepts 0 to 5"),
         (1, -1, "word 1 (kind): found -1"),
         (3, 0, "word 3 (tokens): found 0, accepts 1 and more"),
         (3, 2, "word 11 (used_tokens): found 3, accepts up to 2, the header's tokens"),

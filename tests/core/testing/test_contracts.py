@@ -10,9 +10,9 @@ import sys
 import pytest
 
 FILE = """
-from inl.testing import BackendContract, EngineContract, KernelContract, RunnerContract
+from inl.testing import Conformance
 
-class TestFaulty(BackendContract, KernelContract, RunnerContract, EngineContract):
+class TestFaulty(Conformance):
     device = "{device}"
     gaps = {gaps!r}
 """
@@ -91,7 +91,7 @@ def test_an_unavailable_device_fails_with_the_reason(contract):
     code, said = contract(device="nobody:0")
     assert code == 1
     assert "BackendNotFound: no backend for nobody" in said
-    for section in ("backend", "kernel", "runner", "engine"):
+    for section in ("backend", "kernel", "runner", "blocks", "engine"):
         assert re.search(rf"^FAILED .*::test_{section}\[{section}/opens\]", said, re.M)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from inl.backend.base import CacheLayout, Traits
+from inl.backend.base import CacheBytes, Traits
 from inl.backend.simple import zeroed_state
 from inl.backend.state_bytes import block_bytes, state_bytes
 from inl.device import Device
@@ -42,7 +42,7 @@ def failure(block_bytes):
     make = simple_backend(
         tensor=lambda host: np.array(widen(host)), numpy=wrap, kernels=lambda: (),
         state=state, traits=Traits(dtypes=("float32",)),
-        capabilities=[CacheLayout(block_bytes)],
+        capabilities=[CacheBytes(block_bytes)],
     )  # fmt: skip
     target = Target(Device("reference:0"))
     vars(target).update(backend=make(target.device), selection=KernelSelection(()))
@@ -65,13 +65,13 @@ def test_the_right_bytes_pass():
 )
 def test_wrong_bytes_are_named(wrong, found):
     message = failure(wrong)
-    assert message.startswith("CacheLayout.block_bytes(float32): ")
+    assert message.startswith("CacheBytes.block_bytes(float32): ")
     assert found in message
 
 
 def test_a_layout_counts_in_the_bytes_of_a_state():
     group = Paged((0, 1), 3, 24, "float32")
-    layout = CacheLayout(padded_bytes)
+    layout = CacheBytes(padded_bytes)
     assert block_bytes(group, 16) == 2 * 16 * 2 * 3 * 24 * 4
     assert block_bytes(group, 16, layout) == 2 * 16 * 2 * 3 * PADDED * 4
     limits = Limits(slots=2, blocks=(5,), block_size=16, max_blocks_per_seq=2, vocab=5)

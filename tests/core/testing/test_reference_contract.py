@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from inl.testing import BackendContract, EngineContract, KernelContract, RunnerContract
+from inl.testing import Conformance
 
 
-class TestReference(BackendContract, KernelContract, RunnerContract, EngineContract):
+class TestReference(Conformance):
     device = "reference:0"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from inl.testing import BackendContract, EngineContract, KernelContract, RunnerContract
+from inl.testing import Conformance
 
 
-class TestCpu(BackendContract, KernelContract, RunnerContract, EngineContract):
+class TestCpu(Conformance):
     device = "cpu:0"

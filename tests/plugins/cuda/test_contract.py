@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from inl.device import Device
-from inl.testing import BackendContract, EngineContract, KernelContract, RunnerContract
+from inl.testing import Conformance
 
 REASON = Device("cuda:0").why_not()
 
 
 @pytest.mark.skipif(REASON is not None, reason=str(REASON))
-class TestCuda(BackendContract, KernelContract, RunnerContract, EngineContract):
+class TestCuda(Conformance):
     device = "cuda:0"

@@ -101,7 +101,7 @@ class CachedMemory(NamedTuple):
     """Frees what no tensor uses. Called after the runner has dropped its own."""
 
 
-class CacheLayout(NamedTuple):
+class CacheBytes(NamedTuple):
     """Capability: says how much memory a cache takes in the backend's layout.
 
     For layouts with padding, or with scales of their own. Without it a cache takes the
@@ -182,8 +182,9 @@ class Backend(ABC):
         consumes: positions of arguments whose buffers the program may overwrite; the
         caller does not use them again, and nothing else refers to them during a call.
         bucket: ``None`` for a program that runs between steps: token biases, or the
-        admission of n sequences in one call. With buckets, n is 1 or 16; without, any
-        number up to 16. info: name, limits and context of the program.
+        admission of n sequences or a copy of n blocks in one call. With buckets, n is 1
+        or 16; without, any number up to 16. info: name, limits and context of the
+        program.
 
         A call of the program raises :class:`~inl.errors.OutOfMemory` only while it
         still has the state that it was given; the runner continues with it.

@@ -22,13 +22,14 @@ def info_of(
     name: one of :data:`~inl.spec.program.PROGRAMS`. table_width: columns of the block
     tables that a step reads; ``None`` is all.
     """
-    state = PROGRAMS[name].partition(")")[0].count(",")
+    arguments, _, results = PROGRAMS[name].partition(" -> ")
+    consumes = (arguments.count(","),) if "state" in results else ()
     width = table_width or limits.max_blocks_per_seq
     return ProgramInfo(
         name=name,
         limits=limits,
         bucket=bucket,
-        consumes=(state,),
+        consumes=consumes,
         context=width * limits.block_size,
     )
 

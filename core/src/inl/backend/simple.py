@@ -122,18 +122,23 @@ def zeroed_state(
     zeros: Callable[[tuple[int, ...], str], Any],
     tensor: Callable[[HostArray], Any] | None = None,
     cache: Callable[[Paged, int, int], Any] | None = None,
+    parts: Callable[[Paged, int, int], tuple[Any, Any]] | None = None,
 ) -> State:
     """Return zeroed state, allocated by ``zeros(shape, dtype name)``.
 
     tensor: copies the scales of caches in float8_e4m3. cache: (group, layer, blocks) ->
-    the cache of a layer; by default one in the default layout.
+    the cache of a layer; by default one in the default layout, whose keys and values
+    ``parts`` may allocate.
     """
 
     def plain(group: Paged, layer: int, blocks: int) -> Cache:
         import numpy as np
 
         shape = (blocks, limits.block_size, group.kv_heads, group.head_dim)
-        made = Cache(zeros(shape, group.dtype), zeros(shape, group.dtype))
+        if parts:
+            made = Cache(*parts(group, layer, blocks))
+        else:
+            made = Cache(zeros(shape, group.dtype), zeros(shape, group.dtype))
         if group.dtype == E4M3 and tensor is not None:
             factors = np.array(group.layer_scales()[layer], np.float32)
             made = made._replace(scales=tensor(wrap(factors)))

@@ -10,12 +10,12 @@ from inl.ops.step import empty_tables
 from inl.spec.cache import Paged, Slotted
 
 if TYPE_CHECKING:
-    from inl.backend.base import CacheLayout, StateSpec
+    from inl.backend.base import CacheBytes, StateSpec
     from inl.spec.limits import Limits
 
 
 def state_bytes(
-    spec: StateSpec, limits: Limits, layout: CacheLayout | None = None
+    spec: StateSpec, limits: Limits, layout: CacheBytes | None = None
 ) -> int:
     """Bytes of the caches, slots and tables of a runner with ``limits``.
 
@@ -35,9 +35,7 @@ def state_bytes(
     return caches + slotted + table_bytes(limits)
 
 
-def block_bytes(
-    group: Paged, block_size: int, layout: CacheLayout | None = None
-) -> int:
+def block_bytes(group: Paged, block_size: int, layout: CacheBytes | None = None) -> int:
     """Bytes of one block of a cache group: keys, values and scales of all its layers.
 
     block_size: tokens per block. layout: what the backend offers.

@@ -71,6 +71,10 @@ class PrivateFolder:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the folder; nothing else follows."""
         os.close(self._folder)
 
     def open(self, name: str) -> BinaryIO:

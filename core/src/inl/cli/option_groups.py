@@ -125,6 +125,22 @@ class EngineOptions(KernelOptions):
 class SpeculativeOptions(EngineOptions):
     """Settings of an engine whose output is used."""
 
+    kv_host: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Host memory for blocks of the cache that the device has no room for, "
+            "such as 8GiB. [default: none]",
+        ),
+    ] = None
+    kv_disk: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE:FOLDER",
+            help="Files for such blocks, which later processes read too, such as "
+            "100GiB:cache. [default: none]",
+        ),
+    ] = None
     generation_config: Annotated[
         str,
         typer.Option(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
+from inl.engine.block_copies import BlockCopies
 from inl.engine.embedder import keep_hidden
 from inl.engine.frame_encoder import frames, masked_rows
 from inl.engine.records import Stats as Stats
@@ -24,7 +25,14 @@ from inl.engine.reply_check import (
     read_tokens,
 )
 from inl.engine.step_masks import StepMasks, are_ready
-from inl.errors import ModelError, OutOfMemory, RequestError, RunnerError, WorkerLost
+from inl.errors import (
+    InlError,
+    ModelError,
+    OutOfMemory,
+    RequestError,
+    RunnerError,
+    WorkerLost,
+)
 from inl.protocol.runner import AdapterSource, Limits, Reply, Runner
 from inl.protocol.token_masks import mask_width
 from inl.scheduling.plan import Plan, SchedulerConfig
@@ -34,6 +42,7 @@ from inl.spec.message import STEP, header
 from inl.spec.step import NO_TOKEN, Bucket
 
 if TYPE_CHECKING:
+    from inl.kv_tiers.tiers import BlockTiers
     from inl.recording.recorder import Recorder
 
 log = logging.getLogger("inl")
@@ -57,6 +66,7 @@ class EngineCore:
     ``on_step`` interrupts nothing.
 
     on_step: called after each submitted step. recorder: records frames and replies.
+    tiers: of the scheduler, store blocks that the device's pools evict.
     """
 
     def __init__(
@@ -68,9 +78,11 @@ class EngineCore:
         on_step: Callable[[StepRecord], None] | None = None,
         recorder: Recorder | None = None,
         replace: Callable[[Exception], Runner] | None = None,
+        tiers: BlockTiers | None = None,
     ) -> None:
         self.runner = runner
-        self.scheduler = scheduler or Scheduler(runner.limits, config)
+        self.scheduler = scheduler or Scheduler(runner.limits, config, tier=tiers)
+        self._copies = None if tiers is None else BlockCopies(tiers, recorder)
         self.restarts = 0
         """Runners that were replaced."""
         self.failed_steps = 0
@@ -191,7 +203,24 @@ class EngineCore:
 
         Requests that run keep their blocks, which no later request shares.
         """
+        if self._copies is not None:
+            self.settle()
+            self._copies.tiers.clear()
         return sum(pool.forget() for pool in self.scheduler.kv_cache.pools)
+
+    def flush_tiers(self) -> None:
+        """Write the blocks that later processes may share to files, if there are any.
+
+        Before the runner is closed; whatever fails is computed again later. Nothing is
+        copied afterwards.
+        """
+        copies, self._copies = self._copies, None
+        if copies is None or self.failure is not None or self._is_unsettled:
+            return
+        try:
+            copies.flush(self.scheduler.kv_cache.pools, self.runner)
+        except InlError as error:
+            log.warning("engine: blocks were not stored: %s", _describe(error))
 
     def cancel(self, number: int, reason: FinishReason = "cancelled") -> bool:
         """End a request; return whether it was still live.
@@ -270,6 +299,8 @@ class EngineCore:
         self._unsampled = None
         self._pending += self.scheduler.restart(limits)
         self._discarded_steps.clear()
+        if self._copies is not None:
+            self._copies.reset()
 
     def _fill(self) -> None:
         while (
@@ -290,6 +321,8 @@ class EngineCore:
         """Submit a plan's frames and masks; ``False`` if that failed."""
         rows = masked_rows(plan)
         ready = are_ready(plan, rows)
+        if not self._submit_copies(plan):
+            return False
         try:
             if rows and ready:
                 self._masks.begin(plan, rows)
@@ -308,6 +341,16 @@ class EngineCore:
                 self._fail(error, plan)
             return False
         # Runners come from plugins: whatever they raise must reach the callers.
+        except Exception as error:
+            self._fail(error, plan)
+            return False
+        return True
+
+    def _submit_copies(self, plan: Plan) -> bool:
+        """Submit the copies that precede a plan's frames; ``False`` if that failed."""
+        try:
+            if self._copies is not None:
+                self._copies.submit(plan, self.runner)
         except Exception as error:
             self._fail(error, plan)
             return False
@@ -409,6 +452,8 @@ class EngineCore:
             if self._recorder is not None:
                 self._recorder.add(reply)
             process = self._processing(reply, plan)
+            if self._copies is not None:
+                self._copies.collect(plan, self.runner)
         except OutOfMemory as error:
             # Workers report it late, when later steps of these rows may have begun.
             self._end_rows(plan, error)

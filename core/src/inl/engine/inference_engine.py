@@ -23,6 +23,7 @@ from inl.config import EngineConfig
 from inl.engine.answers.chat_answer import ChatAnswer, chat_answer, conversation_of
 from inl.engine.answers.model_text import ModelText
 from inl.engine.batch import Batch
+from inl.engine.block_tiers import started_tiers
 from inl.engine.chat import ToolSource, tool_schemas
 from inl.engine.cleanup import run_with_cleanup
 from inl.engine.core import EngineCore, Stats, StepRecord
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from inl.guidance.structured import StructuredOutput
+    from inl.kv_tiers.tiers import BlockTiers
     from inl.speculation.drafters import Drafter
     from inl.speculation.planner import Speculation
     from inl.text.template import ChatTemplate
@@ -114,8 +116,11 @@ class InferenceEngine:
         self.context = min(context, self.config.context or context)
         """Maximum number of tokens of prompt and output."""
         restarts = runner is None and self.config.on_worker_loss == "restart"
+        self.tiers: BlockTiers | None = None
+        """Tiers of blocks below the device's, with their counts, if there are any."""
         try:
             scheduling = self._scheduler_config(limits)
+            self.tiers = started_tiers(self.config, scheduling, started)
             self.speculation = self._make_speculation(
                 started.runner, scheduling, drafter
             )
@@ -125,10 +130,15 @@ class InferenceEngine:
             )
         except BaseException:
             started.runner.close()
+            if self.tiers is not None:
+                self.tiers.close()
             raise
         self._core = EngineCore(
             started.runner,
-            scheduler=Scheduler(limits, scheduling, speculation=self.speculation),
+            scheduler=Scheduler(
+                limits, scheduling, speculation=self.speculation, tier=self.tiers
+            ),
+            tiers=self.tiers,
             on_step=on_step,
             recorder=self.recorder,
             replace=Restarts(self._restart) if restarts else None,
@@ -610,7 +620,10 @@ class InferenceEngine:
     def _close_runner(self) -> None:
         error = RunnerError("engine: was closed before the request finished")
         self._dispatcher.fail_all(error)
+        self._core.flush_tiers()
         self.runner.close()
+        if self.tiers is not None:
+            self.tiers.close()
 
     def __enter__(self) -> Self:
         return self

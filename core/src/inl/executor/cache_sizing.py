@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from inl.backend.base import CacheLayout
+from inl.backend.base import CacheBytes
 from inl.backend.state_bytes import array_bytes, block_bytes
 from inl.config import EngineConfig
 from inl.dtypes import wrap
@@ -59,7 +59,7 @@ def plan_limits(
         for item in model.state(shaped)
         if isinstance(item, Paged)
     ]
-    layout = backend.offers(CacheLayout)
+    layout = backend.offers(CacheBytes)
     costs = [block_bytes(group, size, layout) for group in paged]
     per_block = sum(costs)
     batch = config.max_batch or backend.traits.max_batch

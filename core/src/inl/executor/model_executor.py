@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -14,6 +14,7 @@ from inl.backend.programs import compile_program, info_of
 from inl.backend.provisional import DeviceLoops, WholeModels
 from inl.dtypes import wrap
 from inl.errors import OutOfMemory, RunnerError
+from inl.executor.cache_transfers import CacheTransfers
 from inl.executor.consumption import NO_STATE, call_consuming, recovered_state
 from inl.executor.context_lengths import table_widths
 from inl.executor.hidden_states import pooled
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from inl.adapters.folder import Adapter
     from inl.backend.base import Backend
     from inl.ops.protocol import Ops
+    from inl.spec.cache_layout import Parts
     from inl.spec.model import Model
 
 Program = Callable[..., Any]
@@ -52,6 +54,8 @@ MAX_ADMISSIONS = 16
 
 MAX_PROGRAMS = 4096
 """Programs kept; a backend that serves every size exactly makes one for each."""
+
+LOST = "state: was consumed by a program that failed; call reset first"
 
 
 class ModelExecutor:
@@ -77,6 +81,7 @@ class ModelExecutor:
         self._programs: dict[ProgramKey, Program] = {}
         self._ops: dict[tuple[Bucket, int | None, str], ResolvedOps] = {}
         self._precompiled: set[tuple[Bucket, int | None]] = set()
+        self.transfers = self._cache_transfers()
         # The ops of a prompt's size, which the first step needs too.
         ops = self.ops(SIZE_CLASSES[-1])
         info = info_of("admit", None, limits)
@@ -84,11 +89,11 @@ class ModelExecutor:
 
     def admit(self, messages: Any) -> None:
         """Apply admissions and releases, int32 [n, words]."""
-        self._call(self._admit, messages)
+        self.call(self._admit, messages)
 
     def set_token_bias(self, message: Any) -> None:
         """Apply a token bias frame."""
-        self._call(self.program("set_token_bias", SIZE_CLASSES[0]), message)
+        self.call(self.program("set_token_bias", SIZE_CLASSES[0]), message)
 
     def advance(
         self, bucket: Bucket, message: Any, width: int | None = None, *rows: Any
@@ -100,7 +105,7 @@ class ModelExecutor:
         """
         name = "advance_embedded" if rows else _program_name(bucket)
         program = self.program(name, bucket, width)
-        tokens, *taps = self._call(program, self.loaded.weights, message, *rows)
+        tokens, *taps = self.call(program, self.loaded.weights, message, *rows)
         self.taps = next(iter(taps), None)
         return tokens
 
@@ -110,7 +115,7 @@ class ModelExecutor:
         """Compute a step without sampling; returns logits [S, V] and the step."""
         name = "logits_embedded" if rows else "logits"
         program = self.program(name, bucket, width)
-        results = self._call(program, self.loaded.weights, message, *rows)
+        results = self.call(program, self.loaded.weights, message, *rows)
         logits, step, *taps = results
         self.taps = next(iter(taps), None)
         return logits, step
@@ -118,7 +123,7 @@ class ModelExecutor:
     def pool(self, bucket: Bucket, message: Any, width: int | None = None) -> Any:
         """Compute a step; returns the hidden states [R, H] of its rows' last tokens."""
         program = self.program("pool", bucket, width)
-        (hidden,) = self._call(program, self.loaded.weights, message)
+        (hidden,) = self.call(program, self.loaded.weights, message)
         self.taps = None
         return hidden
 
@@ -128,7 +133,7 @@ class ModelExecutor:
         message: see :func:`inl.spec.scored_tokens.with_next`.
         """
         program = self.program("score", bucket, width)
-        scores, *taps = self._call(program, self.loaded.weights, message)
+        scores, *taps = self.call(program, self.loaded.weights, message)
         self.taps = next(iter(taps), None)
         return scores
 
@@ -137,10 +142,28 @@ class ModelExecutor:
         width = step.blocks.shape[-1]
         whole = width == self.limits.max_blocks_per_seq
         program = self.program("masked", bucket, None if whole else width)
-        (tokens,) = self._call(program, logits, masks, step)
+        (tokens,) = self.call(program, logits, masks, step)
         return tokens
 
-    def _call(self, program: Program, *args: Any) -> list[Any]:
+    def read(self, group: int, ids: Sequence[int]) -> Any:
+        """Begin to copy contents of the cache, see :class:`CacheTransfers`."""
+        if self._is_consuming:
+            raise RunnerError(LOST)
+        return self.transfers.read(self.state, group, ids)
+
+    def write(self, group: int, ids: Sequence[int], parts: Parts) -> None:
+        """Overwrite contents of the cache."""
+        program, *arguments = self.transfers.write(group, ids, parts)
+        self.call(program, *arguments)
+
+    def _cache_transfers(self) -> CacheTransfers:
+        loaded = self.loaded
+        return CacheTransfers(
+            self.backend, loaded.selection, loaded.shard_state(), self.limits,
+            self.state,
+        )  # fmt: skip
+
+    def call(self, program: Program, *args: Any) -> list[Any]:
         """Call a program on the state, its last argument and result.
 
         During the call only the program refers to the state. Raises
@@ -148,9 +171,7 @@ class ModelExecutor:
         the state, and :class:`~inl.errors.RunnerError` if the state was lost.
         """
         if self._is_consuming:
-            raise RunnerError(
-                "state: was consumed by a program that failed; call reset first"
-            )
+            raise RunnerError(LOST)
         results: list[Any]
         self._is_consuming = True
         try:

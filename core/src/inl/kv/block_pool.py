@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 
 class BlockPool:
@@ -23,6 +23,8 @@ class BlockPool:
         self._ref_counts = [0] * blocks
         self._key_of: list[bytes | None] = [None] * blocks
         self._block_of: dict[bytes, int] = {}
+        self.on_evict: Callable[[int, bytes], object] | None = None
+        """Called with each cached block that is evicted, and its key."""
 
     @property
     def available_blocks(self) -> int:
@@ -71,7 +73,13 @@ class BlockPool:
         assert key is not None, "a cached block has a key"
         self._key_of[block] = None
         del self._block_of[key]
+        if self.on_evict is not None:
+            self.on_evict(block, key)
         return block
+
+    def published(self) -> list[tuple[bytes, int]]:
+        """Return the key of each block that has one, in order of publication."""
+        return list(self._block_of.items())
 
     def share(self, key: bytes) -> int:
         """Add a reference to the block with this key, which must exist."""

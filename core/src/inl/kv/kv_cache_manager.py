@@ -7,8 +7,10 @@ are therefore freed only when the newest step that may touch them is collected.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from inl.kv.block_pool import BlockPool
+from inl.kv.tier import BlockMove, Tier
 from inl.spec.cache import passed_blocks
 
 Table = list[list[int]]
@@ -19,17 +21,28 @@ class KVCacheManager:
     """Allocates, shares and frees the blocks of sequences in every group's pool.
 
     windows: tokens that a query sees in each group, ``None`` for all. Blocks before a
-    group's window may be freed early; the table then has block 0 in their place.
+    group's window may be freed early; the table then has block 0 in their place. tier:
+    has contents of blocks that the pools have not.
     """
 
     def __init__(
-        self, pools: Sequence[BlockPool], windows: Sequence[int | None] = ()
+        self,
+        pools: Sequence[BlockPool],
+        windows: Sequence[int | None] = (),
+        *,
+        tier: Tier | None = None,
     ) -> None:
         self.pools = tuple(pools)
         self.windows = tuple(windows) or (None,) * len(self.pools)
         self.block_size = self.pools[0].block_size
         self._completed_step = 0
         self._pending_frees: dict[int, list[Table]] = {}
+        self._tier = tier
+        self._evicted: list[BlockMove] = []
+        self._loaded: dict[tuple[int, int], bytes] = {}
+        """Key of each block that the next step loads, by group and number."""
+        for group, pool in enumerate(self.pools if tier else ()):
+            pool.on_evict = partial(self._on_evict, group)
 
     @property
     def available_blocks(self) -> int:
@@ -62,30 +75,87 @@ class KVCacheManager:
         hits = self.cached_prefix(keys)
         if recomputes_block and hits:
             hits = self.cached_prefix(keys[: hits - 1])
-        table = []
+        elif self._tier is not None:
+            hits = self._stored_prefix(self._tier, keys, hits, count + spare)
+        table, lacking = [], []
         for group, pool in enumerate(self.pools):
             first = self.before_window(group, hits * self.block_size)
-            table.append([0] * first + [pool.share(key) for key in keys[first:hits]])
+            lacks = [at for at in range(first, hits) if pool.find(keys[at]) is None]
+            lacking.append(lacks)
+            blocks = [0] * hits
+            for at in set(range(first, hits)).difference(lacks):
+                blocks[at] = pool.share(keys[at])
+            table.append(blocks)
         fresh = count - hits
-        if self.available_blocks < fresh + spare:
+        if self.available_blocks < fresh + max(map(len, lacking)) + spare:
             self._free(table)
             return None
-        for pool, blocks in zip(self.pools, table, strict=True):
+        for group, (pool, blocks) in enumerate(zip(self.pools, table, strict=True)):
+            for index in lacking[group]:
+                blocks[index] = pool.allocate()
+                self._loaded[group, blocks[index]] = keys[index]
+                pool.publish(blocks[index], keys[index])
             blocks += pool.allocate_many(fresh)
         return table, hits
+
+    def _stored_prefix(
+        self, tier: Tier, keys: Sequence[bytes], hits: int, room: int
+    ) -> int:
+        """Return the blocks of the longest prefix that pools and tier have.
+
+        What the pools lack of it is fetched. hits: blocks of the pools' own prefix.
+        room: blocks that the sequence allocates, or shares, in each group.
+        """
+        while (longest := self.cached_prefix(keys, tier)) > hits:
+            if not tier.is_worth(longest - hits) or self.available_blocks < room - hits:
+                return hits
+            lacking = [
+                (group, key)
+                for group, pool in enumerate(self.pools)
+                for key in keys[
+                    self.before_window(group, longest * self.block_size) : longest
+                ]
+                if pool.find(key) is None
+            ]
+            if all(tier.fetch(group, key) for group, key in lacking):
+                return longest
+        return hits
+
+    def _on_evict(self, group: int, block: int, key: bytes) -> None:
+        """Record a block that is evicted, unless its contents were never loaded."""
+        if self._loaded.pop((group, block), None) is not None:
+            return
+        if self._tier is not None and not self._tier.holds(group, key):
+            self._evicted.append(BlockMove(group, key, block))
+
+    def take_moves(self) -> tuple[list[BlockMove], list[BlockMove]]:
+        """Return the blocks to store in the tier, and those to load, in this order.
+
+        Before the next step. Storing precedes loading: a block may be in both.
+        """
+        if not self._evicted and not self._loaded:
+            return [], []
+        loaded = [BlockMove(g, key, b) for (g, b), key in self._loaded.items()]
+        moves = self._evicted, loaded
+        self._evicted, self._loaded = [], {}
+        return moves
 
     def before_window(self, group: int, position: int) -> int:
         """Leading blocks that no query at ``position`` or later sees in a group."""
         return passed_blocks(self.windows[group], position, self.block_size)
 
-    def cached_prefix(self, keys: Sequence[bytes]) -> int:
-        """Longest prefix, in blocks, of which every group has what its window needs."""
+    def cached_prefix(self, keys: Sequence[bytes], tier: Tier | None = None) -> int:
+        """Longest prefix, in blocks, of which every group has what its window needs.
+
+        tier: counts as well.
+        """
         groups = range(len(self.pools))
         runs = [0] * len(self.pools)  # consecutive cached blocks up to this one
         longest = 0
         for length, key in enumerate(keys, start=1):
             for group, pool in enumerate(self.pools):
-                runs[group] = runs[group] + 1 if pool.find(key) is not None else 0
+                has = pool.find(key) is not None or (tier and tier.holds(group, key))
+                runs[group] = runs[group] + 1 if has else 0
             position = length * self.block_size
             needed = (length - self.before_window(group, position) for group in groups)
             if all(run >= need for run, need in zip(runs, needed, strict=True)):

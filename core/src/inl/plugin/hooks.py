@@ -27,6 +27,9 @@ GROUP = f"inl.v{CONTRACT[0]}"
 
 FEATURES: Mapping[str, str] = {
     "program_info": "`compile` gets a `ProgramInfo` for every program",
+    "addresses": "the core reads `Addresses`, the memory of a cache",
+    "block_io": "the core copies blocks of a cache by `BlockIO`",
+    "slot_io": "the core copies the state of slots by `SlotIO`",
 }
 """Features of this core, each with a sentence: names that a plugin may require in its
 ``INL_FEATURES``, or look up when its backend is opened. None is ever removed."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from inl.errors import ProtocolError
+from inl.spec.cache_layout import SLOT_GROUP
 from inl.spec.embedded_rows import read_rows
 from inl.spec.message import (
     ADMISSION_WORD,
@@ -20,13 +21,18 @@ from inl.spec.message import (
     DRAFT,
     EMBEDDED,
     FEEDBACK,
+    MAX_TRANSFER,
+    READ,
     ROW_WORD,
     STEP,
     TOKEN_BIAS,
     TOKEN_BIAS_SIZE,
     TOKEN_BIAS_WORD,
+    TRANSFER_SIZE,
+    TRANSFER_WORD,
     UPDATE_WORD,
     UPDATE_WORDS,
+    WRITE,
     Header,
     admit_size,
     draft_words,
@@ -34,6 +40,7 @@ from inl.spec.message import (
     layout,
     steps_word,
     stop_words,
+    transferred,
 )
 
 if TYPE_CHECKING:
@@ -67,6 +74,8 @@ class FrameCheck:
             self._step(frame, head)
         elif head.kind == TOKEN_BIAS:
             self._token_biases(frame)
+        elif head.kind in (READ, WRITE):
+            check_transfer(frame, self._limits)
         else:
             self._admission(frame)
 
@@ -181,6 +190,21 @@ class FrameCheck:
         biases = np.ascontiguousarray(entries[:, BIAS_WORD.bias]).view(np.float32)
         if not np.isfinite(biases).all():
             raise ProtocolError("token bias, bias: found inf or nan, accepts numbers")
+
+
+def check_transfer(frame: IntArray, limits: Limits) -> None:
+    """Check a READ or WRITE frame; raises :class:`ProtocolError`."""
+    at = TRANSFER_WORD
+    _check_size(frame, TRANSFER_SIZE)
+    _check_range("group", int(frame[at.group]), SLOT_GROUP, limits.groups - 1)
+    is_slot = int(frame[at.group]) == SLOT_GROUP
+    most = 1 if is_slot else MAX_TRANSFER
+    _check_range("number of blocks", int(frame[at.used]), 1, most)
+    group, ids = transferred(frame)
+    count = limits.slots if is_slot else limits.blocks[group]
+    _check_range("slot" if is_slot else "block", np.array(ids), 1, count - 1)
+    if len(set(ids)) < len(ids):
+        raise ProtocolError(f"blocks: found {ids}, accepts each of them once")
 
 
 def _check_size(frame: IntArray, words: int) -> None:

@@ -10,14 +10,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from inl.errors import OutOfMemory, ProtocolError, RunnerError
 from inl.forks import on_fork
 from inl.spec.limits import Limits as Limits
-from inl.spec.message import MASKED, STEP, Header, header
+from inl.spec.message import MASKED, READ, STEP, WRITE, Header, header, transferred
 from inl.spec.step import NO_TOKEN, Scores
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from inl.spec.cache_layout import CacheLayout, Parts
     from inl.spec.message import IntArray
+
+MAX_READS = 8
+"""Most READ frames whose contents are on the device."""
 
 
 class Reply(NamedTuple):
@@ -61,6 +65,18 @@ class AdapterSource(NamedTuple):
     """See :attr:`inl.adapters.folder.Adapter.digest`."""
 
 
+class CacheWrite(NamedTuple):
+    """A WRITE frame and its contents."""
+
+    message: IntArray
+    parts: Parts
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the contents in bytes."""
+        return sum(part.data.nbytes for part in self.parts.values())
+
+
 class Runner(ABC):
     """Computes steps in order. Not thread-safe.
 
@@ -68,6 +84,11 @@ class Runner(ABC):
     """
 
     limits: Limits
+
+    @property
+    def cache_layout(self) -> CacheLayout | None:
+        """Layout of the contents that READ and WRITE frames copy; ``None`` without."""
+        return None
 
     @abstractmethod
     def submit(self, message: IntArray) -> None:
@@ -98,6 +119,23 @@ class Runner(ABC):
         waits for ``sample``. After :class:`~inl.errors.OutOfMemory` the step is no
         longer in flight; after any other exception it still is.
         """
+
+    def read(self) -> Parts:
+        """Wait for the contents that the oldest READ frame has asked for.
+
+        Each is returned once, whatever became of the steps before and after it. Raises
+        :class:`~inl.errors.ProtocolError` if none is asked for.
+        """
+        raise RunnerError("runner: copies no contents of its cache")
+
+    def write(self, message: IntArray, parts: Parts) -> None:  # noqa: ARG002
+        """Queue a WRITE frame with its contents; does not wait for the device.
+
+        The arrays of the contents must not change afterwards. Raises
+        :class:`~inl.errors.ProtocolError` for contents of another layout than
+        :attr:`cache_layout`.
+        """
+        raise RunnerError("runner: copies no contents of its cache")
 
     def load_adapter(self, source: AdapterSource) -> None:
         """Load an adapter in place of the one that has its number.
@@ -140,6 +178,16 @@ class StepInFlight:
     """What the runner itself stores of the step."""
 
 
+@dataclass(slots=True, eq=False)
+class PendingRead:
+    """A READ frame whose contents were not returned."""
+
+    group: int
+    count: int
+    work: Any = None
+    """What the runner itself stores of it."""
+
+
 class PipelinedRunner(Runner):
     """Enforces the call rules of a runner over four abstract hooks.
 
@@ -149,6 +197,8 @@ class PipelinedRunner(Runner):
     - after a step with the MASKED flag, ``sample`` comes once, with masks of the right
       shape, before the next ``submit`` and before that step's ``collect``;
     - only steps in flight are collected, oldest first;
+    - the contents of at most :data:`MAX_READS` READ frames wait for ``read``, and a
+      WRITE frame comes with its contents;
     - nothing but ``close`` follows ``close``.
 
     In a forked child every call but ``close`` raises
@@ -162,6 +212,7 @@ class PipelinedRunner(Runner):
         self._in_flight: deque[StepInFlight] = deque()
         self._unsampled: StepInFlight | None = None
         """The newest step in flight, if it waits for ``sample``."""
+        self._reads: deque[PendingRead] = deque()
         self._closed = self._is_released = self._is_forked = False
         on_fork(self)
 
@@ -170,6 +221,11 @@ class PipelinedRunner(Runner):
         head = header(message)
         if self._unsampled is not None:
             raise _waits_for_masks(self._unsampled.head)
+        if head.kind == READ:
+            self._submit_read(message, head)
+            return
+        if head.kind == WRITE:
+            raise ProtocolError("a WRITE frame: call write with its contents")
         if head.kind != STEP:
             self._submit_frame(message, head)
             return
@@ -212,6 +268,43 @@ class PipelinedRunner(Runner):
         self._in_flight.popleft()
         return reply
 
+    def _submit_read(self, message: IntArray, head: Header) -> None:
+        if self.cache_layout is None:
+            super().read()
+        from inl.protocol.frame_check import check_transfer
+
+        check_transfer(message, self.limits)
+        if len(self._reads) >= MAX_READS:
+            raise ProtocolError(f"{MAX_READS} READ frames wait: call read first")
+        work = self._submit_frame(message, head)
+        group, ids = transferred(message)
+        self._reads.append(PendingRead(group, len(ids), work))
+
+    def read(self) -> Parts:
+        self._check_open()
+        if not self._reads:
+            raise ProtocolError("read: no READ frame waits")
+        parts = self._read(self._reads[0])
+        self._reads.popleft()
+        return parts
+
+    def write(self, message: IntArray, parts: Parts) -> None:
+        from inl.protocol.frame_check import check_transfer
+
+        self._check_open()
+        if self._unsampled is not None:
+            raise _waits_for_masks(self._unsampled.head)
+        head, layout = header(message), self.cache_layout
+        if head.kind != WRITE:
+            raise ProtocolError("write: needs a WRITE frame")
+        if layout is None:
+            super().write(message, parts)
+            return
+        check_transfer(message, self.limits)
+        group, ids = transferred(message)
+        layout.check(group, len(ids), parts)
+        self._write(message, parts)
+
     def load_adapter(self, source: AdapterSource) -> None:
         self._check_open()
         if not self.limits.adapters:
@@ -227,6 +320,7 @@ class PipelinedRunner(Runner):
         self._check_open()
         self._reset()
         self._in_flight.clear()
+        self._reads.clear()
         self._unsampled = None
 
     def close(self) -> None:
@@ -238,6 +332,7 @@ class PipelinedRunner(Runner):
             self._is_released = True
         finally:
             self._in_flight.clear()
+            self._reads.clear()
             self._unsampled = None
 
     def after_fork_in_child(self) -> None:
@@ -281,6 +376,14 @@ class PipelinedRunner(Runner):
     @abstractmethod
     def _collect(self, flight: StepInFlight) -> Reply:
         """Wait for the oldest step in flight; may be called again if interrupted."""
+
+    def _read(self, pending: PendingRead) -> Parts:  # noqa: ARG002
+        """Wait for the oldest READ frame; may be called again if interrupted."""
+        return super().read()
+
+    def _write(self, message: IntArray, parts: Parts) -> None:
+        """Queue a checked WRITE frame; both are only valid during the call."""
+        super().write(message, parts)
 
     def _load_adapter(self, source: AdapterSource) -> None:
         """Load an adapter; its number is in range."""

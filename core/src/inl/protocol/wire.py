@@ -3,10 +3,10 @@
 Each frame is a prefix of 8 bytes, little-endian - :data:`MAGIC` (2), kind (2), length
 of the payload (4) - and the payload::
 
-    HELLO     worker   JSON: protocol, contract, message, core, python
+    HELLO     worker   JSON: protocol, contract, message, core, python, features
     OPEN      parent   JSON: options of the worker's factory
     PROGRESS  worker   int64 [3]: done, total, index of the LoadStage
-    READY     worker   JSON: limits, device, dtype
+    READY     worker   JSON: limits, device, dtype, cache layout
     MESSAGE   parent   int32: a frame of inl.spec.message, unchanged
     MASKS     parent   int32: step, rows, words per row, masks
     COLLECT   parent   empty: requests the reply to the oldest step
@@ -21,6 +21,13 @@ of the payload (4) - and the payload::
                        worker answers with the same number
     ADAPTER   both     JSON: number, path, digest of an adapter to load. The worker
                        answers with {}, or with an error as in ERROR
+    READ      both     empty: requests the contents of the oldest READ frame. The worker
+                       answers with them
+    WRITE     parent   int32: a WRITE frame; then its contents
+
+HELLO lists the features of a side; a worker without "block_io" is sent no READ and
+WRITE. Contents are the length of a JSON object (int32), the object, in which the name
+of each part has its dtype and its shape, and the bytes of the parts.
 
 JSON is used for the handshake and for errors; nothing is unpickled. Payloads are
 encoded and decoded in :mod:`inl.protocol.wire_json` and
@@ -71,6 +78,8 @@ class Kind(IntEnum):
     FULL = 11
     RESET = 12
     ADAPTER = 13
+    READ = 14
+    WRITE = 15
 
 
 TEXTS = frozenset(

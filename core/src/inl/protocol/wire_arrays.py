@@ -1,26 +1,34 @@
-"""Binary payloads of :mod:`inl.protocol.wire`: frames, masks, replies and progress.
+"""Binary payloads of :mod:`inl.protocol.wire`: frames, masks, replies, contents.
 
 Readers validate everything and raise only :class:`~inl.errors.ProtocolError`.
 """
 
 from __future__ import annotations
 
+import json
 import struct
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from inl.errors import ProtocolError
+from inl.bounded_json import parse_object
+from inl.dtypes import SIZES, HostArray
+from inl.errors import InvalidJson, ProtocolError
 from inl.progress import LoadStage
 from inl.protocol.runner import Reply, pooled_reply
+from inl.spec.cache_layout import BITS, Part, stored_bits
+from inl.spec.message import TRANSFER_SIZE
 from inl.spec.step import Scores
 
 if TYPE_CHECKING:
+    from inl.spec.cache_layout import Parts
     from inl.spec.message import IntArray
 
 Buffer = bytes | bytearray
 PROGRESS = struct.Struct("<qqq")
 STAGES = tuple(LoadStage)
+MAX_HEAD = 1 << 16
+"""Longest list of the parts of contents, in bytes."""
 
 
 def ints(payload: Buffer, what: str) -> IntArray:
@@ -54,6 +62,61 @@ def read_masks(payload: Buffer) -> tuple[int, IntArray]:
             f"masks of step {step}: found {len(data)} words for [{rows}, {mask_words}]"
         )
     return step, data[3:].reshape(rows, mask_words)
+
+
+def contents(parts: Parts) -> bytes:
+    """Encode contents of a cache."""
+    head = {name: [part.dtype, *part.shape] for name, part in parts.items()}
+    text = json.dumps(head).encode()
+    data = (stored_bits(part).tobytes() for part in parts.values())
+    return b"".join((struct.pack("<i", len(text)), text, *data))
+
+
+def read_contents(payload: Buffer) -> Parts:
+    """Decode contents of a cache; the arrays share the payload's memory."""
+    view = memoryview(payload)
+    start = 4 + struct.unpack("<i", view[:4])[0] if len(view) >= 4 else -1
+    if not 4 <= start <= min(len(view), 4 + MAX_HEAD):
+        raise ProtocolError(f"contents: found {len(view)} bytes, {start} of a head")
+    try:
+        listed = parse_object(bytes(view[4:start]), "contents").items()
+        parts = {name: Part(dtype, (*shape,)) for name, (dtype, *shape) in listed}
+        sizes = [part.nbytes for part in parts.values()]
+    except (InvalidJson, ValueError, TypeError) as error:
+        raise ProtocolError(
+            f"contents: found a head that is not valid: {error}"
+        ) from None
+    valid = all(
+        part.dtype in (*SIZES, *BITS) and all(_is_size(size) for size in part.shape)
+        for part in parts.values()
+    )
+    if not valid or start + sum(sizes) != len(view):
+        raise ProtocolError(
+            f"contents: found {len(view)} bytes, the head lists {parts!r:.200}"
+        )
+    found: dict[str, HostArray] = {}
+    for (name, part), size in zip(parts.items(), sizes, strict=True):
+        bits = np.frombuffer(
+            view[start : start + size], BITS.get(part.dtype, part.dtype)
+        )
+        found[name] = HostArray(bits.reshape(part.shape), part.dtype, part.shape)
+        start += size
+    return found
+
+
+def _is_size(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**31
+
+
+def write(message: IntArray, parts: Parts) -> bytes:
+    """Encode a WRITE frame and its contents."""
+    return bytes(words(message)) + contents(parts)
+
+
+def read_write(payload: Buffer) -> tuple[IntArray, Parts]:
+    """Decode a WRITE frame and its contents."""
+    size = 4 * TRANSFER_SIZE
+    return ints(payload[:size], "WRITE"), read_contents(payload[size:])
 
 
 def reply(result: Reply) -> memoryview:

@@ -14,10 +14,12 @@ import inl
 from inl import errors
 from inl.bounded_json import parse_object
 from inl.errors import InlError, InvalidJson, ProtocolError, RunnerError
-from inl.plugin.hooks import CONTRACT
+from inl.plugin.hooks import CONTRACT, FEATURES
 from inl.protocol.runner import AdapterSource, Limits
 from inl.protocol.wire import PROTOCOL
 from inl.protocol.wire_fields import received, sent
+from inl.spec.cache import Slotted
+from inl.spec.cache_layout import BlockLayout, CacheLayout
 from inl.spec.message import VERSION
 from inl.spec.step import SAMPLERS, Bucket
 
@@ -33,6 +35,7 @@ class Ready(NamedTuple):
     limits: Limits
     device: str
     dtype: str
+    cache: CacheLayout | None = None
 
 
 def text(value: Mapping[str, Any]) -> bytes:
@@ -56,6 +59,7 @@ def hello() -> dict[str, Any]:
         "contract": list(CONTRACT),
         "core": inl.__version__,
         "python": platform.python_version(),
+        "features": sorted(FEATURES),
     }
 
 
@@ -183,8 +187,51 @@ def read_ready(payload: Buffer, where: str) -> Ready:
             f"{where}: READY: found device and dtype {(device, dtype)!r:.80}, "
             "accepts strings"
         )
+    layout = _layout(fields["cache"], f"{where}: READY: cache")
     limits = read_limits(fields["limits"], where)
-    return Ready(limits=limits, device=device, dtype=dtype)
+    return Ready(limits=limits, device=device, dtype=dtype, cache=layout)
+
+
+def _layout(value: Any, where: str) -> CacheLayout | None:
+    """Read a cache layout, which may be absent."""
+    if value is None:
+        return None
+    fields = received(value, CacheLayout, where)
+    groups = _each(fields["groups"], BlockLayout, f"{where}.groups")
+    slotted = _each(fields["slotted"], Slotted, f"{where}.slotted")
+    for group in groups:
+        for name in ("layers", "block_size", "kv_heads", "head_dim"):
+            _count(group[name], f"{where}.groups.{name}", 1)
+    for item in slotted:
+        for size in item["shape"]:
+            _count(size, f"{where}.slotted.shape", 1)
+        item["shape"] = tuple(item["shape"])
+        item["restores"] = tuple(item["restores"])
+    names = [group["dtype"] for group in groups]
+    names += [item[key] for item in slotted for key in ("name", "dtype")]
+    if not all(isinstance(name, str) for name in names):
+        raise ProtocolError(f"{where}: found {names!r:.80}, accepts strings")
+    return CacheLayout(
+        tuple(
+            BlockLayout(**group | {"scales": tuple(group["scales"])})
+            for group in groups
+        ),
+        tuple(Slotted(**item) for item in slotted),
+    )
+
+
+def _each(value: Any, kind: type, where: str) -> list[dict[str, Any]]:
+    """Read a list of the fields of values; lists of them stay lists."""
+    if not isinstance(value, (list, tuple)):
+        raise ProtocolError(f"{where}: found {value!r:.60}, accepts a list")
+    items = [received(item, kind, where) for item in value]
+    for item in items:
+        for name in ("scales", "shape", "restores"):
+            if name in item and not isinstance(item[name], (list, tuple)):
+                raise ProtocolError(
+                    f"{where}.{name}: found {item[name]!r:.60}, accepts a list"
+                )
+    return items
 
 
 def adapter(source: AdapterSource) -> bytes:

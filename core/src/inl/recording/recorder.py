@@ -20,7 +20,7 @@ from inl.protocol.runner import AdapterSource
 if TYPE_CHECKING:
     from typing import BinaryIO
 
-    from inl.protocol.runner import Reply
+    from inl.protocol.runner import CacheWrite, Reply
     from inl.protocol.token_masks import TokenMasks
     from inl.recording.trace_file import Item, RunHeader
     from inl.spec.message import IntArray
@@ -69,8 +69,12 @@ class Recorder:
             except OSError as error:
                 raise _write_error(self._path, error) from error
 
-    def add(self, item: IntArray | TokenMasks | Reply | AdapterSource) -> None:
+    def add(
+        self, item: IntArray | TokenMasks | Reply | AdapterSource | CacheWrite
+    ) -> None:
         """Record a submitted frame, the masks of a step, a reply or an adapter.
+
+        Or a WRITE frame with its contents.
 
         The item must not change afterwards.
         """

@@ -14,12 +14,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from inl.errors import ProtocolError
+from inl.protocol.frame_check import check_transfer
 from inl.protocol.frame_decoder import StepFrame, StepRow, read_step
-from inl.protocol.runner import AdapterSource, Limits, Reply, Runner
+from inl.protocol.runner import AdapterSource, CacheWrite, Limits, Reply, Runner
 from inl.protocol.slot_decoder import read_admission
 from inl.protocol.token_masks import TokenMasks, mask_width
 from inl.recording.outcome import Difference, Outcome
 from inl.recording.trace_file import Item, RunHeader
+from inl.spec.cache_layout import SLOT_GROUP
 from inl.spec.embedded_rows import with_rows
 from inl.spec.message import (
     ADMISSION_WORD,
@@ -27,6 +29,7 @@ from inl.spec.message import (
     FEEDBACK,
     MASKED,
     POOLED,
+    READ,
     RELEASE,
     SCORED,
     STEP,
@@ -35,6 +38,7 @@ from inl.spec.message import (
     Row,
     header,
     step_frame,
+    transferred,
 )
 from inl.spec.step import INVALID_TOKEN, NO_TOKEN, SAMPLERS, Bucket
 
@@ -84,7 +88,7 @@ class _Recording(NamedTuple):
     """The records of one run; replies and masks by step."""
 
     limits: Limits
-    frames: list[IntArray | AdapterSource]
+    frames: list[IntArray | AdapterSource | CacheWrite]
     replies: dict[int, Reply]
     masks: dict[int, TokenMasks]
 
@@ -118,20 +122,42 @@ class _Run:
         self._computed_blocks: list[set[int]] = [{0} for _ in limits.blocks]
         """Blocks of each group whose content here is what was recorded."""
 
-    def replay(self, frame: IntArray | AdapterSource) -> None:
+    def replay(self, frame: IntArray | AdapterSource | CacheWrite) -> None:
         """Replay a frame; steps without a recorded reply are left out."""
         if isinstance(frame, AdapterSource):
             self._runner.load_adapter(frame)
             return
+        if isinstance(frame, CacheWrite):
+            self._write(frame)
+            return
         head = header(frame)
         if head.kind == ADMIT:
             self._admit(frame)
+        elif head.kind == READ:
+            """What is read changes nothing."""
         elif head.kind != STEP:
             self._forward(frame, head)
         elif head.step in self._recorded.replies:
             step = read_step(frame, head, self._limits)
             reply = self._recorded.replies[head.step]
             self._compare(step, reply, self._compute(step, reply))
+
+    def _write(self, recorded: CacheWrite) -> None:
+        """Write recorded contents, where the runner's cache has their layout."""
+        check_transfer(recorded.message, self._limits)
+        group, ids = transferred(recorded.message)
+        layout = self._runner.cache_layout
+        try:
+            fits = layout is not None
+            if layout is not None:
+                layout.check(group, len(ids), recorded.parts)
+        except ProtocolError:
+            fits = False
+        if fits:
+            self._runner.write(*recorded)
+        if group != SLOT_GROUP:
+            blocks = self._computed_blocks[group]
+            (blocks.update if fits else blocks.difference_update)(ids)
 
     def _forward(self, frame: IntArray, head: Header) -> None:
         """Submit a release or a token bias frame of an admitted slot."""

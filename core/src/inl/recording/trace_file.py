@@ -10,6 +10,7 @@ little-endian) and the payload::
             frame of a step with the MASKED flag; rows without a mask are left out
     REPLY   int32: payload of a REPLY of inl.protocol.wire
     ADAPTER payload of an ADAPTER of inl.protocol.wire: loaded for the frames after it
+    WRITE   payload of a WRITE of inl.protocol.wire: a WRITE frame and its contents
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import numpy as np
 
 from inl.errors import ProtocolError
 from inl.protocol import wire_arrays, wire_json
-from inl.protocol.runner import AdapterSource, Limits, Reply
+from inl.protocol.runner import AdapterSource, CacheWrite, Limits, Reply
 from inl.protocol.token_masks import TokenMasks
 from inl.protocol.wire_fields import sent
 from inl.spec.message import header
@@ -32,7 +33,7 @@ MAGIC = b"INLTRACE\x02\x00\x00\x00"
 """Name and version (2) of the format."""
 
 RECORD = struct.Struct("<B3xI")
-RUN, FRAME, REPLY, MASKS, ADAPTER = 1, 2, 3, 4, 5
+RUN, FRAME, REPLY, MASKS, ADAPTER, WRITE = range(1, 7)
 
 
 class RunHeader(NamedTuple):
@@ -47,7 +48,7 @@ class RunHeader(NamedTuple):
     """See :func:`inl.checkpoints.digest.model_digest`."""
 
 
-Item = RunHeader | Reply | TokenMasks | AdapterSource | Any
+Item = RunHeader | Reply | TokenMasks | AdapterSource | CacheWrite | Any
 """A record; frames are int32 arrays [words]."""
 
 
@@ -63,6 +64,8 @@ def pack(item: Item) -> bytes:
         payload, kind = _pack_masks(item), MASKS
     elif isinstance(item, AdapterSource):
         payload, kind = wire_json.adapter(item), ADAPTER
+    elif isinstance(item, CacheWrite):
+        payload, kind = wire_arrays.write(*item), WRITE
     else:
         payload, kind = wire_arrays.words(item), FRAME
     return RECORD.pack(kind, len(payload)) + payload
@@ -118,9 +121,11 @@ def _record(kind: int, payload: bytes, where: str) -> Item:
             return _read_masks(payload)
         if kind == ADAPTER:
             return wire_json.read_adapter_source(payload, "adapter")
+        if kind == WRITE:
+            return CacheWrite(*wire_arrays.read_write(payload))
     except ProtocolError as error:
         raise ProtocolError(f"{where}: {error}") from None
-    raise ProtocolError(f"{where}: found a record of kind {kind}, accepts 1 to 5")
+    raise ProtocolError(f"{where}: found a record of kind {kind}, accepts 1 to 6")
 
 
 def _run(payload: bytes) -> RunHeader:

@@ -18,15 +18,18 @@ from inl.errors import (
 )
 from inl.protocol.runner import (
     AdapterSource,
+    PendingRead,
     PipelinedRunner,
     Reply,
     Runner,
     StepInFlight,
 )
 from inl.runners.rank_threads import RankThreads, Round
+from inl.spec.cache_layout import HEADS, divided, joined
 from inl.spec.message import STEP, Header
 
 if TYPE_CHECKING:
+    from inl.spec.cache_layout import CacheLayout, Parts
     from inl.spec.message import IntArray
 
 
@@ -100,6 +103,26 @@ class RankRunner(PipelinedRunner):
         replies = self._replies(flight.work)
         self._check_agreement(flight.head, replies)
         return replies[0]
+
+    @property
+    def cache_layout(self) -> CacheLayout | None:
+        """The layout of one rank, with the heads of all."""
+        layout = self.runners[0].cache_layout
+        if layout is None or layout.slotted:
+            return None  # how ranks divide the state of a slot is up to the model
+        ranks = len(self._threads)
+        groups = (g._replace(kv_heads=g.kv_heads * ranks) for g in layout.groups)
+        return layout._replace(groups=tuple(groups))
+
+    def _read(self, pending: PendingRead) -> Parts:
+        if not isinstance(pending.work, Round):
+            pending.work = self._on_all_ranks(lambda rank: self.runners[rank].read())
+        return joined(self._results(pending.work), HEADS)
+
+    def _write(self, message: IntArray, parts: Parts) -> None:
+        frame = message.copy()
+        shares = divided(parts, len(self._threads), HEADS)
+        self._on_all_ranks(lambda rank: self.runners[rank].write(frame, shares[rank]))
 
     def _load_adapter(self, source: AdapterSource) -> None:
         errors = self._results(self._on_all_ranks(lambda r: self._load_on(r, source)))

@@ -24,6 +24,7 @@ from inl.protocol.frame_check import FrameCheck
 from inl.protocol.runner import (
     AdapterSource,
     Limits,
+    PendingRead,
     PipelinedRunner,
     Reply,
     StepInFlight,
@@ -37,12 +38,14 @@ from inl.spec.message import (
     HEADER_WORD,
     MASKED,
     POOLED,
+    READ,
     SCORED,
     STEP,
     TOKEN_BIAS,
     Header,
     header,
     layout,
+    transferred,
 )
 from inl.spec.scored_tokens import with_next
 from inl.spec.step import NO_TOKEN, Scores
@@ -52,6 +55,7 @@ if TYPE_CHECKING:
     from inl.config import EngineConfig
     from inl.executor.model_loader import LanguageModel
     from inl.protocol.runner import Limits
+    from inl.spec.cache_layout import CacheLayout, Parts
     from inl.spec.message import IntArray
 
 
@@ -98,6 +102,8 @@ class LocalRunner(PipelinedRunner):
 
         Tokens; logits and step of a masked one, or hidden states of a pooled one.
         """
+        if head.kind == READ:
+            return self.executor.read(*transferred(message))
         self._check.check(message, head)
         if head.kind not in (STEP, TOKEN_BIAS):
             slot = int(message[ADMISSION_WORD.slot])
@@ -209,6 +215,16 @@ class LocalRunner(PipelinedRunner):
             host = self._backend.numpy(sampled).data.reshape(-1)
             tokens[rows, step] = host[: len(rows)]
         return without_stopped(tokens, work.message, head, self.limits)
+
+    @property
+    def cache_layout(self) -> CacheLayout | None:
+        return self.executor.transfers.layout
+
+    def _read(self, pending: PendingRead) -> Parts:
+        return self.executor.transfers.host(pending.group, pending.count, pending.work)
+
+    def _write(self, message: IntArray, parts: Parts) -> None:
+        self.executor.write(*transferred(message), parts)
 
     def _reset(self) -> None:
         self._queued_admissions.clear()

@@ -35,6 +35,8 @@ PARENT_FIELDS = frozenset(
         "backend",
         "draft_backend",
         "draft_model",
+        "kv_disk",
+        "kv_host",
         "on_worker_loss",
         "restart_device",
         "speculation",
@@ -63,7 +65,8 @@ class StartedRunner(NamedTuple):
         """Return what a worker sends of it to its parent."""
         from inl.protocol.wire_json import Ready
 
-        return Ready(self.runner.limits, self.device, self.dtype)
+        runner = self.runner
+        return Ready(runner.limits, self.device, self.dtype, runner.cache_layout)
 
 
 def start(

@@ -198,6 +198,10 @@ def _serve_steps(channel: Channel, runner: Runner) -> None:
             runner.reset()
             failures.clear()
             channel.send(Kind.RESET, bytes(payload))
+        elif kind is Kind.READ:
+            channel.send(Kind.READ, wire_arrays.contents(runner.read()))
+        elif kind is Kind.WRITE:
+            runner.write(*wire_arrays.read_write(payload))
         elif kind is Kind.ADAPTER:
             channel.send(Kind.ADAPTER, _load_adapter(runner, payload))
         elif kind is Kind.CLOSE:
@@ -205,7 +209,7 @@ def _serve_steps(channel: Channel, runner: Runner) -> None:
         else:
             raise ProtocolError(
                 f"worker: found {kind.name}, accepts MESSAGE, MASKS, COLLECT, RESET, "
-                "ADAPTER and CLOSE"
+                "READ, WRITE, ADAPTER and CLOSE"
             )
 
 

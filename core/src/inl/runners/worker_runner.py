@@ -13,13 +13,20 @@ import numpy as np
 from inl.errors import InlError, ProtocolError, RunnerError, WorkerLost
 from inl.install_command import install_command
 from inl.protocol import wire_arrays, wire_json
-from inl.protocol.runner import AdapterSource, PipelinedRunner, Reply, StepInFlight
+from inl.protocol.runner import (
+    AdapterSource,
+    PendingRead,
+    PipelinedRunner,
+    Reply,
+    StepInFlight,
+)
 from inl.protocol.wire import Frame, Kind
 from inl.spec.message import Header
 from inl.workers.process import WorkerProcess
 
 if TYPE_CHECKING:
     from inl.progress import Progress
+    from inl.spec.cache_layout import CacheLayout, Parts
     from inl.spec.message import IntArray
 
 HELLO_SECONDS = 60.0
@@ -93,7 +100,7 @@ class WorkerRunner(PipelinedRunner):
         except BaseException:
             self._process.stop(0.0)
             raise
-        self.limits, self.device, self.dtype = ready
+        self.limits, self.device, self.dtype, self._layout = ready
 
     @property
     def pid(self) -> int:
@@ -112,7 +119,8 @@ class WorkerRunner(PipelinedRunner):
                 raise ProtocolError(
                     f"{self.where}: found no HELLO within {seconds:g} s of its start"
                 )
-        wire_json.check_hello(self._payload(frame, Kind.HELLO), self.where)
+        hello = wire_json.check_hello(self._payload(frame, Kind.HELLO), self.where)
+        self._copies = "block_io" in hello.get("features", ())
 
     def _open(
         self, options: Mapping[str, Any], progress: Progress | None
@@ -126,6 +134,26 @@ class WorkerRunner(PipelinedRunner):
             report = wire_arrays.read_progress(frame.payload)
             if progress is not None:
                 progress(*report)
+
+    @property
+    def cache_layout(self) -> CacheLayout | None:
+        return self._layout if self._copies else None
+
+    def _read(self, pending: PendingRead) -> Parts:
+        # As in _collect.
+        if pending.work != Kind.READ:
+            self._send(Kind.READ)
+            pending.work = Kind.READ
+        frame = self._wait("reading blocks")
+        try:
+            return wire_arrays.read_contents(self._payload(frame, Kind.READ))
+        except InlError as error:
+            self._fail(error)
+            self._needs_reset = frame.kind is Kind.ERROR
+            raise
+
+    def _write(self, message: IntArray, parts: Parts) -> None:
+        self._send(Kind.WRITE, wire_arrays.write(message, parts))
 
     def _submit_frame(self, message: IntArray, head: Header) -> None:  # noqa: ARG002
         self._send(Kind.MESSAGE, wire_arrays.words(message))
@@ -162,8 +190,8 @@ class WorkerRunner(PipelinedRunner):
         number = np.array([self._resets], "<i4")
         self._send(Kind.RESET, number.tobytes())
         frame = self._wait("resetting")
-        # Replies to steps, their error, and the reply to a reset that was interrupted
-        # are dropped.
+        # Replies to steps and READ, their error, and the reply to a reset that was
+        # interrupted are dropped.
         while frame.kind is not Kind.RESET or frame.payload != number.tobytes():
             frame = self._wait("resetting")
 

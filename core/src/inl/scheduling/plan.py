@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
+from inl.kv.tier import BlockMove
 from inl.scheduling.buckets import Buckets
 from inl.scheduling.request import Request, StepKind
 from inl.scheduling.sampling_params import rank
@@ -137,6 +138,10 @@ class Plan:
     """Program of the step."""
     tokens: int = 0
     """Number of tokens in the step, without padding."""
+    stores: Sequence[BlockMove] = ()
+    """Blocks that are read for a tier before all frames."""
+    loads: Sequence[BlockMove] = ()
+    """Blocks that are written from a tier after these, before all frames."""
 
     @property
     def has_drafts(self) -> bool:
@@ -231,13 +236,19 @@ class StepBuilder:
         """The cheapest sampler that serves every row."""
         return max({chunk.request.sampler for chunk in self.chunks}, key=rank)
 
-    def build(self, releases: list[int], buckets: Buckets) -> Plan:
+    def build(
+        self,
+        releases: list[int],
+        buckets: Buckets,
+        stores: Sequence[BlockMove] = (),
+        loads: Sequence[BlockMove] = (),
+    ) -> Plan:
         """Choose the program and return the plan."""
         lists = releases, self.admissions, self.block_table_updates, self.chunks
         if not self.chunks:
-            return Plan(*lists)
+            return Plan(*lists, stores=stores, loads=loads)
         tokens = sum(chunk.stop - chunk.start for chunk in self.chunks)
         bucket = self.program
         if bucket is None:
             bucket = buckets.choose(tokens, len(self.chunks), self.sampler)
-        return Plan(*lists, self.decode_rows, self.step, bucket, tokens)
+        return Plan(*lists, self.decode_rows, self.step, bucket, tokens, stores, loads)

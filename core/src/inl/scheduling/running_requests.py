@@ -5,6 +5,7 @@ from __future__ import annotations
 from inl.kv.block_pool import BlockPool
 from inl.kv.kv_cache_manager import KVCacheManager
 from inl.kv.prefix_cache import PrefixCache
+from inl.kv.tier import Tier
 from inl.protocol.runner import Limits
 from inl.scheduling.plan import SchedulerConfig, StepBuilder
 from inl.scheduling.request import Request, Status
@@ -26,8 +27,9 @@ class RunningRequests:
         waiting: WaitingQueue,
         limits: Limits,
         kv_cache: KVCacheManager | None = None,
+        tier: Tier | None = None,
     ) -> None:
-        self._config = config
+        self._config, self._tier = config, tier
         self._waiting = waiting
         self.by_id: dict[int, Request] = {}
         """In order of admission."""
@@ -44,6 +46,7 @@ class RunningRequests:
         self.kv_cache = kv_cache or KVCacheManager(
             [BlockPool(blocks, limits.block_size) for blocks in limits.blocks],
             limits.windows,
+            tier=self._tier,
         )
         cached = self._config.use_kv_cache
         self.prefix_cache = PrefixCache(self._config, self.kv_cache) if cached else None

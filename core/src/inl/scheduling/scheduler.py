@@ -50,6 +50,7 @@ from inl.scheduling.waiting_queue import WaitingQueue
 from inl.spec.step import INVALID_TOKEN
 
 if TYPE_CHECKING:
+    from inl.kv.tier import Tier
     from inl.scheduling.draft_planner import DraftPlanner
 
 
@@ -63,6 +64,7 @@ class Scheduler:
         *,
         kv_cache: KVCacheManager | None = None,
         speculation: DraftPlanner | None = None,
+        tier: Tier | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.speculation = speculation
@@ -73,7 +75,9 @@ class Scheduler:
         self.waiting = WaitingQueue()
         self._groups = SampleGroups(self.waiting)
         self._deadlines = Deadlines(clock)
-        self._requests = RunningRequests(self.config, self.waiting, limits, kv_cache)
+        self._requests = RunningRequests(
+            self.config, self.waiting, limits, kv_cache, tier
+        )
         self._set_limits(limits)
         self.context = min(limits.max_tokens, self.config.context or limits.max_tokens)
         self.in_flight: deque[Plan] = deque()
@@ -259,7 +263,8 @@ class Scheduler:
             waiting = bool(self.waiting)
             if not waiting or len(self.running) >= self.buckets.rows:
                 self.repeats.extend(step, self._requests, self.buckets, waiting=waiting)
-        plan = step.build(self._requests.take_releases(), self.buckets)
+        stores, loads = self.kv_cache.take_moves()
+        plan = step.build(self._requests.take_releases(), self.buckets, stores, loads)
         if plan.chunks:
             self._steps = plan.step
             self.repeats.planned(is_first=not self.in_flight)

@@ -157,6 +157,12 @@ class ModelMetrics:
         total("num_preemptions", self._labels, preemptions)
         for name, exported in SPECULATED.items():
             total(exported, self._labels, partial(self._speculated, name))
+        for name in TIERS:
+            labels = {**self._labels, "tier": name}
+            total("kv_tier_hit_blocks", labels, partial(self._tier_hits, name))
+        for kind in RECORDS:
+            labels = {**self._labels, "kind": kind}
+            total("kv_disk_records", labels, partial(self._records, kind))
         total("requests_rejected", self._labels, lambda: admission.rejected)
 
     def record_load(self, engine: InferenceEngine) -> None:
@@ -195,6 +201,19 @@ class ModelMetrics:
         if engine is None or engine.speculation is None:
             return None
         return float(engine.speculation.accepted_at[position])
+
+    def _tier_hits(self, name: str) -> float | None:
+        """Return the blocks that a tier had; ``None`` without tiers."""
+        engine = self._engine()
+        if engine is None or engine.tiers is None:
+            return None
+        return float(engine.tiers.hits[name])
+
+    def _records(self, kind: str) -> float | None:
+        engine = self._engine()
+        if engine is None or engine.tiers is None or engine.tiers.disk is None:
+            return None
+        return float(engine.tiers.disk.counts[kind])
 
     def record_step(self, record: StepRecord) -> None:
         """Record a submitted step."""
@@ -273,5 +292,11 @@ SPECULATED = {
     "accepted": "spec_decode_num_accepted_tokens",
 }
 """Counts of the engine's speculation, and their names."""
+
+TIERS = ("host", "disk")
+"""Tiers of blocks below the device's."""
+
+RECORDS = ("written", "missing", "damaged", "foreign", "stale")
+"""Records of blocks in files: what became of them."""
 
 ACCEPTED_AT = "spec_decode_num_accepted_tokens_per_pos"

@@ -39,6 +39,11 @@ penalties or biased tokens: slot, number of entries, then ``[MAX_TOKEN_BIASES, 3
 token, count (as in ``Tables.token_counts``), float32 bits of the bias. Several of them
 add up; each names a token once.
 
+READ and WRITE frames copy contents of the cache to and from the host, in the order of
+steps: cache group (-1: the state of a slot), number of blocks, then
+:data:`MAX_TRANSFER` block ids, or the slot. The contents
+(:mod:`inl.spec.cache_layout`) travel beside the frames.
+
 Padding is zeros: slot 0 and block 0 belong to no sequence, and an entry of zeros adds
 nothing. The positions of all words are in :mod:`inl.spec.message_header` and
 :mod:`inl.spec.message_layout`.
@@ -58,6 +63,7 @@ from inl.spec.message_header import HEADER_WORD as HEADER_WORD
 from inl.spec.message_header import INT32 as INT32
 from inl.spec.message_header import MASKED as MASKED
 from inl.spec.message_header import POOLED as POOLED
+from inl.spec.message_header import READ as READ
 from inl.spec.message_header import RELEASE as RELEASE
 from inl.spec.message_header import SCORED as SCORED
 from inl.spec.message_header import STEP as STEP
@@ -65,6 +71,7 @@ from inl.spec.message_header import STEP_NUMBERS as STEP_NUMBERS
 from inl.spec.message_header import TOKEN_BIAS as TOKEN_BIAS
 from inl.spec.message_header import USED_COUNTS as USED_COUNTS
 from inl.spec.message_header import VERSION as VERSION
+from inl.spec.message_header import WRITE as WRITE
 from inl.spec.message_header import Header as Header
 from inl.spec.message_header import header as header
 from inl.spec.message_layout import ADMISSION_WORD as ADMISSION_WORD
@@ -73,9 +80,12 @@ from inl.spec.message_layout import BIAS_WORDS as BIAS_WORDS
 from inl.spec.message_layout import DRAFT as DRAFT
 from inl.spec.message_layout import FEEDBACK as FEEDBACK
 from inl.spec.message_layout import MAX_TOKEN_BIASES as MAX_TOKEN_BIASES
+from inl.spec.message_layout import MAX_TRANSFER as MAX_TRANSFER
 from inl.spec.message_layout import ROW_WORD as ROW_WORD
 from inl.spec.message_layout import TOKEN_BIAS_SIZE as TOKEN_BIAS_SIZE
 from inl.spec.message_layout import TOKEN_BIAS_WORD as TOKEN_BIAS_WORD
+from inl.spec.message_layout import TRANSFER_SIZE as TRANSFER_SIZE
+from inl.spec.message_layout import TRANSFER_WORD as TRANSFER_WORD
 from inl.spec.message_layout import UPDATE_WORD as UPDATE_WORD
 from inl.spec.message_layout import UPDATE_WORDS as UPDATE_WORDS
 from inl.spec.message_layout import BlockTableUpdate as BlockTableUpdate
@@ -250,6 +260,29 @@ def token_bias_frame(slot: int, biases: Sequence[TokenBias]) -> IntArray:
         bits = np.array([each.bias for each in biases], np.float32).view(np.int32)
         entries[:, BIAS_WORD.bias] = bits
     return frame
+
+
+def transfer_frame(kind: int, group: int, ids: Sequence[int]) -> IntArray:
+    """Return a READ or WRITE frame of blocks of a cache group, or of one slot.
+
+    Raises :class:`ProtocolError` for more than :data:`MAX_TRANSFER` blocks.
+    """
+    import numpy as np
+
+    _check_fits("blocks", len(ids), MAX_TRANSFER)
+    frame = np.zeros(TRANSFER_SIZE, np.int32)
+    frame[HEADER_WORD.version] = VERSION
+    frame[HEADER_WORD.kind] = kind
+    frame[TRANSFER_WORD.group] = group
+    frame[TRANSFER_WORD.used] = len(ids)
+    frame[TRANSFER_WORD.ids :][: len(ids)] = ids
+    return frame
+
+
+def transferred(frame: IntArray) -> tuple[int, list[int]]:
+    """Return the cache group, and the blocks or the slot, of a READ or WRITE frame."""
+    group, count = frame[TRANSFER_WORD.group : TRANSFER_WORD.ids].tolist()
+    return group, frame[TRANSFER_WORD.ids :][:count].tolist()
 
 
 def _check_fits(what: str, count: int, limit: int) -> None:

@@ -17,7 +17,7 @@ VERSION = 0x494E4C03
 HEADER = 16
 """Words of a header; those after the fields of :class:`Header` are reserved (0)."""
 
-STEP, ADMIT, RELEASE, TOKEN_BIAS = 0, 1, 2, 3
+STEP, ADMIT, RELEASE, TOKEN_BIAS, READ, WRITE = range(6)
 """Kinds of frames."""
 
 STEP_NUMBERS = 1 << 31
@@ -100,8 +100,8 @@ def header(frame: Any) -> Header:
     head = Header(*words[: len(Header._fields)])
     if head.version != VERSION:
         raise _error("version", f"{head.version:#x}", f"{VERSION:#x}")
-    if head.kind not in (STEP, ADMIT, RELEASE, TOKEN_BIAS):
-        raise _error("kind", head.kind, "0 to 3")
+    if not STEP <= head.kind <= WRITE:
+        raise _error("kind", head.kind, f"{STEP} to {WRITE}")
     if head.kind == STEP:
         _check_step(head)
         if head.flags & ~FLAGS:

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 MAX_TOKEN_BIASES = 256
 """Most tokens in one token bias frame."""
 
+MAX_TRANSFER = 16
+"""Most blocks of a READ or WRITE frame."""
+
 
 class Row(NamedTuple):
     """One sequence's part of a step, as a writer receives it."""
@@ -98,6 +101,17 @@ class TokenBiasWords(NamedTuple):
     """First word of :data:`MAX_TOKEN_BIASES` entries."""
 
 
+class TransferWords(NamedTuple):
+    """Body of a READ or WRITE frame."""
+
+    group: int
+    """Cache group; -1: the state of a slot."""
+    used: int
+    """Number of blocks; 1 of a slot."""
+    ids: int
+    """First of :data:`MAX_TRANSFER` block ids; the slot."""
+
+
 class BiasWords(NamedTuple):
     """One entry of a token bias frame."""
 
@@ -147,6 +161,12 @@ BIAS_WORDS = len(BIAS_WORD)
 
 TOKEN_BIAS_SIZE = TOKEN_BIAS_WORD.entries + BIAS_WORDS * MAX_TOKEN_BIASES
 """Words of a token bias frame."""
+
+TRANSFER_WORD = TransferWords(*range(HEADER, HEADER + len(TransferWords._fields)))
+"""Word of each field from the start of a READ or WRITE frame."""
+
+TRANSFER_SIZE = TRANSFER_WORD.ids + MAX_TRANSFER
+"""Words of a READ or WRITE frame."""
 
 
 class Layout(NamedTuple):

@@ -19,6 +19,10 @@ PROGRAMS = {
     "draft": "(weights, message, hidden, state) -> (tokens, hidden, state)",
     "admit": "(messages, state) -> (state,)",
     "set_token_bias": "(message, state) -> (state,)",
+    "read_blocks": "(blocks, state) -> (contents,)",
+    "write_blocks": "(blocks, contents, state) -> (state,)",
+    "read_slot": "(row, state) -> (contents,)",
+    "write_slot": "(row, contents, state) -> (state,)",
 }
 """Name -> signature of each program. "advance" computes a step and samples; "repeat"
 does so several times, see :class:`~inl.backend.provisional.DeviceLoops`; "logits" and
@@ -30,7 +34,9 @@ the vocabulary; "score" computes the :class:`~inl.spec.step.Scores` of given tok
 one after each token of the step, whose message :func:`inl.spec.scored_tokens.with_next`
 has extended; "draft" computes a step of a draft head from hidden states, of any
 shapes (its bucket is ``None``); "admit" applies admissions and releases, int32 [n,
-words]. The programs that compute a model with taps, for a draft head, return the hidden
+words]; those of blocks and slots copy contents of the cache, see
+:mod:`inl.backend.block_io`, and consume the state only if they return it. The
+programs that compute a model with taps, for a draft head, return the hidden
 states [T, taps * H] before the state."""
 
 

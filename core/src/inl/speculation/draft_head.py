@@ -159,7 +159,7 @@ class DraftExecutor(ModelExecutor):
         hidden = eagle3.Hidden(self.backend.tensor(wrap(rows)), source)
         program = self._program(bucket, is_tapped)
         message = self.backend.tensor(wrap(frame))
-        tokens, out = self._call(program, self.loaded.weights, message, hidden)
+        tokens, out = self.call(program, self.loaded.weights, message, hidden)
         return self.backend.numpy(tokens).data.reshape(-1).astype(np.int64), out
 
     def _program(self, bucket: Bucket, is_tapped: bool) -> Any:

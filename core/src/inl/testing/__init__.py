@@ -6,11 +6,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from inl.testing.contracts import BackendContract as BackendContract
+    from inl.testing.contracts import BlocksContract as BlocksContract
+    from inl.testing.contracts import Conformance as Conformance
     from inl.testing.contracts import EngineContract as EngineContract
     from inl.testing.contracts import KernelContract as KernelContract
     from inl.testing.contracts import RunnerContract as RunnerContract
 
-__all__ = ["BackendContract", "EngineContract", "KernelContract", "RunnerContract"]
+__all__ = [
+    "BackendContract",
+    "BlocksContract",
+    "Conformance",
+    "EngineContract",
+    "KernelContract",
+    "RunnerContract",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from inl.backend.base import CacheLayout
+from inl.backend.base import CacheBytes
 from inl.backend.programs import compile_program, info_of
 from inl.dtypes import FLOATS, HostArray, cast, widen, wrap
 from inl.errors import InlError
@@ -78,7 +78,7 @@ def backend_checks(target: Target) -> Iterator[Check]:
         yield Check("backend", f"backend/tensor/{dtype}", run_dtype)
     for dtype in target.dtypes:
         yield Check("backend", f"backend/state/{dtype}", partial(_state, target, dtype))
-    if (layout := target.backend.offers(CacheLayout)) is not None:
+    if (layout := target.backend.offers(CacheBytes)) is not None:
         for dtype in (*target.dtypes, *target.backend.traits.kv_dtypes):
             run_layout = partial(_layout, target, layout, dtype)
             yield Check("backend", f"backend/layout/{dtype}", run_layout)
@@ -274,14 +274,14 @@ def _state(target: Target, dtype: str) -> None:
     require(zero, "state: found nonzero values, expected zeros")
 
 
-def _layout(target: Target, layout: CacheLayout, dtype: str) -> None:
-    """More blocks take as much more memory as ``CacheLayout`` says."""
+def _layout(target: Target, layout: CacheBytes, dtype: str) -> None:
+    """More blocks take as much more memory as ``CacheBytes`` says."""
     size = target.backend.traits.block_size
     group = Paged((0,), 3, 24, dtype)
     stated = layout.block_bytes(group, size)
     require(
         type(stated) is int and stated > 0,
-        f"CacheLayout.block_bytes({dtype}): found {stated!r}, accepted: bytes, from 1",
+        f"CacheBytes.block_bytes({dtype}): found {stated!r}, accepted: bytes, from 1",
     )
     taken = []
     for blocks in (5, 9):
@@ -297,7 +297,7 @@ def _layout(target: Target, layout: CacheLayout, dtype: str) -> None:
     found = (taken[1] - taken[0]) / 4
     require(
         found == stated,
-        f"CacheLayout.block_bytes({dtype}): found {stated}, a block of {size} tokens "
+        f"CacheBytes.block_bytes({dtype}): found {stated}, a block of {size} tokens "
         f"with 3 heads of 24 takes {found:g} bytes",
     )
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from inl.errors import RequestError
 from inl.testing.backend_checks import backend_checks
+from inl.testing.block_checks import block_checks
 from inl.testing.check import Check, Result, check_gaps, gap_of, perform
 from inl.testing.engine_checks import engine_checks
 from inl.testing.kernel_checks import kernel_checks
@@ -21,6 +22,7 @@ SECTIONS: Mapping[str, Callable[[Target], Iterator[Check]]] = {
     "backend": backend_checks,
     "kernel": kernel_checks,
     "runner": runner_checks,
+    "blocks": block_checks,
     "engine": engine_checks,
     "model": model_checks,
 }

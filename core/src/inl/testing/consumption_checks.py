@@ -159,10 +159,10 @@ def _writes_by_body(runner: LocalRunner) -> bool:
 
 
 def _block_bytes(tiny: Tiny) -> int:
-    from inl.backend.base import CacheLayout
+    from inl.backend.base import CacheBytes
     from inl.backend.state_bytes import block_bytes
 
-    layout = tiny.target.backend.offers(CacheLayout)
+    layout = tiny.target.backend.offers(CacheBytes)
     state = tiny.language.model.state(tiny.language.config)
     size = tiny.limits().block_size
     paged = [item for item in state if isinstance(item, Paged)]

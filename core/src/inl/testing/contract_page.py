@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from inl.adapters.weights import AdaptedWeights
-from inl.backend import base, provisional
+from inl.backend import base, block_io, provisional
 from inl.backend.bandwidth import Bandwidth
 from inl.backend.tunable import Facts, Tunable
 from inl.backend.weight_cache import WeightCache
@@ -29,6 +29,7 @@ from inl.spec.message_layout import (
     RowWords,
     TokenBias,
     TokenBiasWords,
+    TransferWords,
 )
 from inl.spec.op import OpSpec
 from inl.spec.program import PROGRAMS, ProgramInfo
@@ -62,11 +63,18 @@ CAPABILITIES: dict[str, tuple[type, ...]] = {
         base.Ranks, base.Rank, base.Collectives, Meshes, MeshSizes, Mesh,
     ),
     "memory and processes": (
-        base.CacheLayout, base.CachedMemory, base.ForkSafety, Bandwidth,
+        base.CacheBytes, base.CachedMemory, base.ForkSafety, Bandwidth,
+    ),
+    "copies of a cache": (
+        block_io.BlockIO, block_io.Blocks, block_io.SlotIO, block_io.Addresses,
+        block_io.MemoryRange,
     ),
     "tuning": (Tunable, Facts),
 }  # fmt: skip
 """Capabilities, and the values that belong to them, by heading."""
+
+BETWEEN_STEPS = ("admit", "set_token_bias", "read_blocks", "write_blocks", "read_slot",
+                 "write_slot")  # fmt: skip
 
 
 def contract_page() -> str:
@@ -82,7 +90,7 @@ def contract_page() -> str:
         _passing(), PROGRAM, _programs(), _table(ProgramInfo),
         MESSAGE, _message(),
         *map(_table, (message.Header, RowWords, BlockTableUpdate)),
-        *map(_table, (AdmissionWords, TokenBiasWords, TokenBias)),
+        *map(_table, (AdmissionWords, TokenBiasWords, TokenBias, TransferWords)),
         OFFERS, *_capabilities(), PROVISIONAL, _provisional(),
     ]  # fmt: skip
     return "\n".join(sections)
@@ -131,9 +139,11 @@ def _counts() -> str:
 def _programs() -> str:
     rows = []
     for name, signature in PROGRAMS.items():
-        at = signature.partition(")")[0].count(",")
-        bucket = "none" if name in ("admit", "set_token_bias") else "the step's"
-        rows.append((f"`{name}`", f"`{signature}`", f"`({at},)`: the state", bucket))
+        arguments, _, results = signature.partition(" -> ")
+        at = f"`({arguments.count(',')},)`: the state"
+        consumed = at if "state" in results else "`()`"
+        bucket = "none" if name in BETWEEN_STEPS else "the step's"
+        rows.append((f"`{name}`", f"`{signature}`", consumed, bucket))
     return _rows(("program", "arguments and results", "`consumes`", "bucket"), rows)
 
 

@@ -2,7 +2,7 @@
 
 ::
 
-    class TestNpu(BackendContract, KernelContract, RunnerContract, EngineContract):
+    class TestNpu(Conformance):
         device = "npu:0"
         gaps = {"rms_norm/heads": "strided rows land in driver 2.1"}
 
@@ -103,6 +103,13 @@ class RunnerContract(Contract):
         self.run_check(runner_check)
 
 
+class BlocksContract(Contract):
+    """Checks of copies between the cache and the host."""
+
+    def test_blocks(self, blocks_check: Check) -> None:
+        self.run_check(blocks_check)
+
+
 class EngineContract(Contract):
     """Checks of the engine on a tiny model, under different schedules."""
 
@@ -110,9 +117,16 @@ class EngineContract(Contract):
         self.run_check(engine_check)
 
 
+class Conformance(
+    BackendContract, KernelContract, RunnerContract, BlocksContract, EngineContract
+):
+    """All checks of ``inl check``, including those that a later core adds."""
+
+
 SECTIONS: Mapping[type[Contract], str] = {
     BackendContract: "backend",
     KernelContract: "kernel",
     RunnerContract: "runner",
+    BlocksContract: "blocks",
     EngineContract: "engine",
 }

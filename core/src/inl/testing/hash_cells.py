@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from inl.dtypes import HostArray
 from inl.protocol.runner import Limits
 from inl.spec.step import NEUTRAL, TOP, Scores
 from inl.spec.uniforms import MASK, mix
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from inl.protocol.frame_decoder import StepRow
+    from inl.spec.cache_layout import Parts
     from inl.spec.message import IntArray
 
 HIDDEN, HIDDEN_RANGE = 8, 1 << 24
@@ -47,6 +49,18 @@ class HashCells:
         """Forget all tokens."""
         for cells in self._cells:
             cells[:] = UNWRITTEN
+
+    def copied(self, group: int, blocks: Sequence[int]) -> Parts:
+        """Return the contents of blocks: halves of each number, as key and value."""
+        words = self._cells[group][list(blocks)].view("<u4").astype(np.uint32)
+        halves = words.reshape(len(blocks), self._size, 2).transpose(2, 0, 1)
+        data = np.ascontiguousarray(halves[None, ..., None, None]).view(np.int32)
+        return {"cells": HostArray(data, "int32", data.shape)}
+
+    def overwrite(self, group: int, blocks: Sequence[int], parts: Parts) -> None:
+        """Replace the contents of blocks by those of :meth:`copied`."""
+        low, high = parts["cells"].data.view(np.uint32).astype(np.uint64)[0, ..., 0, 0]
+        self._cells[group][list(blocks)] = low | (high << np.uint64(32))
 
     def write(
         self,

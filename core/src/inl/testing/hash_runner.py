@@ -33,6 +33,9 @@ A row that verifies drafts computes one token after the other, and stops at the 
 that differs from the draft that follows it. All of its ids are written, so that stale
 entries remain after the accepted ones, as on a device. A row of a repeated step also
 computes one token after the other, each the input of the next, until its stop.
+
+Contents that READ and WRITE frames copy are the halves of each entry, so that a swap of
+keys and values changes the text. Rows that were submitted before are computed first.
 """
 
 from __future__ import annotations
@@ -47,6 +50,7 @@ from inl.protocol.frame_decoder import StepRow, read_step
 from inl.protocol.runner import (
     AdapterSource,
     Limits,
+    PendingRead,
     PipelinedRunner,
     Reply,
     StepInFlight,
@@ -55,15 +59,18 @@ from inl.protocol.runner import (
 )
 from inl.protocol.slot_decoder import read_admission, read_token_biases
 from inl.scheduling.sampling_params import rank
+from inl.spec.cache_layout import SLOT_GROUP, BlockLayout, CacheLayout
 from inl.spec.message import (
     ADMIT,
     DRAFT,
     MASKED,
     POOLED,
+    READ,
     SCORED,
     STEP,
     TOKEN_BIAS,
     Header,
+    transferred,
 )
 from inl.spec.scored_tokens import next_tokens
 from inl.spec.step import NO_TOKEN
@@ -81,6 +88,7 @@ from inl.testing.hash_cells import (
 from inl.testing.hash_state import RowTask, SlotState, StepTasks
 
 if TYPE_CHECKING:
+    from inl.spec.cache_layout import Parts
     from inl.spec.message import IntArray
 
 STEP_NUMBERS = 1 << 31
@@ -113,9 +121,14 @@ class HashRunner(PipelinedRunner):
         """Slots that were admitted and not released."""
         return sorted(self.slots)
 
-    def _submit_frame(self, message: IntArray, head: Header) -> StepTasks | None:
+    def _submit_frame(
+        self, message: IntArray, head: Header
+    ) -> StepTasks | Parts | None:
         if head.kind == STEP:
             return self._submit_step(message, head)
+        if head.kind == READ:
+            self._compute_all()
+            return self._copied(*transferred(message))
         if head.kind == ADMIT:
             state = SlotState.admit(read_admission(message, self.limits))
             state.adapter = self._adapter(state.adapter)
@@ -128,6 +141,33 @@ class HashRunner(PipelinedRunner):
             if self.slots.pop(slot, None) is None:
                 raise ProtocolError(f"release: slot {slot} is not admitted")
         return None
+
+    @property
+    def cache_layout(self) -> CacheLayout:
+        """Two numbers, int32, for each token: the halves of a cell."""
+        group = BlockLayout(1, self.limits.block_size, 1, 1, "int32")
+        return CacheLayout((group,) * self.limits.groups)
+
+    def _copied(self, group: int, ids: list[int]) -> Parts:
+        """Return contents of the cache; hashes keep no state of a slot."""
+        return {} if group == SLOT_GROUP else self.cells.copied(group, ids)
+
+    def _read(self, pending: PendingRead) -> Parts:
+        parts: Parts = pending.work
+        return parts
+
+    def _write(self, message: IntArray, parts: Parts) -> None:
+        self._compute_all()
+        group, ids = transferred(message)
+        if group != SLOT_GROUP:
+            self.cells.overwrite(group, ids, parts)
+
+    def _compute_all(self) -> None:
+        """Compute all submitted rows, in order."""
+        for flight in self._in_flight:
+            for task in flight.work.rows:
+                if not task.done:
+                    self._compute(task)
 
     def _load_adapter(self, source: AdapterSource) -> None:
         self.adapters[source.number] = source.digest

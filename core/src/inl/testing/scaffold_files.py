@@ -61,10 +61,10 @@ pytest
     "tests/test_contract.py": '''\
 """The conformance tests that ``inl check $name:0`` runs."""
 
-from inl.testing import BackendContract, EngineContract, KernelContract, RunnerContract
+from inl.testing import Conformance
 
 
-class TestBackend(BackendContract, KernelContract, RunnerContract, EngineContract):
+class TestBackend(Conformance):
     device = "$name:0"
 ''',
 }

@@ -12,13 +12,14 @@ import jax.numpy as jnp
 from inl.backend.allocation import allocating
 from inl.backend.base import (
     Backend,
-    CacheLayout,
+    CacheBytes,
     DeviceMemory,
     Precompiler,
     Program,
     StateSpec,
     WeightUpdates,
 )
+from inl.backend.block_io import BlockIO
 from inl.backend.host import host_memory
 from inl.backend.provisional import DeviceLoops
 from inl.backend.state_bytes import state_bytes
@@ -31,7 +32,7 @@ from inl.spec.program import ProgramInfo
 from inl.spec.step import Bucket
 from inl_jax import xla
 from inl_jax.buckets import compiled_sizes
-from inl_jax.pages import LAYOUT, paged_state
+from inl_jax.pages import BLOCK_IO, LAYOUT, paged_state
 from inl_jax.programs import OOM, Compiler
 from inl_jax.tensors import BITS, from_host, jax_dtype, to_host
 
@@ -96,10 +97,12 @@ class JaxBackend(Backend):
             return cast("C", Precompiler(self.compiler.precompile))
         if kind is DeviceLoops:
             return cast("C", DeviceLoops(jax.lax.while_loop, jnp))
-        if kind is CacheLayout:
+        if kind is CacheBytes:
             return cast("C", LAYOUT)
         if kind is WeightUpdates:
             return cast("C", WeightUpdates(lambda _old, new: self.tensor(new)))
+        if kind is BlockIO:
+            return cast("C", BLOCK_IO)
         return super().offers(kind)
 
     def out_of_memory(self, error: Exception) -> Exception:

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from inl.backend.base import CacheLayout, StateSpec
+from inl.backend.base import CacheBytes, StateSpec
+from inl.backend.block_io import BlockIO, Blocks
 from inl.backend.simple import zeroed_state
 from inl.dtypes import SIZES
 from inl.spec.cache import Paged, State
@@ -77,7 +78,7 @@ def block_bytes(group: Paged, block_size: int) -> int:
     return group.kv_heads * (cells + scales)
 
 
-LAYOUT = CacheLayout(block_bytes)
+LAYOUT = CacheBytes(block_bytes)
 
 
 def scale_lanes(block_size: int) -> int:
@@ -145,6 +146,44 @@ def read_kv(cache: Pages, ids: Array) -> tuple[Array, Array]:
         scales = scales.transpose(0, 2, 1, 4, 3).reshape(*cells.shape[:-1], 1)
         cells = cells.astype(jnp.float32) * scales
     return cells[..., 0, :], cells[..., 1, :]
+
+
+def read_blocks(state: State, group: Paged, blocks: Array) -> Blocks:
+    """Return the contents of blocks."""
+    count, dim = blocks.shape[0], group.head_dim
+    cells, scales = [], []
+    for cache in (state.caches[layer] for layer in group.layers):
+        size = cache.block_size
+        found = cache.kv[blocks].reshape(count, group.kv_heads, size, 2, dim)
+        cells.append(found.transpose(3, 0, 2, 1, 4))
+        if cache.scales is not None:
+            lanes = cache.scales[blocks][..., : 2 * size]
+            lanes = lanes.reshape(count, group.kv_heads, 2, size)
+            scales.append(lanes.transpose(2, 0, 3, 1))
+    return Blocks(jnp.stack(cells), jnp.stack(scales) if scales else None)
+
+
+def write_blocks(state: State, group: Paged, blocks: Array, contents: Blocks) -> State:
+    """Overwrite the contents of blocks."""
+    caches = list(state.caches)
+    for at, layer in enumerate(group.layers):
+        cache: Pages = caches[layer]
+        cells = contents.cells[at].transpose(1, 3, 2, 0, 4)
+        cells = cells.reshape(*cells.shape[:3], -1)
+        if cache.kv.dtype == BITS:
+            cells = jax.lax.bitcast_convert_type(cells, BITS)
+        cache = cache._replace(kv=cache.kv.at[blocks].set(cells))
+        if cache.scales is not None:
+            lanes = contents.scales[at].transpose(1, 3, 0, 2)
+            lanes = lanes.reshape(*lanes.shape[:2], -1)
+            padding = cache.scales.shape[2] - lanes.shape[2]
+            lanes = jnp.pad(lanes, ((0, 0), (0, 0), (0, padding)))
+            cache = cache._replace(scales=cache.scales.at[blocks].set(lanes))
+        caches[layer] = cache
+    return state._replace(caches=tuple(caches))
+
+
+BLOCK_IO = BlockIO(read_blocks, write_blocks)
 
 
 def head_dim(cache: Pages) -> int:

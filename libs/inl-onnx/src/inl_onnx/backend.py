@@ -14,6 +14,7 @@ from inl.backend.base import (
     Program,
     StateSpec,
 )
+from inl.backend.block_io import BlockIO
 from inl.backend.host import host_memory
 from inl.backend.simple import zeroed_state
 from inl.backend.state_bytes import state_bytes
@@ -25,7 +26,7 @@ from inl.spec.program import ProgramInfo
 from inl.spec.step import Bucket
 from inl_onnx.buckets import compiled_sizes, context_lengths
 from inl_onnx.kernels import KERNELS
-from inl_onnx.pages import Pages
+from inl_onnx.pages import BLOCK_IO, Pages
 from inl_onnx.programs import is_oom
 from inl_onnx.runtime import Runtime
 
@@ -80,6 +81,8 @@ class OnnxBackend(Backend):
     def offers(self, kind: type[C]) -> C | None:
         if kind is ContextLengths:
             return cast("C", ContextLengths(context_lengths))
+        if kind is BlockIO:
+            return cast("C", BLOCK_IO)
         return super().offers(kind)
 
     def _allocating(self, nbytes: int, what: str) -> AbstractContextManager[None]:

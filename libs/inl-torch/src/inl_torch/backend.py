@@ -27,6 +27,7 @@ from inl.spec.kernel import Kernel
 from inl.spec.limits import Limits
 from inl.spec.step import Bucket
 from inl_torch import eager
+from inl_torch.blocks import ADDRESSES, BLOCK_IO, JoinedCaches
 from inl_torch.memory import allocating, translate_oom
 from inl_torch.tensors import from_host, to_host, torch_dtype
 
@@ -65,7 +66,10 @@ class TorchBackend(Backend):
     def state(self, spec: StateSpec, *, limits: Limits) -> State:
         size, where = state_bytes(spec, limits), f"{self.device}: state"
         with allocating(size, where, self.memory, f"for {_capacity(limits)}; "):
-            return zeroed_state(spec, limits, self.zeros, self.tensor)
+            joined = JoinedCaches(self.zeros, limits.block_size)
+            return zeroed_state(
+                spec, limits, self.zeros, self.tensor, parts=joined.parts
+            )
 
     def zeros(self, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
         """Allocate a zeroed tensor of the dtype named ``dtype`` on the device."""
@@ -107,6 +111,8 @@ class TorchBackend(Backend):
             self.collectives,
             Ranks(self._join, invariant_ranks=PAIR),
             WeightUpdates(_overwritten),
+            BLOCK_IO,
+            ADDRESSES,
             CachedMemory(self._release) if has_cache else None,
         )
         return next((each for each in capabilities if isinstance(each, kind)), None)

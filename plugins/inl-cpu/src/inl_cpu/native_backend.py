@@ -19,6 +19,7 @@ from inl.backend.base import (
     Traits,
     WeightUpdates,
 )
+from inl.backend.block_io import Addresses, host_memory_range
 from inl.backend.host import host_memory
 from inl.backend.provisional import DecodedBlocks
 from inl.backend.simple import zeroed_state
@@ -28,7 +29,7 @@ from inl.spec.cache import Paged, State
 from inl.spec.kernel import Kernel
 from inl.spec.limits import Limits
 from inl.spec.step import Bucket
-from inl_cpu import kernels
+from inl_cpu import blocks, kernels
 from inl_cpu.command_emitter import CommandEmitter
 from inl_cpu.instructions import Read
 from inl_cpu.kernels.attention import NativeCache
@@ -132,6 +133,8 @@ class NativeBackend(Backend):
             WeightUpdates(_overwritten),
             ForkSafety(),
             DecodedBlocks(),
+            blocks.BLOCK_IO,
+            Addresses(host_memory_range),
         )
         return next((each for each in offers if isinstance(each, kind)), None)
 

@@ -20,6 +20,7 @@ from inl.backend.base import (
     StateSpec,
     WeightUpdates,
 )
+from inl.backend.block_io import BlockIO
 from inl.backend.state_bytes import state_bytes
 from inl.dtypes import HostArray
 from inl.placement.mesh import DATA, TENSOR, Mesh, MeshSizes
@@ -139,7 +140,7 @@ class MeshBackend(JaxBackend):
             count = jax.process_count()
             mesh = Mesh(self.sizes, self.divided, count, self.packed, least)
             return cast("C", mesh)
-        if kind is WeightUpdates:
+        if kind in (WeightUpdates, BlockIO):
             return None
         return super().offers(kind)
 

@@ -1,0 +1,52 @@
+"""Opens the tiers of blocks that a config asks for."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from inl.errors import RequestError
+from inl.kv_tiers.disk_tier import DiskTier
+from inl.kv_tiers.record import Identity
+from inl.kv_tiers.tiers import BlockTiers, Costs
+
+if TYPE_CHECKING:
+    from inl.config import EngineConfig
+    from inl.runners.startup import StartedRunner
+    from inl.scheduling.plan import SchedulerConfig
+
+
+def started_tiers(
+    config: EngineConfig, scheduling: SchedulerConfig, started: StartedRunner
+) -> BlockTiers | None:
+    """Return the tiers of an engine, or ``None`` without any.
+
+    Raises :class:`~inl.errors.RequestError` where blocks cannot be stored.
+    """
+    if not config.host_bytes and config.disk_tier is None:
+        return None
+    layout, reason = started.runner.cache_layout, ""
+    if not (scheduling.prefix_cache and scheduling.use_kv_cache):
+        reason = "the engine shares no blocks of prompts"
+    elif scheduling.recurrent:
+        reason = "every token changes state of the model that blocks do not hold"
+    elif scheduling.recomputes_block:
+        reason = "a draft head has a cache of its own"
+    if layout is None or reason:
+        reason = reason or f"{started.device} copies no contents of its cache"
+        raise RequestError(f"EngineConfig.kv_host, kv_disk: {reason}; accepted: None")
+    disk = None
+    if config.disk_tier is not None:
+        size, folder = config.disk_tier
+        settings = (
+            scheduling.model_digest,
+            config.quantize,
+            config.velocity,
+            started.dtype,
+        )
+        model = sha256(repr(settings).encode()).hexdigest()
+        identity = Identity(model, started.dtype, layout.groups)
+        disk = DiskTier(Path(folder), size, identity)
+    costs = Costs(started.runner.limits.block_size)
+    return BlockTiers(costs, host_bytes=config.host_bytes, disk=disk)

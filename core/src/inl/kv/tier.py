@@ -1,0 +1,29 @@
+"""What the cache manager asks of tiers of storage below the device's blocks."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+
+class BlockMove(NamedTuple):
+    """A block whose contents are copied between the device and a tier."""
+
+    group: int
+    key: bytes
+    block: int
+
+
+class Tier(Protocol):
+    """Stores contents of blocks by cache group and prefix-cache key."""
+
+    def holds(self, group: int, key: bytes) -> bool:
+        """Whether contents are stored, as far as is known without reading them."""
+
+    def is_worth(self, blocks: int) -> bool:
+        """Whether reading so many leading blocks takes less time than computing."""
+
+    def fetch(self, group: int, key: bytes) -> bool:
+        """Read and check contents, for a move to the device in the next step.
+
+        ``False`` if they are damaged; they are not held any more then.
+        """

@@ -1,0 +1,1 @@
+"""Tiers of storage for blocks of the KV cache: host memory, then files."""

@@ -1,0 +1,61 @@
+"""Blocks in host memory, the least recently used of which make room for others."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from inl.spec.cache_layout import Parts
+
+Place = tuple[int, bytes]
+"""Cache group and prefix-cache key."""
+
+
+class HostTier:
+    """Contents of blocks, ``capacity`` bytes at most."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.used_bytes = 0
+        self._blocks: OrderedDict[Place, Parts] = OrderedDict()
+
+    def __contains__(self, place: Place) -> bool:
+        return place in self._blocks
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def get(self, place: Place) -> Parts | None:
+        """Return contents, which are now the most recently used ones."""
+        parts = self._blocks.get(place)
+        if parts is not None:
+            self._blocks.move_to_end(place)
+        return parts
+
+    def put(self, place: Place, parts: Parts) -> Iterator[tuple[Place, Parts]]:
+        """Add contents; yields those that have no room any more."""
+        if place in self._blocks:
+            self._blocks.move_to_end(place)
+            return
+        self._blocks[place] = parts
+        self.used_bytes += nbytes(parts)
+        while self.used_bytes > self.capacity:
+            oldest, dropped = self._blocks.popitem(last=False)
+            self.used_bytes -= nbytes(dropped)
+            yield oldest, dropped
+
+    def items(self) -> list[tuple[Place, Parts]]:
+        """Return all contents, the least recently used first."""
+        return list(self._blocks.items())
+
+    def clear(self) -> None:
+        """Drop all contents."""
+        self._blocks.clear()
+        self.used_bytes = 0
+
+
+def nbytes(parts: Parts) -> int:
+    """Return the size of contents in bytes."""
+    return sum(part.data.nbytes for part in parts.values())
