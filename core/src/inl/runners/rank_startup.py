@@ -10,6 +10,7 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from inl.runners.startup import StartedRunner, read_options, worker_options
 from inl.runners.worker_runner import RETURN_HINT, WorkerRunner
 from inl.weights.load import stored_specs
 from inl.weights.plan import plan_weights
-from inl.workers.address import parse_worker
+from inl.workers.address import WorkerAddress, parse_worker
 
 if TYPE_CHECKING:
     from inl.config import EngineConfig
@@ -53,7 +54,7 @@ def start_ranks(
     tree, stored = model.weights(language.config), stored_specs(language.checkpoint)
     groups = plan_weights(tree, (), stored, ranks=ranks)
     check_shares(groups, model.state(language.config), ranks)
-    python, devices = rank_devices(config)
+    places = rank_places(config)
     folder = tempfile.mkdtemp(prefix="inl-ranks-")
     abandoned = threading.Event()
     dtypes: list[str] = []
@@ -62,11 +63,13 @@ def start_ranks(
         seconds = min(config.worker_seconds, MAX_SECONDS)
         meeting = str(Path(folder) / "meeting")
         rank = Rank(index, ranks, meeting, seconds)
-        options = worker_options(language, config, devices[index], limits)
+        place = places[index]
+        options = worker_options(language, config, place.device, limits)
         runner = WorkerRunner(
-            python,
+            place,
             {**options, "rank": rank._asdict()},
             factory=FACTORY,
+            seat=index,
             progress=progress if index == 0 else None,
             silent_seconds=config.worker_seconds,
             advice="" if config.on_worker_loss == "restart" else RETURN_HINT,
@@ -81,7 +84,8 @@ def start_ranks(
         shutil.rmtree(folder, ignore_errors=True)
         raise
     weakref.finalize(group, _remove, folder, os.getpid())
-    return StartedRunner(group, ", ".join(devices), dtypes[0])
+    devices = ", ".join(place.device for place in places)
+    return StartedRunner(group, devices, dtypes[0])
 
 
 def _remove(folder: str, process: int) -> None:
@@ -90,8 +94,8 @@ def _remove(folder: str, process: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def rank_devices(config: EngineConfig) -> tuple[str, list[str]]:
-    """Return the interpreter of the ranks, and the device of each.
+def rank_places(config: EngineConfig) -> list[WorkerAddress]:
+    """Return the place and the device of each rank.
 
     Devices are the named one and those after it; ranks on a CPU share it. Raises
     :class:`~inl.errors.DeviceError` for "auto" in a worker.
@@ -100,17 +104,20 @@ def rank_devices(config: EngineConfig) -> tuple[str, list[str]]:
     if address is None:
         from inl.plugin import check_device
 
-        python, first = sys.executable, check_device(config.backend)
+        first = check_device(config.backend)
+        address = WorkerAddress(sys.executable, str(first))
     elif address.device == "auto":
         raise DeviceError(
             f"device: found {config.backend!r} for {config.tensor_parallel} ranks; "
             "name the first device instead of auto"
         )
     else:
-        python, first = address.python, Device(address.device)
+        first = Device(address.device)
     step = 0 if first.type == DeviceType.CPU else 1
     indices = (first.index + step * rank for rank in range(config.tensor_parallel))
-    return python, [str(Device(first.type, index)) for index in indices]
+    return [
+        replace(address, device=str(Device(first.type, index))) for index in indices
+    ]
 
 
 def serve_rank(options: Mapping[str, Any], progress: Progress) -> StartedRunner:
