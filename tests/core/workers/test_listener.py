@@ -163,7 +163,8 @@ def test_a_flood_of_connections_keeps_no_worker_out(seat):
     flood = [raw(seat.address)[0] for _ in range(200)]
     there = join(seat.address, SECRET, 0, 0)
     here = joined(seat)
-    assert threading.active_count() == before
+    # Threads of earlier tests may have ended meanwhile.
+    assert threading.active_count() <= before
     for sock in flood:
         sock.setblocking(False)
     closed = 0

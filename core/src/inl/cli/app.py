@@ -11,8 +11,10 @@ import typer.main
 from typer.core import TyperCommand, TyperGroup
 
 import inl
+from inl.errors import PluginError
 from inl.garbage_collection import gc_disabled
-from inl.plugin.builtin_commands import COMMANDS, SUMMARIES
+from inl.plugin.builtin_commands import COMMANDS as COMMANDS
+from inl.plugin.builtin_commands import SUMMARIES as SUMMARIES
 from inl.plugin.contribution import guarded
 from inl.plugin.loader import registered_commands
 
@@ -129,7 +131,11 @@ def import_command(name: str) -> Any:
     if name in COMMANDS:
         command = typer.main.get_command(app)
     else:
-        command = guarded(lambda: typer.main.get_command(app))
+        try:
+            command = guarded(lambda: typer.main.get_command(app))
+        except PluginError as error:
+            origin, _ = registered_commands()[name]
+            raise PluginError(f"{origin}: command {name}: {error}") from error
     for parameter in command.params:
         if parameter.param_type_name == "argument" and parameter.name:
             # Typer's own form differs between its versions.

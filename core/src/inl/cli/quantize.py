@@ -87,8 +87,8 @@ def write(
     from inl.convert.gguf_source import source_of_gguf, source_of_model
     from inl.convert.write_folder import write_folder
     from inl.convert.write_gguf import write_gguf
+    from inl.executor.checkpoint_formats import open_checkpoint
     from inl.executor.model_loader import read_model
-    from inl.plugin.checkpoint_formats import open_checkpoint
 
     importance = None if imatrix is None else read_imatrix(imatrix)
     checkpoint = open_checkpoint(resolve_model(model))

@@ -22,7 +22,7 @@ from inl.checkpoints.hub.stored import (
     stored_files,
 )
 from inl.errors import InlError
-from inl.plugin.checkpoint_formats import open_checkpoint
+from inl.executor.checkpoint_formats import open_checkpoint
 from inl.weights.load import stored_specs
 
 POLL_SECONDS = 0.5

@@ -11,9 +11,9 @@ from inl.checkpoints.checkpoint import Checkpoint
 from inl.checkpoints.counts import check_counts
 from inl.checkpoints.quantized.kv_cache_scheme import FIELD
 from inl.errors import CheckpointError
+from inl.executor.checkpoint_formats import open_checkpoint
 from inl.models.fields import Fields, refuse_fields
 from inl.models.registry import find_model
-from inl.plugin.checkpoint_formats import open_checkpoint
 from inl.spec.cache import Slotted
 from inl.spec.model import Model
 from inl.weights.load import stored_specs

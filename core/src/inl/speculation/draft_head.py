@@ -12,12 +12,12 @@ from inl.backend.programs import compile_program, info_of
 from inl.checkpoints.checkpoint import Checkpoint
 from inl.dtypes import wrap
 from inl.errors import CheckpointError
+from inl.executor.checkpoint_formats import open_checkpoint
 from inl.executor.loaded import Loaded
 from inl.executor.model_executor import ModelExecutor
 from inl.executor.tracing import strict_state
 from inl.models import eagle3
 from inl.models.fields import Fields
-from inl.plugin.checkpoint_formats import open_checkpoint
 from inl.spec.dispatch import Choices, Tracer
 from inl.spec.message import admit_size, layout
 from inl.spec.model import Model

@@ -111,7 +111,7 @@ _listeners: dict[str, _Listener] = {}
 def _listener(address: str, seat: Seat) -> _Listener:
     with _lock:
         listener = _listeners.get(address)
-        if listener is None or not listener.is_open:
+        if listener is None or listener.closed.is_set():
             listener = _Listener(address)
             if not address.endswith(":0"):
                 _listeners[address] = listener
@@ -149,7 +149,7 @@ class _Listener:
         self._socket.setblocking(False)
         self.address = show_address(host, self._socket.getsockname()[1])
         self.seats: dict[int, Seat] = {}
-        self.is_open = True
+        self.closed = threading.Event()
         self._visitors: dict[socket.socket, _Visitor] = {}
         self._refused, self._logged = 0, float("-inf")
         self._selector = selectors.DefaultSelector()
@@ -159,25 +159,25 @@ class _Listener:
 
     def after_fork_in_child(self) -> None:
         """Leave the port to the parent."""
-        self.is_open = False
+        self.closed.set()
         disconnect(self._socket.fileno())
 
     def close(self) -> None:
         """Stop listening; the thread closes the socket."""
-        self.is_open = False
+        self.closed.set()
         # Another engine may want the address before the thread has looked.
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
     def _run(self) -> None:
-        while self.is_open:
+        while not self.closed.is_set():
             try:
                 ready = self._selector.select(POLL_SECONDS)
             except (OSError, ValueError):
                 break
             for key, _ in ready:
-                if not self.is_open:
+                if self.closed.is_set():
                     break
                 if key.fileobj is self._socket:
                     self._accept()
