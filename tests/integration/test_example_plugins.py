@@ -81,7 +81,6 @@ def installed(tmp_path_factory):
     ssh = place / "bin" / "ssh"
     ssh.write_text(SSH)
     ssh.chmod(0o755)
-    # The worker of ssh is the python3 that is found there.
     return place
 
 

@@ -57,7 +57,8 @@ class EngineConfig:
 
     backend: str | Device = "auto"
     """Device such as "cpu" or "cuda:1". "auto" selects the best available one;
-    "worker:PATH_TO_PYTHON/cuda:1" runs on a device of another Python interpreter."""
+    "worker:PATH_TO_PYTHON/cuda:1" runs on a device of another Python interpreter,
+    "join:HOST:PORT/cuda:1" of another host."""
     tensor_parallel: int = 1
     """Number of devices that share the model, one process each: the named one and the
     following ones. Must divide the query heads, and divide or be a multiple of the
