@@ -10,7 +10,6 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +53,9 @@ def start_ranks(
     tree, stored = model.weights(language.config), stored_specs(language.checkpoint)
     groups = plan_weights(tree, (), stored, ranks=ranks)
     check_shares(groups, model.state(language.config), ranks)
-    places = rank_places(config)
+    python, devices = rank_devices(config)
+    address = parse_worker(config.backend)
+    scheme = "worker" if address is None else address.scheme
     folder = tempfile.mkdtemp(prefix="inl-ranks-")
     abandoned = threading.Event()
     dtypes: list[str] = []
@@ -63,10 +64,9 @@ def start_ranks(
         seconds = min(config.worker_seconds, MAX_SECONDS)
         meeting = str(Path(folder) / "meeting")
         rank = Rank(index, ranks, meeting, seconds)
-        place = places[index]
-        options = worker_options(language, config, place.device, limits)
+        options = worker_options(language, config, devices[index], limits)
         runner = WorkerRunner(
-            place,
+            WorkerAddress(python, devices[index], scheme),
             {**options, "rank": rank._asdict()},
             factory=FACTORY,
             seat=index,
@@ -84,8 +84,7 @@ def start_ranks(
         shutil.rmtree(folder, ignore_errors=True)
         raise
     weakref.finalize(group, _remove, folder, os.getpid())
-    devices = ", ".join(place.device for place in places)
-    return StartedRunner(group, devices, dtypes[0])
+    return StartedRunner(group, ", ".join(devices), dtypes[0])
 
 
 def _remove(folder: str, process: int) -> None:
@@ -94,8 +93,8 @@ def _remove(folder: str, process: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def rank_places(config: EngineConfig) -> list[WorkerAddress]:
-    """Return the place and the device of each rank.
+def rank_devices(config: EngineConfig) -> tuple[str, list[str]]:
+    """Return the interpreter, or other target of a place, and the device of each rank.
 
     Devices are the named one and those after it; ranks on a CPU share it. Raises
     :class:`~inl.errors.DeviceError` for "auto" in a worker.
@@ -104,20 +103,17 @@ def rank_places(config: EngineConfig) -> list[WorkerAddress]:
     if address is None:
         from inl.plugin import check_device
 
-        first = check_device(config.backend)
-        address = WorkerAddress(sys.executable, str(first))
+        python, first = sys.executable, check_device(config.backend)
     elif address.device == "auto":
         raise DeviceError(
             f"device: found {config.backend!r} for {config.tensor_parallel} ranks; "
             "name the first device instead of auto"
         )
     else:
-        first = Device(address.device)
+        python, first = address.target, Device(address.device)
     step = 0 if first.type == DeviceType.CPU else 1
     indices = (first.index + step * rank for rank in range(config.tensor_parallel))
-    return [
-        replace(address, device=str(Device(first.type, index))) for index in indices
-    ]
+    return python, [str(Device(first.type, index)) for index in indices]
 
 
 def serve_rank(options: Mapping[str, Any], progress: Progress) -> StartedRunner:
