@@ -10,6 +10,9 @@ import tempfile
 from pathlib import Path
 
 from inl.workers import handshake
+from inl.workers.settings import parse_address
+
+HEAD = handshake.HEAD.pack(handshake.MAGIC, handshake.VERSION)
 
 
 class Child:
@@ -45,10 +48,11 @@ class Child:
         self.log.unlink(missing_ok=True)
 
 
-def raw(address):
+def raw(address, head=None):
     """Connect to an engine; returns the socket and the greeting."""
-    sock = socket.create_connection(handshake.parse_address(address), 30)
-    return sock, receive(sock, handshake.GREETING.size)
+    sock = socket.create_connection(parse_address(address), 30)
+    sock.sendall(HEAD if head is None else head)
+    return sock, b"" if head is not None else receive(sock, handshake.GREETING.size)
 
 
 def receive(sock, count):
@@ -68,9 +72,7 @@ def refusal(sock):
     return data[handshake.ANSWER.size :].decode()
 
 
-def knock(greeted, secret, *, version=1, role=0, seat=0, worker=bytes(16)):
+def knock(greeted, secret, *, role=0, seat=0, worker=bytes(16)):
     """Return what a worker answers to a greeting."""
-    said = handshake.KNOCK.pack(
-        handshake.MAGIC, version, role, seat, 77, worker, bytes(32)
-    )
-    return said + handshake.mac(secret, b"worker", greeted, said)
+    said = handshake.KNOCK.pack(role, seat, 77, worker, bytes(32))
+    return said + handshake.mac(secret, b"worker", HEAD + greeted + said)

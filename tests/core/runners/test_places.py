@@ -361,6 +361,7 @@ def other_host():
     ):
         ip("-n", name, *words)
     yield name, lambda: ip("-n", name, "link", "set", far, "down")
+    ip("link", "del", near)
     ip("netns", "del", name)
 
 
@@ -368,8 +369,7 @@ def other_host():
 def test_a_network_that_is_cut(serve, other_host, small, places, monkeypatch):
     """The worker's process lives, its host answers nothing: both sides give up."""
     name, cut = other_host
-    for key, value in (("ADDRESS", "10.251.7.1:0"), ("INSECURE", "1")):
-        monkeypatch.setenv(f"INL_WORKER_{key}", value)
+    monkeypatch.setenv("INL_WORKER_ADDRESS", "10.251.7.1:0")
     inside = ["ip", "netns", "exec", name, sys.executable]
 
     def there(request):
@@ -380,6 +380,7 @@ def test_a_network_that_is_cut(serve, other_host, small, places, monkeypatch):
     monkeypatch.setattr(sys.modules["fake_places"], "child", there)
     runner = serve("child", "stuck")
     assert "10.251.7.2" in runner._process.peer
+    assert runner._channel._socket.version() == "TLSv1.3"
     runner.submit(admission(small()))
     runner.submit(step(1))
     cut()

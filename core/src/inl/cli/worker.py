@@ -36,19 +36,14 @@ def run(
     insecure: Annotated[
         bool,
         typer.Option(
-            "--insecure", help="Join another host, without encryption, as it is."
+            "--insecure", help="Join an engine of another host without encryption."
         ),
     ] = False,
 ) -> None:
     """Compute for the engine at ADDRESS, on this or another host."""
     from inl.runners.worker_main import serve_engine
-    from inl.workers.handshake import (
-        ANY_SEAT,
-        INSECURE,
-        SECRET,
-        SECRET_FILE,
-        read_secret,
-    )
+    from inl.workers.handshake import ANY_SEAT
+    from inl.workers.settings import INSECURE, SECRET, SECRET_FILE, read_secret
 
     if insecure:
         os.environ[INSECURE] = "1"

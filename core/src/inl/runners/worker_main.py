@@ -37,16 +37,9 @@ from inl.protocol import wire_arrays, wire_json
 from inl.protocol.wire import Channel, Frame, Kind
 from inl.spec.message import STEP, header
 from inl.workers.connection import connect_to_parent
-from inl.workers.handshake import (
-    ADDRESS,
-    ANY_SEAT,
-    SEAT,
-    SECRET,
-    SECRET_FILE,
-    join,
-    read_secret,
-)
+from inl.workers.handshake import ANY_SEAT, join
 from inl.workers.heartbeat import Heartbeat
+from inl.workers.settings import ADDRESS, SEAT, SECRET, SECRET_FILE, read_secret
 
 if TYPE_CHECKING:
     from inl.progress import Progress

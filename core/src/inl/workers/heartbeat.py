@@ -9,6 +9,7 @@ for ten: one that compiles may hold the interpreter's lock.
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import threading
 import time
@@ -53,6 +54,7 @@ class Heartbeat:
         heard = time.monotonic()
         while not self._closed.is_set():
             try:
+                self._check()
                 self._send()
                 if self._poll.poll(BEAT_SECONDS * 1000):
                     self._receive()
@@ -71,7 +73,14 @@ class Heartbeat:
         with suppress(BlockingIOError):
             self._socket.send(b"\0")
 
+    def _check(self) -> None:
+        """Raise the error of the connection; TLS would report it as an end."""
+        number = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if number:
+            raise OSError(number, os.strerror(number))
+
     def _receive(self) -> None:
+        self._check()
         with suppress(BlockingIOError):
             if not self._socket.recv(4096):
                 raise ConnectionResetError(errno.ECONNRESET, "closed")

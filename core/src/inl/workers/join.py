@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 
 from inl.errors import DeviceError
-from inl.workers.handshake import MAKE_SECRET, SECRET, SECRET_FILE
 from inl.workers.place import Request
+from inl.workers.settings import MAKE_SECRET, SECRET, SECRET_FILE
 
 log = logging.getLogger("inl")
 

@@ -6,30 +6,32 @@ import hmac
 import logging
 import selectors
 import socket
+import ssl
 import threading
 import time
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from inl.errors import DeviceError, ProtocolError
 from inl.forks import disconnect, on_fork
+from inl.workers.encryption import TlsSocket, new_certificate
 from inl.workers.handshake import (
     ANY_SEAT,
     HEAD,
     KNOCK_BYTES,
+    MAC_BYTES,
+    MAGIC,
     Joined,
     Knock,
     Role,
     answer,
     check_head,
-    check_reach,
     greeting,
     mac,
-    parse_address,
     read_knock,
     set_options,
-    show_address,
 )
+from inl.workers.settings import INSECURE, is_encrypted, parse_address, show_address
 
 log = logging.getLogger("inl.worker")
 
@@ -40,17 +42,33 @@ MAX_KNOCKS = 64
 LOG_SECONDS = 10.0
 """Shortest time between two messages about refused connections."""
 POLL_SECONDS = 0.25
+TLS_RECORD = b"\x16"
+"""First byte of a handshake of TLS."""
+HEAD_BYTE = MAGIC[:1]
 
 
 class _Visitor:
     """A connection that has not proved anything yet."""
 
-    def __init__(self, sock: socket.socket, peer: str) -> None:
+    def __init__(self, sock: socket.socket, address: Any) -> None:
         self.sock = sock
-        self.peer = peer
-        self.greeting = greeting()
+        self.host = str(address[0])
+        self.peer = show_address(self.host, address[1])
+        self.is_known = False
+        """Whether its first byte has said if it is encrypted."""
+        self.is_ready = True
+        """Whether TLS is established, or not needed."""
+        self.binding = b""
+        """Digest of the certificate that it has seen."""
+        self.greeting = b""
         self.data = b""
         self.end = time.monotonic() + KNOCK_SECONDS
+
+    @property
+    def said(self) -> bytes:
+        """What both proofs are made of."""
+        head, knock = self.data[: HEAD.size], self.data[HEAD.size : -MAC_BYTES]
+        return self.binding + head + self.greeting + knock
 
 
 class _First(NamedTuple):
@@ -137,7 +155,7 @@ class _Listener:
 
     def __init__(self, address: str) -> None:
         host, port = parse_address(address)
-        check_reach(host, address)
+        self._certificate = new_certificate() if is_encrypted(host) else None
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             self._socket = socket.create_server((host, port), family=family, backlog=64)
@@ -198,44 +216,74 @@ class _Listener:
             time.sleep(POLL_SECONDS)
             return
         sock.setblocking(False)
-        visitor = _Visitor(sock, show_address(address[0], address[1]))
         while len(self._visitors) >= MAX_KNOCKS:
             oldest = next(iter(self._visitors.values()))
             self._refuse(oldest, "too many connections that prove nothing")
-        try:
-            sock.send(visitor.greeting)
-            self._selector.register(sock, selectors.EVENT_READ)
-        except OSError:
-            sock.close()
-            return
-        self._visitors[sock] = visitor
+        self._register(_Visitor(sock, address))
+
+    def _register(self, visitor: _Visitor) -> None:
+        self._selector.register(visitor.sock, selectors.EVENT_READ)
+        self._visitors[visitor.sock] = visitor
 
     def _read(self, visitor: _Visitor) -> None:
         try:
-            part = visitor.sock.recv(KNOCK_BYTES - len(visitor.data))
-        except BlockingIOError:
+            if not visitor.is_known:
+                self._begin(visitor)
+            if not visitor.is_ready:
+                assert isinstance(visitor.sock, TlsSocket), "it began with TLS"
+                visitor.sock.do_handshake()
+                visitor.is_ready = True
+            part = visitor.sock.recv(HEAD.size + KNOCK_BYTES - len(visitor.data))
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return
         except OSError:
             part = b""
+        except ProtocolError as error:
+            self._refuse(visitor, str(error))
+            return
         visitor.data += part
         if not part:
             self._refuse(visitor, "it ended the handshake")
         elif len(visitor.data) >= HEAD.size:
             try:
-                check_head(visitor.data)
-                if len(visitor.data) == KNOCK_BYTES:
-                    with _lock:
-                        self._admit(visitor, *read_knock(visitor.data))
+                self._answer(visitor)
             except ProtocolError as error:
                 self._refuse(visitor, str(error))
 
+    def _begin(self, visitor: _Visitor) -> None:
+        """Establish TLS with a connection that begins as TLS does."""
+        first = visitor.sock.recv(1, socket.MSG_PEEK)
+        visitor.is_known = True
+        if first == TLS_RECORD and self._certificate is not None:
+            self._dismiss(visitor)
+            visitor.sock = self._certificate.context.wrap_socket(
+                visitor.sock, server_side=True, do_handshake_on_connect=False
+            )
+            self._register(visitor)
+            visitor.binding, visitor.is_ready = self._certificate.digest, False
+        elif first == HEAD_BYTE and is_encrypted(visitor.host):
+            raise ProtocolError(
+                f"workers of other hosts encrypt; unset {INSECURE} there, or set it in "
+                "both, in a network of trusted hosts only"
+            )
+
+    def _answer(self, visitor: _Visitor) -> None:
+        """Greet a worker, or admit one that was greeted before."""
+        version = check_head(visitor.data)
+        if not visitor.greeting:
+            visitor.greeting = greeting(version)
+            with suppress(OSError):  # as after every failed send, the end is read
+                visitor.sock.send(visitor.greeting)
+        if len(visitor.data) == HEAD.size + KNOCK_BYTES:
+            with _lock:
+                self._admit(visitor, *read_knock(visitor.data[HEAD.size :]))
+
     def _admit(self, visitor: _Visitor, knock: Knock, proof: bytes) -> None:
-        said = visitor.data[: -len(proof)]
-        seat = self._find(knock, proof, visitor.greeting, said)
+        seat = self._find(knock, proof, visitor.said)
         if knock.role == Role.FRAMES:
             self._check_free(seat)
             seat.taken = f"process {knock.pid} from {visitor.peer}"
-            sock = self._accepted(visitor, seat, said)
+            sock = self._accepted(visitor, seat)
             seat.first = _First(
                 sock, knock, visitor.peer, time.monotonic() + KNOCK_SECONDS
             )
@@ -243,18 +291,18 @@ class _Listener:
         first = seat.first
         if first is None or first.knock.worker != knock.worker:
             raise ProtocolError(f"seat {seat.number} awaits another worker")
-        sock = self._accepted(visitor, seat, said)
+        sock = self._accepted(visitor, seat)
         seat.first = None
         seat.give(Joined(first.sock, sock, seat.number, first.peer, knock.pid))
 
-    def _find(self, knock: Knock, proof: bytes, greeted: bytes, said: bytes) -> Seat:
+    def _find(self, knock: Knock, proof: bytes, said: bytes) -> Seat:
         """Return the seat whose secret the worker knows."""
         asked = [self.seats[knock.seat]] if knock.seat in self.seats else []
         seats = list(self.seats.values()) if knock.seat == ANY_SEAT else asked
         known = [
             seat
             for seat in seats
-            if hmac.compare_digest(proof, mac(seat.secret, b"worker", greeted, said))
+            if hmac.compare_digest(proof, mac(seat.secret, b"worker", said))
         ]
         if not seats:
             raise ProtocolError(
@@ -271,9 +319,9 @@ class _Listener:
                 f"{len(self.seats)} for workers"
             )
 
-    def _accepted(self, visitor: _Visitor, seat: Seat, said: bytes) -> socket.socket:
+    def _accepted(self, visitor: _Visitor, seat: Seat) -> socket.socket:
         sock = self._dismiss(visitor)
-        proof = mac(seat.secret, b"engine", visitor.greeting, said)
+        proof = mac(seat.secret, b"engine", visitor.said)
         with suppress(OSError):  # it has gone: the heartbeat or the channel notices
             sock.send(answer(True, seat.number, proof))
             set_options(sock)
@@ -288,6 +336,8 @@ class _Listener:
         sock = self._dismiss(visitor)
         with suppress(OSError):
             sock.send(answer(False, 0, bytes(32), reason))
+            # Closing with unread data would reset the connection, and lose the answer.
+            sock.recv(4096)
         sock.close()
         self._refused += 1
         now = time.monotonic()

@@ -20,9 +20,10 @@ from inl.plugin import builtin_registry, registry
 from inl.plugin.contribution import describe
 from inl.protocol.wire import Channel
 from inl.workers.address import WorkerAddress
-from inl.workers.handshake import ADDRESS, SEAT, SECRET, Joined, read_secret
+from inl.workers.handshake import Joined
 from inl.workers.heartbeat import Heartbeat
 from inl.workers.listener import Seat
+from inl.workers.settings import ADDRESS, SEAT, SECRET, read_secret
 
 MAIN = "inl.runners.worker_main"
 LOOPBACK = "127.0.0.1:0"
