@@ -13,7 +13,7 @@ import pytest
 
 from dotted_names import resolves
 from inl.cli.app import COMMANDS
-from inl.cli.completion import command
+from inl.cli.app import import_command as command
 from inl.engine.options import GenerationOptions
 
 ROOT = Path(__file__).parents[2]

@@ -20,7 +20,7 @@ from inl.checkpoints.gguf import file as gguf_file
 from inl.checkpoints.gguf import header
 from inl.checkpoints.hub.resolve import DEFAULT
 from inl.cli.app import COMMANDS
-from inl.cli.completion import command
+from inl.cli.app import import_command as command
 from inl.cli.serve_models import BATCH, LARGE_BATCH
 from inl.config import DEFAULT_DRAFTS, EngineConfig
 from inl.engine.options import make_requests

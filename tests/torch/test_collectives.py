@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import signal
+import socket
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -59,8 +63,11 @@ def begin(language, monkeypatch, tmp_path):
 
     def make(ranks, *, restart=False, language=language, **options):
         config = EngineConfig(
-            backend="cpu", tensor_parallel=ranks, context=128, worker_seconds=60,
-            **{"dtype": "float32", "max_batch": 3, "token_budget": 16, **options},
+            tensor_parallel=ranks, context=128, worker_seconds=60,
+            **{
+                "backend": "cpu", "dtype": "float32", "max_batch": 3,
+                "token_budget": 16, **options,
+            },
         )  # fmt: skip
 
         def again(_error=None):
@@ -156,6 +163,31 @@ def test_two_ranks_in_bfloat16_stay_as_close_as_one(begin, made):
                 worst += [abs(row[token] - value) for token, value in found.top]
         apart[ranks] = np.sqrt(np.mean(np.square(worst)))
     assert 0 < apart[2] < 1.5 * apart[1], apart
+
+
+def test_ranks_that_were_started_by_hand(begin, made, monkeypatch):
+    """Two workers join at one address; each takes a seat."""
+    monkeypatch.setenv("INL_WORKER_SECRET", secrets.token_hex(32))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    words = [sys.executable, "-m", "inl", "worker", address]
+    workers = [subprocess.Popen(words, stderr=-1) for _ in range(2)]
+    try:
+        core = begin(2, backend=f"join:{address}/cpu:0")
+        requests, errors = answer(core, PROMPTS[:1])
+        assert not errors
+        exact = plain_logits(*made, requests[0].tokens[:-1])[-COUNT:]
+        assert requests[0].output_ids == list(exact.argmax(-1))
+        assert {each.pid for each in core.runner.runners} == {w.pid for w in workers}
+        core.runner.close()
+        said = sorted(
+            each.communicate(timeout=60)[1].split(b"\n")[0] for each in workers
+        )
+        assert said == [f"inl: worker {at} of {address}".encode() for at in range(2)]
+        assert [each.returncode for each in workers] == [0, 0]
+    finally:
+        for each in workers:
+            each.kill()
 
 
 def test_ranks_without_memory_for_a_step_serve_the_next(begin, made, monkeypatch):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from inl.errors import RequestError
 from inl.placement.mesh import parse_mesh
+from inl.plugin.contribution import OWN_DRAFTERS
 from inl.spec.step import SAMPLERS
 from inl.weights.quantize.report import KINDS
 
@@ -63,7 +64,8 @@ class EngineConfig:
 
     backend: str | Device = "auto"
     """Device such as "cpu" or "cuda:1". "auto" selects the best available one;
-    "worker:PATH_TO_PYTHON/cuda:1" runs on a device of another Python interpreter."""
+    "worker:PATH_TO_PYTHON/cuda:1" runs on a device of another Python interpreter,
+    "join:HOST:PORT/cuda:1" of another host."""
     tensor_parallel: int = 1
     """Number of devices that share the model, one process each: the named one and the
     following ones. Must divide the query heads, and divide or be a multiple of the
@@ -147,8 +149,8 @@ class EngineConfig:
     speculation: str | None = None
     """Source of drafted tokens, several of which a step verifies; outputs are the same
     with and without. "ngram" searches prompt and output for the last tokens, "model"
-    asks ``draft_model``, "eagle" an EAGLE-3 head of the model in ``draft_model``;
-    ``None`` decodes one token per step."""
+    asks ``draft_model``, "eagle" an EAGLE-3 head of the model in ``draft_model``, any
+    other name a drafter of a plugin; ``None`` decodes one token per step."""
     draft_model: str | Path | None = None
     """Folder, GGUF file or known name of a small model with the same tokenizer, for
     ``speculation="model"``; the folder of a draft head, for "eagle"."""
@@ -223,8 +225,8 @@ class EngineConfig:
         self._check("generation_config", valid, "auto or none")
         valid = self.velocity in (None, "reset", "carry")
         self._check("velocity", valid, "None, reset or carry")
-        valid = self.speculation in (None, "ngram", "model", "eagle")
-        self._check("speculation", valid, "None, ngram, model or eagle")
+        if self.speculation not in (None, *OWN_DRAFTERS):
+            self._check_plugin_drafter()
         valid = self.quantize in (None, *KINDS)
         accepted = f"None, {', '.join(KINDS)}"
         self._check("quantize", valid, accepted)
@@ -293,12 +295,22 @@ class EngineConfig:
         valid = self.mesh is None or self.tensor_parallel == 1
         self._check("tensor_parallel", valid, "1 with a mesh, which has its own axes")
 
+    def _check_plugin_drafter(self) -> None:
+        from inl.plugin import registry
+
+        names = sorted(registry().names("drafter"))
+        accepted = "None, ngram, model or eagle"
+        accepted += f", or of a plugin: {', '.join(names) or 'none is installed'}"
+        self._check("speculation", self.speculation in names, accepted)
+
     def _check_drafts(self) -> None:
         """Check the settings of speculation together."""
         has_model = self.speculation in ("model", "eagle")
         valid = has_model == (self.draft_model is not None)
         accepted = 'a model with speculation="model" or "eagle", None otherwise'
-        self._check("draft_model", valid, accepted)
+        # A drafter of a plugin may use one.
+        if self.speculation in (None, *OWN_DRAFTERS):
+            self._check("draft_model", valid, accepted)
         valid = self.draft_backend is None or self.speculation == "model"
         self._check("draft_backend", valid, 'None without speculation="model"')
         if self.speculation == "eagle":

@@ -11,7 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from inl.cli.completion import command
+from inl.cli.app import import_command as command
 from inl.cli.main import main
 from inl.cli.option_groups import (
     CONFIG_NAMES,

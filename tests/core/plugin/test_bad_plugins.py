@@ -18,6 +18,10 @@ def inl_register_backends(register):
     {body}
 """
 MODELS = BACKENDS.replace("backends", "models")
+PLACES, FORMATS, DRAFTERS, COMMANDS = (
+    BACKENDS.replace("backends", kind)
+    for kind in ("places", "formats", "drafters", "commands")
+)
 KERNELS = BACKENDS.replace("backends(register)", "kernels(register, device_type)")
 
 
@@ -112,6 +116,54 @@ BAD = {
     "registers a bad kernel": (
         KERNELS.format(body="register([1])"),
         "kernels for reference: found [1], accepted: a string 'module:attribute' or ",
+    ),
+    "registers a bad scheme": (
+        PLACES.format(body="register('Ray:', 'm:start')"),
+        "place: found 'Ray:', accepted: a scheme such as ray",
+    ),
+    "registers no place": (
+        PLACES.format(body="register('ray', 7)"),
+        "place ray: found 7, accepted: a string 'module:attribute' or a function",
+    ),
+    "takes a place": (
+        PLACES.format(body="register('worker', 'm:start')"),
+        "place worker is already registered by plugin reference (builtin)",
+    ),
+    "registers a bad suffix": (
+        FORMATS.format(body="register('npz', 'm:read')"),
+        "format: found 'npz', accepted: a suffix such as .npz",
+    ),
+    "takes a format": (
+        FORMATS.format(body="register('.gguf', 'm:read')"),
+        "format .gguf: read by inl-core; accepted: another suffix",
+    ),
+    "registers a format twice": (
+        FORMATS.format(body="register('.npz', 'm:a'); register('.npz', 'm:b')"),
+        "format .npz: registered twice",
+    ),
+    "registers a bad drafter": (
+        DRAFTERS.format(body="register('A tree', 'm:make')"),
+        "drafter: found 'A tree', accepted: a name such as suffix_tree",
+    ),
+    "takes a drafter": (
+        DRAFTERS.format(body="register('eagle', 'm:make')"),
+        "drafter eagle: part of inl-core; accepted: another name",
+    ),
+    "registers a bad command": (
+        COMMANDS.format(body="register('--help', 'm:run', 'Help.')"),
+        "command: found '--help', accepted: a word such as fine-tune, of at most 32",
+    ),
+    "takes a command": (
+        COMMANDS.format(body="register('serve', 'm:run', 'Serve.')"),
+        "command serve is already registered by plugin reference (builtin)",
+    ),
+    "registers a command without a summary": (
+        COMMANDS.format(body="register('greet', 'm:run')"),
+        "TypeError: ",
+    ),
+    "registers a command with a page": (
+        COMMANDS.format(body="register('greet', 'm:run', 'Two\\nlines.')"),
+        "command greet: summary: found 'Two\\nlines.', accepted: one line of at most",
     ),
     "fails in its kernels": (KERNELS.format(body="1 / 0"), "ZeroDivisionError"),
     "has an odd contract": ("INL_CONTRACT = '1.0'", "INL_CONTRACT: found '1.0', accep"),

@@ -23,7 +23,9 @@ def test_the_core_is_a_plugin(site, row_of):
     row = row_of(site.load(), "reference")
     assert (row.status, row.source) == ("ready", "builtin")
     assert row.package == f"inl-core {__version__} (builtin)"
-    assert re.fullmatch(r"1 device; \d+ model names", row.detail)
+    assert re.fullmatch(
+        r"1 device; \d+ model names; places join, worker; \d+ commands", row.detail
+    )
 
 
 def test_a_module_of_the_variable_shows_its_source(site, row_of):

@@ -18,9 +18,13 @@ HOOKS = {f"{hook.name}({', '.join(hook.spec.argnames)})" for hook in hook_caller
 def test_the_contract_has_the_expected_hooks():
     assert {hook.partition("(")[0] for hook in HOOKS} == {
         "inl_register_backends",
+        "inl_register_commands",
+        "inl_register_drafters",
+        "inl_register_formats",
         "inl_register_functions",
         "inl_register_kernels",
         "inl_register_models",
+        "inl_register_places",
     }
 
 
@@ -40,6 +44,10 @@ SAYS = [
     "kernels for cpu",
     "1 model name",
     "functions for acme",
+    "place cluster",
+    "format .acme",
+    "drafter suffix_tree",
+    "command fine-tune",
     "1 device",
 ]
 CPU = """

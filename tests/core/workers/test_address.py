@@ -36,19 +36,19 @@ def test_an_absolute_path_with_spaces(python, device, found):
 
 
 def test_a_link_is_not_followed(python):
-    assert parse_worker(f"worker:{python}/cpu").python == str(python)
+    assert parse_worker(f"worker:{python}/cpu").target == str(python)
 
 
 def test_relative_paths_and_home(python, monkeypatch):
     monkeypatch.chdir(python.parent.parent)
     monkeypatch.setenv("HOME", str(python.parent))
     for path in ("bin/python", "./bin/python", "~/python", "../a venv/bin/python"):
-        assert parse_worker(f"worker:{path}/cpu").python == str(python)
+        assert parse_worker(f"worker:{path}/cpu").target == str(python)
 
 
 def test_a_bare_name_is_a_command(python, monkeypatch):
     monkeypatch.setenv("PATH", str(python.parent))
-    assert parse_worker("worker:python/cpu").python == str(python)
+    assert parse_worker("worker:python/cpu").target == str(python)
 
 
 @pytest.mark.parametrize(

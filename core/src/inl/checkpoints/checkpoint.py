@@ -108,20 +108,23 @@ class Checkpoint(ABC):
         )
 
 
-def open_checkpoint(path: str | Path) -> Checkpoint:
+def open_checkpoint(
+    path: str | Path, other: Callable[[Path], Checkpoint | None] = lambda _: None
+) -> Checkpoint:
     """Open a checkpoint: a Hugging Face folder, a GGUF file or a folder with one.
 
-    Raises :class:`CheckpointError` that lists what was found and what is accepted.
+    other: opens a path that is none of these, or returns ``None``. Raises
+    :class:`CheckpointError` that lists what was found and what is accepted.
     """
     # expanduser of os.path leaves an unknown ~user as it is; pathlib's raises.
     expanded = Path(os.path.expanduser(path))  # noqa: PTH111
     try:
-        return _open(expanded)
+        return _open(expanded, other)
     except OSError as error:
         raise unreadable(expanded, error) from error
 
 
-def _open(path: Path) -> Checkpoint:
+def _open(path: Path, other: Callable[[Path], Checkpoint | None]) -> Checkpoint:
     from inl.checkpoints.gguf.checkpoint import GgufCheckpoint
 
     if path.is_dir():
@@ -129,13 +132,17 @@ def _open(path: Path) -> Checkpoint:
             from inl.checkpoints.folder import FolderCheckpoint
 
             return FolderCheckpoint(path)
-        return GgufCheckpoint(_only_gguf(path), path)
+        found = _ggufs(path)
+        opened = None if found else other(path)
+        return opened or GgufCheckpoint(_only_gguf(path, found), path)
     if not path.exists():
         raise CheckpointError(f"{path}: no such file or folder; {ACCEPTED}")
     with os.fdopen(open_regular(path), "rb") as file:
         magic = file.read(4)
     if path.suffix == ".gguf" or magic == b"GGUF":
         return GgufCheckpoint(path)
+    if (opened := other(path)) is not None:
+        return opened
     if path.suffix in (".safetensors", ".pt", ".pth", ".bin"):
         raise CheckpointError(
             f"{path}: a {path.suffix[1:]} file alone has no config; "
@@ -144,10 +151,13 @@ def _open(path: Path) -> Checkpoint:
     raise CheckpointError(f"{path}: found a file that begins {magic!r}; {ACCEPTED}")
 
 
-def _only_gguf(folder: Path) -> Path:
+def _ggufs(folder: Path) -> list[Path]:
     from inl.checkpoints.gguf.names import is_projector
 
-    ggufs = [path for path in folder.glob("*.gguf") if not is_projector(path.name)]
+    return [path for path in folder.glob("*.gguf") if not is_projector(path.name)]
+
+
+def _only_gguf(folder: Path, ggufs: Sequence[Path]) -> Path:
     if len(ggufs) != 1:
         raise CheckpointError(f"{folder}: found {listing(folder)}; {ACCEPTED}")
     return ggufs[0]

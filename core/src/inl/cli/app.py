@@ -11,110 +11,55 @@ import typer.main
 from typer.core import TyperCommand, TyperGroup
 
 import inl
+from inl.errors import PluginError
 from inl.garbage_collection import gc_disabled
+from inl.plugin.builtin_commands import COMMANDS as COMMANDS
+from inl.plugin.builtin_commands import SUMMARIES as SUMMARIES
+from inl.plugin.contribution import guarded
+from inl.plugin.loader import registered_commands
 
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 """Of click, which newer versions of typer contain."""
-COMMANDS = {
-    "generate": "inl.cli.generate:run",
-    "devices": "inl.cli.devices:run",
-    "plugins": "inl.cli.plugins:run",
-    "explain": "inl.cli.explain:run",
-    "plan": "inl.cli.plan:run",
-    "chat": "inl.cli.chat:run",
-    "serve": "inl.cli.serve:run",
-    "models": "inl.cli.models:run",
-    "pull": "inl.cli.store:pull",
-    "list": "inl.cli.store:list_models",
-    "rm": "inl.cli.store:rm",
-    "ps": "inl.cli.ps:run",
-    "quantize": "inl.cli.quantize:run",
-    "convert": "inl.cli.convert:run",
-    "perplexity": "inl.cli.perplexity:run",
-    "embed": "inl.cli.embed:run",
-    "ops": "inl.cli.ops:run",
-    "doctor": "inl.cli.doctor:run",
-    "build-kernels": "inl.cli.build_kernels:run",
-    "bench": "inl.cli.bench:run",
-    "bench-mix": "inl.cli.bench_mix:run",
-    "bench-serve": "inl.cli.bench_serve:run",
-    "run-batch": "inl.cli.run_batch:run",
-    "pipe": "inl.cli.pipe:run",
-    "tune": "inl.cli.tune:run",
-    "completion": "inl.cli.completion:run",
-    "trace": "inl.cli.trace:run",
-    "replay": "inl.cli.replay:run",
-    "check": "inl.cli.check:run",
-    "new-plugin": "inl.cli.new_plugin:run",
-}
-
-
-SUMMARIES = {
-    "generate": "Generate a completion of PROMPT.",
-    "devices": "List devices, and why others are unavailable.",
-    "plugins": "List every plugin; a broken plugin is shown with its error.",
-    "explain": "Show the kernels that a step of a model would use. Loads no weights.",
-    "plan": "Show how devices divide a model; loads no weights.",
-    "chat": "Chat with a model; /help lists commands. Ctrl-C stops an answer.",
-    "serve": "Serve MODEL to clients of OpenAI's and Anthropic's APIs.",
-    "models": "List cached models and architectures, or inspect MODEL.",
-    "pull": "Download the model NAME and print its path. A cached one is kept.",
-    "list": "List the models in the caches, with their sizes and times.",
-    "rm": "Remove the model NAME from its cache, after a question.",
-    "ps": "List the models that the server at URL has loaded.",
-    "quantize": "Quantize MODEL once, and write it to OUT.",
-    "convert": "Write MODEL to OUT in the other format.",
-    "perplexity": "Print the perplexity of MODEL on the text in FILE.",
-    "embed": "Print the embedding of each TEXT as a line of JSON.",
-    "ops": "List ops, their signatures and the kernels of backends.",
-    "doctor": "Check this machine and print what fixes its problems.",
-    "build-kernels": "Compile native kernels where they are installed.",
-    "bench": "Measure load time, first token, prefill, decode and memory.",
-    "bench-mix": "Measure one engine under many loads. Prints medians.",
-    "bench-serve": "Measure the server at URL: latency, throughput, goodput.",
-    "run-batch": "Answer REQUESTS in ANSWERS. Continues where an earlier run ended.",
-    "pipe": "Serve one program by frames on standard input and output.",
-    "tune": "Find and store the fastest correct config of each op.",
-    "completion": "Print the completion script of SHELL.",
-    "trace": "Complete PROMPT and write a trace for `inl replay`.",
-    "replay": "Replay FILE and compare its tokens.",
-    "check": "Check the backend of DEVICE against the reference ops.",
-    "new-plugin": "Create a package inl-NAME with a backend to start from.",
-}
-"""First line of each docstring: the help page imports no command, which takes 0.2 s."""
 
 
 class LazyGroup(TyperGroup):
-    """Typer group that imports the command of a line from :data:`COMMANDS`."""
+    """Typer group that imports the command of a line: of the core, or of a plugin."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
         """Return all command names in the order of the help page."""
-        return list(COMMANDS)
+        return [*COMMANDS, *registered_commands()]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
         """Return a command with its summary; ``None`` for an unknown name."""
-        if cmd_name not in COMMANDS:
+        if cmd_name in SUMMARIES:
+            return TyperCommand(cmd_name, help=SUMMARIES[cmd_name])
+        if cmd_name in COMMANDS:
+            return import_command(cmd_name)
+        if cmd_name not in registered_commands():
             return None
-        if cmd_name not in SUMMARIES:
-            return self.import_command(cmd_name)
-        return TyperCommand(cmd_name, help=SUMMARIES[cmd_name])
+        origin, summary = registered_commands()[cmd_name]
+        panel = f"Commands of {origin.package}"
+        return TyperCommand(cmd_name, help=summary, rich_help_panel=panel)
 
-    def import_command(self, cmd_name: str) -> Any:
-        """Import one command with its parameters."""
-        app = typer.Typer(add_completion=False, rich_markup_mode=_markup())
-        app.command(cmd_name)(_import(cmd_name))
-        command = typer.main.get_command(app)
-        for parameter in command.params:
-            if parameter.param_type_name == "argument" and parameter.name:
-                # Typer's own form differs between its versions.
-                parameter.metavar = parameter.name.upper()
-        return command
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write a section of the core's commands, and one for each plugin's."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for name in self.list_commands(ctx):
+            command = self.get_command(ctx, name)
+            title = command.rich_help_panel or "Commands"
+            text = command.get_short_help_str(formatter.width)
+            sections.setdefault(title, []).append((name, text))
+        for title, rows in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(rows)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the command of a line; the error for an unknown name names near ones."""
-        self.commands = dict.fromkeys(COMMANDS)  # type: ignore[assignment] # names only
+        is_own = args and args[0] in COMMANDS
+        names = COMMANDS if is_own else self.list_commands(ctx)
+        self.commands = dict.fromkeys(names)  # type: ignore[assignment] # names only
         name, command, rest = super().resolve_command(ctx, args)
-        return name, command and self.import_command(str(name)), rest
+        return name, command and import_command(str(name)), rest
 
     def invoke(self, ctx: Any) -> Any:
         """Run one command; Ctrl-C exits with 130 in every supported typer version."""
@@ -176,7 +121,33 @@ def root(
     """One model definition on any accelerator."""
 
 
+def import_command(name: str) -> Any:
+    """Import one command with its parameters.
+
+    Raises :class:`~inl.errors.PluginError` for a command of a plugin that is none.
+    """
+    app = typer.Typer(add_completion=False, rich_markup_mode=_markup())
+    app.command(name)(_import(name))
+    if name in COMMANDS:
+        command = typer.main.get_command(app)
+    else:
+        try:
+            command = guarded(lambda: typer.main.get_command(app))
+        except PluginError as error:
+            origin, _ = registered_commands()[name]
+            raise PluginError(f"{origin}: command {name}: {error}") from error
+    for parameter in command.params:
+        if parameter.param_type_name == "argument" and parameter.name:
+            # Typer's own form differs between its versions.
+            parameter.metavar = parameter.name.upper()
+    return command
+
+
 def _import(command: str) -> Any:
+    if command not in COMMANDS:
+        from inl.plugin import registry
+
+        return registry().function("command", command)[1]
     module, _, name = COMMANDS[command].partition(":")
     with gc_disabled():
         return getattr(import_module(module), name)

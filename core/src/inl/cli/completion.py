@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.main import get_command
 
 from inl.dtypes import FLOATS
 from inl.errors import RequestError
@@ -103,28 +101,20 @@ def candidates(before: list[str], current: str) -> list[tuple[str, str]]:
     before: the words between ``inl`` and ``current``. If the list is empty, the shell
     completes file names.
     """
-    from inl.cli.app import COMMANDS, SUMMARIES
+    from inl.cli.app import COMMANDS, SUMMARIES, import_command
+    from inl.plugin.loader import registered_commands
 
     names = [word for word in before if not word.startswith("-")]
     if not names:
         words = list(SUMMARIES.items())
+        words += [(name, text) for name, (_, text) in registered_commands().items()]
         if current.startswith("-"):
             words = [("--help", "help"), ("--version", "the version"), ("--debug", "")]
-    elif names[0] not in COMMANDS:
+    elif names[0] not in {*COMMANDS, *registered_commands()}:
         return []
     else:
-        words = _command_words(command(names[0]), before, current)
+        words = _command_words(import_command(names[0]), before, current)
     return [(word, text) for word, text in words if word.startswith(current)]
-
-
-def command(name: str) -> Any:
-    """Import a command and return it with the parameters that the parser sees."""
-    from inl.cli.app import COMMANDS
-
-    module, _, function = COMMANDS[name].partition(":")
-    app = typer.Typer(add_completion=False)
-    app.command(name)(getattr(import_module(module), function))
-    return get_command(app)
 
 
 def _command_words(

@@ -6,10 +6,11 @@ from typing import Any
 
 from inl.checkpoints.blocks.dtypes import packed_bytes
 from inl.checkpoints.causal import causal
-from inl.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from inl.checkpoints.checkpoint import Checkpoint
 from inl.checkpoints.hub.resolve import resolve_model
 from inl.cli.devices import show_bytes
 from inl.errors import CheckpointError, InlError, MissingPackage
+from inl.executor.checkpoint_formats import open_checkpoint
 from inl.executor.model_loader import open_model
 from inl.models.registry import names_of
 from inl.plugin import registry

@@ -80,7 +80,6 @@ def write(
 
     dtype: of the floats of a folder. Raises :class:`~inl.errors.ModelError`.
     """
-    from inl.checkpoints.checkpoint import open_checkpoint
     from inl.checkpoints.files.new_file import check_target
     from inl.checkpoints.gguf.checkpoint import GgufCheckpoint
     from inl.checkpoints.gguf.imatrix import read_imatrix
@@ -88,6 +87,7 @@ def write(
     from inl.convert.gguf_source import source_of_gguf, source_of_model
     from inl.convert.write_folder import write_folder
     from inl.convert.write_gguf import write_gguf
+    from inl.executor.checkpoint_formats import open_checkpoint
     from inl.executor.model_loader import read_model
 
     importance = None if imatrix is None else read_imatrix(imatrix)

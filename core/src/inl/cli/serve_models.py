@@ -135,9 +135,10 @@ def count_frontends(given: str, device: str | Device, *, otel: bool) -> int:
 
 def _device_type(device: str | Device) -> DeviceType:
     """Return the type of a device, also of one in a worker."""
-    if isinstance(device, str) and device.startswith("worker:"):
-        device = device.rpartition("/")[2]
-    return choose_device(device).type
+    from inl.workers.address import parse_worker
+
+    address = parse_worker(device)
+    return choose_device(device if address is None else address.device).type
 
 
 def _trace_files(path: str | Path | None) -> Iterator[str | Path | None]:

@@ -11,7 +11,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from inl.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from inl.checkpoints.checkpoint import Checkpoint
 from inl.checkpoints.digest import model_digest
 from inl.checkpoints.hub.resolve import cached_model, find_model, resolve_model
 from inl.checkpoints.hub.stored import (
@@ -22,6 +22,7 @@ from inl.checkpoints.hub.stored import (
     stored_files,
 )
 from inl.errors import InlError
+from inl.executor.checkpoint_formats import open_checkpoint
 from inl.weights.load import stored_specs
 
 POLL_SECONDS = 0.5
@@ -42,7 +43,7 @@ class ModelCard:
     digest: str = ""
     """As :func:`~inl.checkpoints.digest.model_digest`."""
     format: str = ""
-    """"gguf" or "safetensors"."""
+    """"gguf", "safetensors", or the suffix of a format that a plugin reads."""
     parameters: int = 0
     dtype: str = ""
     """That of most parameters."""
@@ -75,12 +76,16 @@ def _card(checkpoint: Checkpoint) -> ModelCard:
         size=sum(each.st_size for each in states),
         modified=max((each.st_mtime for each in states), default=0.0),
         digest=model_digest(checkpoint),
-        format="gguf" if checkpoint.path.suffix == ".gguf" else "safetensors",
+        format=_format(checkpoint.path),
         parameters=sum(counts.values()),
         dtype=max(counts, key=lambda name: counts[name], default=""),
         config=dict(checkpoint.config),
         template="" if template is None else template.source,
     )
+
+
+def _format(path: Path) -> str:
+    return "safetensors" if path.is_dir() else path.suffix[1:] or "gguf"
 
 
 def pull_model(name: str, report: Report) -> Path:

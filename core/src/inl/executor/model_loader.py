@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from inl.checkpoints.causal import causal
-from inl.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from inl.checkpoints.checkpoint import Checkpoint
 from inl.checkpoints.counts import check_counts
 from inl.checkpoints.quantized.kv_cache_scheme import FIELD
 from inl.errors import CheckpointError
+from inl.executor.checkpoint_formats import open_checkpoint
 from inl.models.fields import Fields, refuse_fields
 from inl.models.registry import find_model
 from inl.spec.cache import Slotted

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from inl.device import DeviceInfo, DeviceType
+from inl.plugin.builtin_commands import COMMANDS, SUMMARIES
 from inl.plugin.hooks import (
     RegisterBackend,
+    RegisterCommand,
     RegisterFunctions,
     RegisterModel,
+    RegisterPlace,
     hookimpl,
 )
 
@@ -78,6 +81,20 @@ def inl_register_functions(register: RegisterFunctions) -> None:
     register("numpy", "inl.ops.inl_functions:FUNCTIONS")
     register("torch", "inl_torch.functional:FUNCTIONS")
     register("jax", "inl_jax.functional:FUNCTIONS", ("jax", "jaxlib"))
+
+
+@hookimpl
+def inl_register_places(register: RegisterPlace) -> None:
+    """Register child processes, and workers that are started by hand."""
+    register("worker", "inl.workers.process:start_child")
+    register("join", "inl.workers.join:wait_for_worker")
+
+
+@hookimpl
+def inl_register_commands(register: RegisterCommand) -> None:
+    """Register the commands of ``inl.cli``."""
+    for name, command in COMMANDS.items():
+        register(name, command, SUMMARIES[name])
 
 
 def probe() -> list[DeviceInfo]:

@@ -21,6 +21,17 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+SCHEME = re.compile(r"[a-z][a-z0-9]{0,31}")
+SUFFIX = re.compile(r"(\.[a-z0-9_]{1,32}){1,3}")
+OWN_SUFFIXES = frozenset({".bin", ".gguf", ".json", ".pt", ".pth", ".safetensors"})
+"""Suffixes of files that the core reads."""
+DRAFTER = re.compile(r"[a-z][a-z0-9_]{0,31}")
+OWN_DRAFTERS = ("ngram", "model", "eagle")
+"""Values of ``EngineConfig.speculation`` that the core has."""
+COMMAND = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+MAX_COMMAND = 32
+MAX_SUMMARY = 80
+
 TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 """``"module:attribute"``."""
 
@@ -46,6 +57,15 @@ class FunctionsEntry:
     """Top-level modules that define the framework's array classes."""
 
 
+@dataclass(frozen=True, slots=True)
+class CommandEntry:
+    """A registered command, imported when it runs."""
+
+    command: str | Callable[..., Any]
+    summary: str
+    """One sentence of the help page."""
+
+
 @dataclass(slots=True)
 class Contribution:
     """Items of one plugin. Its methods are the ``register`` argument of the hooks.
@@ -60,6 +80,10 @@ class Contribution:
     functions: dict[str, FunctionsEntry] = field(default_factory=dict)
     contract: tuple[int, int] = CONTRACT
     """Contract that the plugin was written for."""
+    places: dict[str, str | Callable[..., Any]] = field(default_factory=dict)
+    formats: dict[str, str | Callable[..., Any]] = field(default_factory=dict)
+    drafters: dict[str, str | Callable[..., Any]] = field(default_factory=dict)
+    commands: dict[str, CommandEntry] = field(default_factory=dict)
 
     def register_backend(
         self,
@@ -136,6 +160,66 @@ class Contribution:
         self.functions[framework] = FunctionsEntry(
             functions, tuple(modules) or (framework,)
         )
+
+    def register_place(self, scheme: str, start: str | Callable[..., Any]) -> None:
+        """Register what starts workers for devices of ``SCHEME:.../DEVICE``."""
+        _check_name("place", scheme, SCHEME, "a scheme such as ray")
+        _add(self.places, f"place {scheme}", scheme, start)
+
+    def register_format(self, suffix: str, reader: str | Callable[..., Any]) -> None:
+        """Register the reader of files and folders whose names end with ``suffix``."""
+        _check_name("format", suffix, SUFFIX, "a suffix such as .npz")
+        where = f"format {suffix}"
+        if suffix in OWN_SUFFIXES:
+            raise PluginError(f"{where}: read by inl-core; accepted: another suffix")
+        _add(self.formats, where, suffix, reader)
+
+    def register_drafter(self, name: str, drafter: str | Callable[..., Any]) -> None:
+        """Register a drafter for ``EngineConfig(speculation=name)``."""
+        _check_name("drafter", name, DRAFTER, "a name such as suffix_tree")
+        where = f"drafter {name}"
+        if name in OWN_DRAFTERS:
+            raise PluginError(f"{where}: part of inl-core; accepted: another name")
+        _add(self.drafters, where, name, drafter)
+
+    def register_command(
+        self, name: str, command: str | Callable[..., Any], summary: str
+    ) -> None:
+        """Register the command ``inl NAME``."""
+        accepted = f"a word such as fine-tune, of at most {MAX_COMMAND} letters"
+        _check_name("command", name, COMMAND, accepted, MAX_COMMAND)
+        where = f"command {name}"
+        is_line = isinstance(summary, str) and summary.isprintable()
+        if not is_line or not summary.strip() or len(summary) > MAX_SUMMARY:
+            raise PluginError(
+                f"{where}: summary: found {summary!r:.120}, accepted: one line of at "
+                f"most {MAX_SUMMARY} letters"
+            )
+        _check_target(where, command, callable(command), "a function")
+        if name in self.commands:
+            raise PluginError(f"{where}: registered twice")
+        self.commands[name] = CommandEntry(command, summary)
+
+
+def _check_name(
+    what: str, name: object, pattern: re.Pattern[str], accepted: str, most: int = 120
+) -> None:
+    valid = isinstance(name, str) and pattern.fullmatch(name) and len(name) <= most
+    if not valid:
+        raise PluginError(f"{what}: found {name!r:.80}, accepted: {accepted}")
+
+
+def _add(
+    items: dict[str, str | Callable[..., Any]],
+    where: str,
+    name: str,
+    item: str | Callable[..., Any],
+) -> None:
+    """Add a function, or the name of one."""
+    _check_target(where, item, callable(item), "a function")
+    if name in items:
+        raise PluginError(f"{where}: registered twice")
+    items[name] = item
 
 
 def _check_target(where: str, item: object, valid: bool, kind: str) -> None:

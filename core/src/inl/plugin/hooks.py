@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pluggy
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from inl.checkpoints.checkpoint import Checkpoint
     from inl.device import Device, DeviceType, Probe
     from inl.spec.functions import Functions
     from inl.spec.kernel import Kernel
@@ -75,6 +78,41 @@ class RegisterFunctions(Protocol):
     ) -> None: ...
 
 
+class RegisterPlace(Protocol):
+    """Registers what starts a worker for the devices ``SCHEME:.../DEVICE``.
+
+    It is called with an ``inl.workers.place.Request`` and returns a ``Started``.
+    """
+
+    def __call__(self, scheme: str, start: str | Callable[[Any], Any]) -> None: ...
+
+
+class RegisterFormat(Protocol):
+    """Registers the reader of model files whose names end with ``suffix``."""
+
+    def __call__(
+        self, suffix: str, reader: str | Callable[[Path], Checkpoint]
+    ) -> None: ...
+
+
+class RegisterDrafter(Protocol):
+    """Registers a drafter factory under a value of ``EngineConfig.speculation``.
+
+    It is called with an ``inl.speculation.plugin_drafter.DraftTarget`` and returns an
+    ``inl.speculation.drafters.Drafter``.
+    """
+
+    def __call__(self, name: str, drafter: str | Callable[[Any], Any]) -> None: ...
+
+
+class RegisterCommand(Protocol):
+    """Registers the command ``inl NAME``, an annotated function, and its summary."""
+
+    def __call__(
+        self, name: str, command: str | Callable[..., Any], summary: str
+    ) -> None: ...
+
+
 @hookspec
 def inl_register_backends(register: RegisterBackend) -> None:
     """Register the backend of each device type that the plugin serves."""
@@ -93,3 +131,23 @@ def inl_register_models(register: RegisterModel) -> None:
 @hookspec
 def inl_register_functions(register: RegisterFunctions) -> None:
     """Register the INL functions for the arrays of a framework."""
+
+
+@hookspec
+def inl_register_places(register: RegisterPlace) -> None:
+    """Register the places where workers are started."""
+
+
+@hookspec
+def inl_register_formats(register: RegisterFormat) -> None:
+    """Register readers of checkpoint formats."""
+
+
+@hookspec
+def inl_register_drafters(register: RegisterDrafter) -> None:
+    """Register drafters of speculation."""
+
+
+@hookspec
+def inl_register_commands(register: RegisterCommand) -> None:
+    """Register commands of the command line."""

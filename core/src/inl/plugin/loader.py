@@ -35,7 +35,7 @@ from inl.plugin.discover import (
     installed,
     variable,
 )
-from inl.plugin.registry import Registry
+from inl.plugin.registry import KINDS, Registry
 from inl.plugin.rows import Plugin, conflict, is_named_for
 from inl.plugin.screening import Verdict, recall, screen
 
@@ -103,6 +103,20 @@ def registry_for(device_type: str) -> Registry:
     return known if known.backend(kind) or known.why_absent(kind) else registry()
 
 
+@cache
+def registered_commands() -> dict[str, tuple[Origin, str]]:
+    """Return the commands that plugins add: the plugin and the summary of each.
+
+    Imports no plugin that has been tested before; the first of two that register a
+    name has it.
+    """
+    found: dict[str, tuple[Origin, str]] = {}
+    for origin, verdict in screen(_origins(None, None)[1:]).items():
+        for name, summary in (verdict.commands if verdict else {}).items():
+            found.setdefault(name, (origin, summary))
+    return found
+
+
 def _is_known(kind: DeviceType) -> bool:
     """Return whether a plugin serves ``kind``, by its name or when it was tested."""
     return kind == DeviceType.REFERENCE or any(
@@ -167,6 +181,7 @@ def _load(
     backends: dict[DeviceType, Origin] = {}
     models: dict[str, Origin] = {}
     frameworks: dict[str, Origin] = {}
+    others: dict[str, dict[Any, Origin]] = {kind: {} for kind in KINDS}
     plugins: list[Loading] = []
     for origin in origins:
         items = Contribution(origin)
@@ -178,13 +193,18 @@ def _load(
         plugin.attempt(partial(_claim_types, items, backends))
         plugin.attempt(partial(_claim, "model", items.models, models))
         plugin.attempt(partial(_claim, "framework", items.functions, frameworks))
+        for kind, owners in others.items():
+            names = getattr(items, KINDS[kind])
+            plugin.attempt(partial(_claim, kind, names, owners))
         if plugin.status == "loaded":
+            for kind, owners in others.items():
+                owners |= dict.fromkeys(getattr(items, KINDS[kind]), origin)
             backends |= dict.fromkeys(items.backends, origin)
             models |= dict.fromkeys(items.models, origin)
             frameworks |= dict.fromkeys(items.functions, origin)
     for plugin in plugins:
-        for kind in backends:
-            plugin.attempt(partial(_register_kernels, plugin, kind))
+        for device_type in backends:
+            plugin.attempt(partial(_register_kernels, plugin, device_type))
     return Registry([plugin.finish() for plugin in plugins])
 
 
@@ -216,6 +236,10 @@ def _register(plugin: Loading) -> None:
     returned = call.inl_register_backends(register=items.register_backend)
     returned += call.inl_register_models(register=items.register_model)
     returned += call.inl_register_functions(register=items.register_functions)
+    returned += call.inl_register_places(register=items.register_place)
+    returned += call.inl_register_formats(register=items.register_format)
+    returned += call.inl_register_drafters(register=items.register_drafter)
+    returned += call.inl_register_commands(register=items.register_command)
     check_returned(returned)
 
 

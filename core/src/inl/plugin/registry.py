@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from inl.device import Device, DeviceType
 from inl.errors import PluginError
 from inl.plugin.check import dotted
-from inl.plugin.contribution import BackendEntry, Contribution, resolve
+from inl.plugin.contribution import BackendEntry, CommandEntry, Contribution, resolve
 from inl.plugin.discover import Origin
 from inl.plugin.environment import Settings, settings
 from inl.plugin.hooks import CONTRACT
@@ -20,6 +20,15 @@ if TYPE_CHECKING:
     from inl.spec.functions import Functions
     from inl.spec.kernel import Kernel
     from inl.spec.model import Model
+
+
+KINDS = {
+    "place": "places",
+    "format": "formats",
+    "drafter": "drafters",
+    "command": "commands",
+}
+"""Kinds of items that are functions by name, and the field of each."""
 
 
 class Registry:
@@ -46,6 +55,14 @@ class Registry:
             for plugin in plugins
             for name, entry in plugin.items.functions.items()
         }
+        self._named = {
+            kind: {
+                name: (plugin.origin, item)
+                for plugin in plugins
+                for name, item in getattr(plugin.items, table).items()
+            }
+            for kind, table in KINDS.items()
+        }
         self._probed: dict[tuple[DeviceType, Settings], ProbeResult] = {}
 
     @property
@@ -62,6 +79,15 @@ class Registry:
         """Return the device types that the plugin of a module registered."""
         plugins = (p for p in self._plugins if p.origin.module == module)
         return tuple(kind for plugin in plugins for kind in plugin.claims)
+
+    def commands(self, module: str) -> dict[str, str]:
+        """Return the commands of the plugin of a module, and their summaries."""
+        plugins = (p for p in self._plugins if p.origin.module == module)
+        return {
+            name: entry.summary
+            for plugin in plugins
+            for name, entry in plugin.items.commands.items()
+        }
 
     def conflict(self, kind: DeviceType) -> str:
         """Return a sentence about other plugins that serve ``kind``, else ""."""
@@ -166,6 +192,31 @@ class Registry:
             )
         return model
 
+    def names(self, kind: str) -> Mapping[str, Origin]:
+        """Registered names of a kind of :data:`KINDS`, and the plugin of each."""
+        return {name: origin for name, (origin, _) in self._named[kind].items()}
+
+    def function(self, kind: str, name: str) -> tuple[Origin, Callable[..., Any]]:
+        """Import the function of a name of :meth:`names`.
+
+        Raises :class:`~inl.errors.PluginError` if that fails.
+        """
+        if name not in self._named[kind]:
+            raise PluginError(
+                f"{kind} {name}: no plugin that works registers it; `inl plugins` "
+                "lists them with their errors"
+            )
+        origin, item = self._named[kind][name]
+        if isinstance(item, CommandEntry):
+            item = item.command
+        function = resolve(origin, f"{kind} {name}", item)
+        if not callable(function):
+            raise PluginError(
+                f"{origin}: {kind} {name}, {item}: found {type(function).__name__}, "
+                "accepted: a function"
+            )
+        return origin, function
+
     def frameworks(self) -> Mapping[str, str]:
         """Top-level modules of array classes, and the framework of each."""
         return {
@@ -227,6 +278,11 @@ class Registry:
         facts += sorted({info.note for info in devices if info.note})
         facts += [f"kernels for {', '.join(kernels)}"] if kernels else []
         facts += [_count(len(items.models), "model name")] if items.models else []
+        facts += [
+            _listed(kind, table, names)
+            for kind, table in KINDS.items()
+            if (names := sorted(getattr(items, table)))
+        ]
         if items.functions and not facts:
             facts = [f"functions for {', '.join(sorted(items.functions))}"]
         facts += [
@@ -241,3 +297,10 @@ class Registry:
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _listed(kind: str, kinds: str, names: Sequence[str]) -> str:
+    """Return up to three names of a kind, or their number."""
+    if len(names) > 3:
+        return _count(len(names), kind)
+    return f"{kind if len(names) == 1 else kinds} {', '.join(names)}"

@@ -41,6 +41,7 @@ def _facts(module: str) -> dict[str, Any]:
         "reason": "",
         "backends": [str(kind) for kind in known.claims(module)],
         "kernels": ":" in module or hasattr(entry, "inl_register_kernels"),
+        "commands": known.commands(module),
     }
 
 

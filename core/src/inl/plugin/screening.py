@@ -8,9 +8,9 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from threading import Thread
 from time import monotonic, time
 
@@ -46,6 +46,8 @@ class Verdict:
     """Device types that it registers."""
     kernels: bool = True
     """Whether it may register kernels for device types of other plugins."""
+    commands: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """Commands that it registers, and their summaries."""
     seconds: float = 0.0
     """Duration of the import and the hooks."""
     when: float = 0.0
@@ -61,6 +63,7 @@ TYPES = {
     "where": str,
     "backends": list,
     "kernels": bool,
+    "commands": dict,
     "seconds": float,
     "when": float,
 }
@@ -123,6 +126,7 @@ class Child:
                 where if facts["reason"] else "",
                 tuple(map(str, facts.get("backends", ()))),
                 bool(facts.get("kernels", True)),
+                {str(k): str(v) for k, v in facts.get("commands", {}).items()},
                 float(facts["seconds"]),
                 time(),
             )

@@ -1,4 +1,4 @@
-"""Wire format and channel between a process and its worker (Unix socket pair).
+"""Wire format and channel between a process and its worker (socket pair or TCP).
 
 Each frame is a prefix of 8 bytes, little-endian - :data:`MAGIC` (2), kind (2), length
 of the payload (4) - and the payload::
@@ -40,6 +40,7 @@ import socket
 import struct
 import time
 from collections import deque
+from contextlib import suppress
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -228,6 +229,11 @@ class Channel:
             raise EOFError("wire: the other end is closed") from error
         if not parts[-1]:
             raise EOFError("wire: the other end is closed")
+
+    def shutdown(self) -> None:
+        """End the connection, so that a call which waits raises. Of any thread."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def disconnect(self) -> None:
         """Leave the connection to the parent, in a forked child."""

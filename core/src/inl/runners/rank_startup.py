@@ -23,7 +23,7 @@ from inl.runners.startup import StartedRunner, read_options, worker_options
 from inl.runners.worker_runner import RETURN_HINT, WorkerRunner
 from inl.weights.load import stored_specs
 from inl.weights.plan import plan_weights
-from inl.workers.address import parse_worker
+from inl.workers.address import WorkerAddress, parse_worker
 
 if TYPE_CHECKING:
     from inl.config import EngineConfig
@@ -54,6 +54,8 @@ def start_ranks(
     groups = plan_weights(tree, (), stored, ranks=ranks)
     check_shares(groups, model.state(language.config), ranks)
     python, devices = rank_devices(config)
+    address = parse_worker(config.backend)
+    scheme = "worker" if address is None else address.scheme
     folder = tempfile.mkdtemp(prefix="inl-ranks-")
     abandoned = threading.Event()
     dtypes: list[str] = []
@@ -64,9 +66,10 @@ def start_ranks(
         rank = Rank(number=index, ranks=ranks, meeting=meeting, seconds=seconds)
         options = worker_options(language, config, devices[index], limits)
         runner = WorkerRunner(
-            python,
+            WorkerAddress(python, devices[index], scheme),
             {**options, "rank": rank._asdict()},
             factory=FACTORY,
+            seat=index,
             progress=progress if index == 0 else None,
             silent_seconds=config.worker_seconds,
             advice="" if config.on_worker_loss == "restart" else RETURN_HINT,
@@ -91,7 +94,7 @@ def _remove(folder: str, process: int) -> None:
 
 
 def rank_devices(config: EngineConfig) -> tuple[str, list[str]]:
-    """Return the interpreter of the ranks, and the device of each.
+    """Return the interpreter, or other target of a place, and the device of each rank.
 
     Devices are the named one and those after it; ranks on a CPU share it. Raises
     :class:`~inl.errors.DeviceError` for "auto" in a worker.
@@ -107,7 +110,7 @@ def rank_devices(config: EngineConfig) -> tuple[str, list[str]]:
             "name the first device instead of auto"
         )
     else:
-        python, first = address.python, Device(address.device)
+        python, first = address.target, Device(address.device)
     step = 0 if first.type == DeviceType.CPU else 1
     indices = (first.index + step * rank for rank in range(config.tensor_parallel))
     return python, [str(Device(first.type, index)) for index in indices]

@@ -143,7 +143,7 @@ def _start_worker(
     from inl.runners.worker_runner import RETURN_HINT, WorkerRunner
 
     runner = WorkerRunner(
-        address.python,
+        address,
         worker_options(language, config, address.device, limits),
         progress=progress,
         silent_seconds=config.worker_seconds,
@@ -195,8 +195,13 @@ def serve_model(options: Mapping[str, Any], progress: Progress) -> StartedRunner
     """Open a model in a worker: the default factory of :mod:`inl.runners.worker_main`.
 
     options: "model", a path; "device"; "config", the fields of
-    :class:`~inl.config.EngineConfig` that are not defaults; "limits" or ``None``.
+    :class:`~inl.config.EngineConfig` that are not defaults; "limits" or ``None``;
+    "rank" of one that opens a part of a model.
     """
+    if "rank" in options:
+        from inl.runners.rank_startup import serve_rank
+
+        return serve_rank(options, progress)
     language, config, limits = read_options(options)
     return start(language, config, limits=limits, progress=progress)
 

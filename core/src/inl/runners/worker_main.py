@@ -2,10 +2,12 @@
 
 ``python -m inl.runners.worker_main --fd N`` uses :mod:`inl.protocol.wire` on the
 inherited socket N, ``--port N`` on a connection to the parent's port N, see
-:mod:`inl.workers.connection`. ``--factory module:function`` selects the runner: the
-function is called with the JSON object that the parent sends and a progress callback,
-and returns a :class:`~inl.runners.startup.StartedRunner`. The default factory opens a
-model on a device of this interpreter.
+:mod:`inl.workers.connection`, ``--connect`` on one to the engine that the variable
+INL_WORKER_ADDRESS names, see :mod:`inl.workers.handshake`. ``--factory
+module:function`` selects the runner: the function is called with the JSON object that
+the parent sends and a progress callback, and returns a
+:class:`~inl.runners.startup.StartedRunner`. The default factory opens a model on a
+device of this interpreter.
 """
 
 from __future__ import annotations
@@ -23,8 +25,10 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from inl.errors import InlError, ModelError, OutOfMemory, ProtocolError, RunnerError
@@ -33,6 +37,9 @@ from inl.protocol import wire_arrays, wire_json
 from inl.protocol.wire import Channel, Frame, Kind
 from inl.spec.message import STEP, header
 from inl.workers.connection import connect_to_parent
+from inl.workers.handshake import ANY_SEAT, join
+from inl.workers.heartbeat import Heartbeat
+from inl.workers.settings import ADDRESS, SEAT, SECRET, SECRET_FILE, read_secret
 
 if TYPE_CHECKING:
     from inl.progress import Progress
@@ -42,7 +49,11 @@ if TYPE_CHECKING:
 
     Factory = Callable[[Mapping[str, Any], Progress], StartedRunner]
 
+log = logging.getLogger("inl")
+
 DEFAULT = "inl.runners.startup:serve_model"
+JOIN_SECONDS = 60.0
+"""Time for an engine to listen, which may be started after its workers."""
 GRACE_SECONDS = 2.0
 """Time to finish a step once the parent has ended."""
 
@@ -53,11 +64,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parent = parser.add_mutually_exclusive_group(required=True)
     parent.add_argument("--fd", type=int, help="inherited socket")
     parent.add_argument("--port", type=int, help="port of the parent")
+    parent.add_argument("--connect", action="store_true", help="to INL_WORKER_ADDRESS")
     parser.add_argument("--factory", default=DEFAULT, help="module:function")
     options = parser.parse_args(arguments)
+    _log_to_parent()
+    if options.connect:
+        return _serve_from_environment(options.factory)
     # Ctrl-C reaches every process of the terminal; the parent handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _log_to_parent()
     if options.fd is None:
         channel = Channel(connect_to_parent(options.port))
         ended: Callable[[], object] = partial(sys.stdin.buffer.read, 1)
@@ -66,11 +80,62 @@ def main(arguments: Sequence[str] | None = None) -> int:
         channel = Channel(socket.socket(fileno=options.fd))
         ended = partial(_wait_for_hangup, options.fd)
     threading.Thread(target=_exit_with_parent, args=(ended,), daemon=True).start()
-    try:
+    with suppress(EOFError):
         _serve(channel, options.factory)
-    except EOFError:
-        return 0
     return 0
+
+
+def _serve_from_environment(factory: str) -> int:
+    """Serve the engine of the environment variables that a place has set."""
+    settings = dict(os.environ)
+    for name in (SECRET, SECRET_FILE):  # not for processes that libraries start
+        os.environ.pop(name, None)
+    try:
+        secret = read_secret(settings)
+        if secret is None or ADDRESS not in settings:
+            raise RunnerError(
+                f"worker: {ADDRESS} or {SECRET} is not set; a place sets both, and "
+                "`inl worker` starts a worker by hand"
+            )
+        seat = settings.get(SEAT, str(ANY_SEAT))
+        if not seat.isdecimal():
+            raise RunnerError(f"{SEAT}: found {seat!r:.40}, accepted: a whole number")
+        serve_engine(settings[ADDRESS], secret, int(seat), factory=factory)
+    except InlError as error:
+        log.error("%s: %s", type(error).__name__, error)
+        return 2
+    return 0
+
+
+def serve_engine(
+    address: str,
+    secret: bytes,
+    seat: int = ANY_SEAT,
+    *,
+    seconds: float = JOIN_SECONDS,
+    device: str | None = None,
+    factory: str = DEFAULT,
+) -> None:
+    """Join the engine at ``HOST:PORT`` and serve it until it closes the connection.
+
+    seconds: time for the engine to listen. device: serves instead of the one that the
+    engine asks for. Ends the process if the engine is lost. Raises
+    :class:`~inl.errors.DeviceError` and :class:`~inl.errors.ProtocolError` if it cannot
+    be joined.
+    """
+    joined = join(address, secret, seat, seconds)
+    log.info("worker %d of %s", joined.seat, address)
+    heartbeat = Heartbeat(joined.heartbeat, lambda why: log.info("the engine %s", why))
+    threading.Thread(
+        target=_exit_with_parent, args=(heartbeat.wait,), daemon=True
+    ).start()
+    channel = Channel(joined.frames)
+    try:
+        with suppress(EOFError):
+            _serve(channel, factory, {} if device is None else {"device": device})
+    finally:
+        channel.close()
+        heartbeat.close()
 
 
 def _log_to_parent() -> None:
@@ -98,13 +163,17 @@ def _exit_with_parent(ended: Callable[[], object]) -> None:
     os._exit(1)
 
 
-def _serve(channel: Channel, factory: str) -> None:
+def _serve(
+    channel: Channel, factory: str, changed: Mapping[str, Any] = MappingProxyType({})
+) -> None:
+    """Serve a runner. changed: options in place of those that the parent sends."""
     channel.send(Kind.HELLO, wire_json.text(wire_json.hello()))
     try:
         frame = _receive(channel)
         if frame.kind is not Kind.OPEN:
             raise ProtocolError(f"worker: found {frame.kind.name}, expected OPEN")
-        started = _start(channel, factory, wire_json.read_text(frame.payload, "OPEN"))
+        options = wire_json.read_text(frame.payload, "OPEN") | dict(changed)
+        started = _start(channel, factory, options)
         # A full garbage collection over the loaded objects delays steps by 80 ms.
         gc.collect()
         gc.freeze()

@@ -22,7 +22,8 @@ from inl.protocol.runner import (
 )
 from inl.protocol.wire import Frame, Kind
 from inl.spec.message import Header
-from inl.workers.process import WorkerProcess
+from inl.workers.address import WorkerAddress
+from inl.workers.place import start_worker
 
 if TYPE_CHECKING:
     from inl.progress import Progress
@@ -47,13 +48,14 @@ SLOW = "raise EngineConfig.worker_seconds if it was slow and not stuck"
 
 @final
 class WorkerRunner(PipelinedRunner):
-    """Starts a worker process and calls its runner over :mod:`inl.protocol.wire`.
+    """Starts a worker and calls its runner over :mod:`inl.protocol.wire`.
 
-    python: path of the interpreter. options: JSON object for the worker's factory.
-    factory: "module:function" there; by default a model on a device, see
-    :func:`~inl.runners.startup.serve_model`. hello_seconds: time limit of the start.
-    silent_seconds: longest time without an answer to a request; then the process is
-    stopped and counts as lost. advice: advice in the message of its loss. abandoned:
+    where: the worker's place, or the path of an interpreter for a child process.
+    options: JSON object for the worker's factory. factory: "module:function" there; by
+    default a model on a device, see :func:`~inl.runners.startup.serve_model`. seat:
+    number of the worker among those of one engine. hello_seconds: time limit of the
+    start. silent_seconds: longest time without an answer to a request; then the process
+    is stopped and counts as lost. advice: advice in the message of its loss. abandoned:
     once set, by any thread, the process is stopped and a waiting call raises
     :class:`~inl.errors.RunnerError`.
 
@@ -68,10 +70,11 @@ class WorkerRunner(PipelinedRunner):
 
     def __init__(
         self,
-        python: str,
+        where: str | WorkerAddress,
         options: Mapping[str, Any],
         *,
         factory: str | None = None,
+        seat: int = 0,
         progress: Progress | None = None,
         hello_seconds: float = HELLO_SECONDS,
         silent_seconds: float = SILENT_SECONDS,
@@ -89,11 +92,20 @@ class WorkerRunner(PipelinedRunner):
         self._advice = advice
         self._abandoned = abandoned or threading.Event()
         arguments = () if factory is None else ("--factory", factory)
-        self._process = WorkerProcess(python, arguments)
-        installs = install_command("inl-core", python=python)
-        self._starting = f"check that inl-core is installed there: {installs}"
+        address = WorkerAddress(where, "auto") if isinstance(where, str) else where
+        self._starting = "check that inl-core is installed there"
+        if address.scheme == "worker":
+            installs = install_command("inl-core", python=address.target)
+            self._starting += f": {installs}"
+        self._process = start_worker(
+            address,
+            arguments,
+            seat=seat,
+            seconds=silent_seconds,
+            abandoned=self._abandoned,
+        )
         self._channel = self._process.channel
-        self.where = f"worker {python}"
+        self.where = f"worker {self._process.name}"
         try:
             self._receive_hello(hello_seconds)
             ready = self._open(options, progress)

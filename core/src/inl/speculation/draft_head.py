@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from inl.backend.programs import compile_program, info_of
-from inl.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from inl.checkpoints.checkpoint import Checkpoint
 from inl.dtypes import wrap
 from inl.errors import CheckpointError
+from inl.executor.checkpoint_formats import open_checkpoint
 from inl.executor.loaded import Loaded
 from inl.executor.model_executor import ModelExecutor
 from inl.executor.tracing import strict_state

@@ -15,6 +15,7 @@ from inl.executor.model_loader import (
     open_model,
     verifies_drafts,
 )
+from inl.plugin.contribution import OWN_DRAFTERS
 from inl.runners.local_runner import LocalRunner
 from inl.runners.startup import start
 from inl.scheduling.buckets import Buckets
@@ -24,6 +25,7 @@ from inl.speculation.drafters import Drafter, NgramDrafter
 from inl.speculation.eagle_drafter import EagleDrafter
 from inl.speculation.model_drafter import ModelDrafter
 from inl.speculation.planner import Speculation
+from inl.speculation.plugin_drafter import DraftTarget, make_plugin_drafter
 from inl.speculation.step_times import measure_step_times, measure_token_seconds
 
 if TYPE_CHECKING:
@@ -104,6 +106,11 @@ def _drafter(
     scheduling: SchedulerConfig,
     new_core: NewCore,
 ) -> Drafter:
+    if config.speculation not in (None, *OWN_DRAFTERS):
+        assert config.speculation is not None, "tested above"
+        return make_plugin_drafter(
+            config.speculation, _target(language, config, runner, scheduling)
+        )
     if config.draft_model is None:
         return NgramDrafter()
     if config.speculation == "eagle":
@@ -141,6 +148,24 @@ def _drafter(
         new_core(runner, settings), vocab=vocab, times=times,
         token_seconds=token_seconds,
     )  # fmt: skip
+
+
+def _target(
+    language: LanguageModel,
+    config: EngineConfig,
+    runner: Runner,
+    scheduling: SchedulerConfig,
+) -> DraftTarget:
+    limits = runner.limits
+    return DraftTarget(
+        path=language.checkpoint.path,
+        vocab=language.config.vocab_size,
+        tokenizer=_tokenizer(language),
+        context=scheduling.context or limits.max_tokens,
+        sequences=min(config.max_batch or limits.slots, limits.slots - 1),
+        max_drafts=config.draft_limit,
+        draft_model=config.draft_model,
+    )
 
 
 def _eagle_drafter(

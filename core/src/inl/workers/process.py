@@ -9,12 +9,16 @@ import subprocess
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from inl.errors import RunnerError, WorkerLost
 from inl.exit_status import describe_exit, read_output, signal_name
 from inl.forks import disconnect
 from inl.protocol.wire import Channel
 from inl.workers.connection import new_connection
+
+if TYPE_CHECKING:
+    from inl.workers.place import Request
 
 log = logging.getLogger("inl.worker")
 
@@ -67,6 +71,11 @@ class WorkerProcess:
                 last = output.decode(errors="replace").splitlines()[-OUTPUT_LINES:]
                 raise OSError("\n    ".join([f"{error}. Its output:", *last])) from None
             raise
+
+    @property
+    def name(self) -> str:
+        """The interpreter."""
+        return self.python
 
     @property
     def pid(self) -> int:
@@ -137,6 +146,14 @@ class WorkerProcess:
         self._reader.join(1.0)
         if not self._reader.is_alive() and self._process.stdout is not None:
             self._process.stdout.close()
+
+
+def start_child(request: Request) -> WorkerProcess:
+    """Start a worker as a child process: the place ``worker:PYTHON/DEVICE``.
+
+    It is connected by an inherited socket or a pipe, and opens no port.
+    """
+    return WorkerProcess(request.target, request.options)
 
 
 def _how(status: int) -> str:
