@@ -35,7 +35,7 @@ READERS = {
     "tune/child.py": "lines of the parent",
     "serve/dialect.py": "decodes into types what check_json has accepted",
     "serve/batches/file_store.py": "decodes into types what check_json has accepted",
-    "serve/openai/responses_exchange.py": "what this process stored of checked requests",
+    "serve/openai/responses_exchange.py": "what it stored of checked requests",
     "engine/answers/call_text.py": "splits members of a call that check_json accepts",
 }
 """Modules that decode JSON themselves, and why they may."""
