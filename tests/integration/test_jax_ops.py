@@ -15,7 +15,7 @@ SEED = 20
 
 
 LEFT = {"drop_overflow", "load_balance_loss"}
-"""Ops that no model has, which the scaffold leaves out, and what is composed of them."""
+"""Ops that no model has, which the scaffold leaves out."""
 
 
 def cases():
