@@ -34,6 +34,8 @@ READERS = {
     "tune/process.py": "lines of the child, which is this program",
     "tune/child.py": "lines of the parent",
     "serve/dialect.py": "decodes into types what check_json has accepted",
+    "serve/batches/file_store.py": "decodes into types what check_json has accepted",
+    "serve/openai/responses_exchange.py": "what it stored of checked requests",
     "engine/answers/call_text.py": "splits members of a call that check_json accepts",
 }
 """Modules that decode JSON themselves, and why they may."""

@@ -315,8 +315,8 @@ def test_responses_have_items_and_events(client, expected):
     assert events[-1].response.output_text == expected["chat"].text
 
 
-def test_responses_keep_no_state(client):
-    with pytest.raises(openai.BadRequestError, match="no responses are stored"):
+def test_a_response_that_is_not_stored_is_not_continued(client):
+    with pytest.raises(openai.NotFoundError, match="no stored response 'r'"):
         client.responses.create(model="default", input="a", previous_response_id="r")
 
 

@@ -72,9 +72,9 @@ def mostly_full(values, quick=1, mark=pytest.mark.full):
     ]
 
 
-def mostly_long(values):
-    """Parametrize over ``values``: the first of them at every depth, others at long."""
-    return mostly_full(values, mark=pytest.mark.long)
+def mostly_long(values, kept=1):
+    """Parametrize over ``values``: the first ``kept`` at every depth, all at long."""
+    return [value if at < kept else only_long(value) for at, value in enumerate(values)]
 
 
 def seed_of(name):

@@ -120,14 +120,14 @@ def test_oom_of_a_state_names_its_size(tiny_llama):
 def test_oom_of_weights_names_the_group_and_the_total(tiny_llama, monkeypatch):
     count = []
 
-    def some(self, data, *, axis=None, real=TorchBackend.tensor):
+    def some(self, data, *, real=TorchBackend.tensor):
         count.append(data)
         if len(count) == 7:
             from inl_torch.memory import allocating
 
             with allocating(data.size * 4, str(self.device), self.memory):
                 raise_oom()
-        return real(self, data, axis=axis)
+        return real(self, data)
 
     monkeypatch.setattr(TorchBackend, "tensor", some)
     with pytest.raises(

@@ -197,7 +197,7 @@ def test_weights_that_do_not_fit_end_all_readers(tiny_llama, monkeypatch):
         start_runner(language, backend, EngineConfig(), limits=LIMITS)
 
 
-def full(_self, _data, *, axis=None):
+def full(_self, _data):
     raise OutOfMemory("4 bytes do not fit, 3 bytes are free")
 
 

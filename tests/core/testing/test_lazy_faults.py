@@ -19,7 +19,7 @@ from inl.testing.target import Target
 
 
 class Late:
-    """An array of a device that tells of a failed kernel when the result is read."""
+    """A device array whose kernel failed: reading it raises the error."""
 
     def __init__(self, value, failed):
         self.value, self.failed = value, failed

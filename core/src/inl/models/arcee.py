@@ -22,20 +22,16 @@ def config(hf: Mapping[str, Any]) -> llama.LlamaConfig:
 
 def weights(c: llama.LlamaConfig) -> llama.Weights:
     """Return the weight tree, by Hugging Face tensor names."""
-    tree = llama.weights(c)
-    layers = tuple(
-        layer._replace(mlp=layer.mlp._replace(mlp=_feed_forward(c, index)))
-        for index, layer in enumerate(tree.layers)
-    )
-    return tree._replace(layers=layers)
 
+    def changed(at: str, layer: llama.Layer) -> llama.Layer:
+        stem = f"{at}mlp"
+        inner = mlp.OpenMlp(
+            mlp.open_linear(c, f"{stem}.up_proj", c.mlp_bias),
+            mlp.open_linear(c, f"{stem}.down_proj", c.mlp_bias, down=True),
+        )
+        return layer._replace(mlp=layer.mlp._replace(mlp=inner))
 
-def _feed_forward(c: llama.LlamaConfig, index: int) -> mlp.OpenMlp:
-    stem = f"model.layers.{index}.mlp"
-    return mlp.OpenMlp(
-        mlp.open_linear(c, f"{stem}.up_proj", c.mlp_bias),
-        mlp.open_linear(c, f"{stem}.down_proj", c.mlp_bias, down=True),
-    )
+    return llama.with_layers(llama.weights(c), changed)
 
 
 MODEL = replace(llama.MODEL, config=config, weights=weights)

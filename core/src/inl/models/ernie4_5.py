@@ -27,22 +27,12 @@ def config(hf: Mapping[str, Any]) -> llama.LlamaConfig:
 
 def weights(c: llama.LlamaConfig) -> llama.Weights:
     """Return the weight tree, by Hugging Face tensor names."""
-    return adjacent_lanes(c, llama.weights(c))
 
+    def changed(at: str, layer: llama.Layer) -> llama.Layer:
+        qkv = groups.qkv(c, at, bias=c.qkv_bias, interleaved=True)
+        return layer._replace(attention=layer.attention._replace(qkv=qkv))
 
-def adjacent_lanes(c: llama.LlamaConfig, tree: llama.Weights) -> llama.Weights:
-    """Return a tree whose queries and keys are stored in adjacent lanes."""
-    layers = tuple(
-        layer._replace(
-            attention=layer.attention._replace(
-                qkv=groups.qkv(
-                    c, f"model.layers.{index}.", bias=c.qkv_bias, interleaved=True
-                )
-            )
-        )
-        for index, layer in enumerate(tree.layers)
-    )
-    return tree._replace(layers=layers)
+    return llama.with_layers(llama.weights(c), changed)
 
 
 MODEL = replace(llama.MODEL, config=config, weights=weights)

@@ -13,11 +13,9 @@ from inl.models import groups, llama, mlp, post_norm
 from inl.models.config import refuse_unless, whole
 from inl.models.fields import with_defaults
 from inl.models.views import one_full_in, views, windows
-from inl.spec.cache import State
-from inl.spec.step import Step
 
 if TYPE_CHECKING:
-    from inl.ops.protocol import Ops
+    pass
 
 DEFAULTS: Final = {
     "num_key_value_heads": 32, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5,
@@ -66,20 +64,10 @@ def _layer(c: llama.LlamaConfig, at: str) -> llama.Layer:
     )
 
 
-def layer(
-    ops: Ops, c: llama.LlamaConfig, w: Any, carry: Any, step: Step, state: State, *,
-    index: int, sampled_step: Step | None = None,
-) -> tuple[Any, State]:  # fmt: skip
-    carry, state = post_norm.attention(
-        ops, c, w.attention, carry, step, state, index=index, sampled_step=sampled_step
-    )
-    return post_norm.gated_mlp(ops, c, w.mlp, carry), state
-
-
 MODEL = replace(
     llama.MODEL,
     config=config,
     weights=weights,
-    layer=layer,
+    layer=post_norm.layer,
     head=post_norm.gathered_head,
 )

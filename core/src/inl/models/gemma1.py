@@ -37,20 +37,18 @@ def config(hf: Mapping[str, Any]) -> gemma.GemmaConfig:
 
 def weights(c: gemma.GemmaConfig) -> llama.Weights:
     """Return the weight tree, by Hugging Face tensor names."""
-    tree = llama.weights(c)
 
     def norm(name: str) -> Any:
         return groups.norm(name, c.hidden_size, offset=c.norm_offset)
 
-    layers = tuple(
-        llama.Layer(
+    def changed(at: str, layer: llama.Layer) -> llama.Layer:
+        return llama.Layer(
             layer.attention._replace(norm=norm(f"{at}input_layernorm")),
             layer.mlp._replace(norm=norm(f"{at}post_attention_layernorm")),
         )
-        for index, layer in enumerate(tree.layers)
-        for at in (f"model.layers.{index}.",)
-    )
-    return tree._replace(layers=layers, norm=norm("model.norm"))
+
+    tree = llama.with_layers(llama.weights(c), changed)
+    return tree._replace(norm=norm("model.norm"))
 
 
 MODEL = Model(config, weights, llama.state, gemma.embed, llama.layer, llama.head)

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from inl.models import blocks, groups, llama, mlp
-from inl.models.config import number, refuse_unless
+from inl.models.config import refuse_unless
 from inl.models.fields import with_defaults
-from inl.models.rope import rope_fields, rotating_lanes, scaled_rope
+from inl.models.rope import rope_fields
 
 DEFAULTS = {
     "num_key_value_heads": 2,
@@ -26,13 +26,7 @@ def config(hf: Mapping[str, Any]) -> llama.LlamaConfig:
     """Read a Hugging Face config; raises :class:`CheckpointError` naming the field."""
     hf = with_defaults(hf, DEFAULTS)
     refuse_unless(hf, "mlp_bias", False)
-    rope = rope_fields(hf)
-    base = llama.with_rope(hf, scaled_rope(rope, hf))
-    share = number(rope, "partial_rotary_factor", 1.0)
-    scaling = base.rope_scaling._replace(
-        rotary_dim=rotating_lanes(share, base.head_dim)
-    )
-    return replace(base, rope_scaling=scaling, out_bias=False)
+    return replace(llama.partly_rotated(hf, rope_fields(hf)), out_bias=False)
 
 
 def weights(c: llama.LlamaConfig) -> llama.Weights:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from inl.models import glm, groups, llama, mlp, post_norm
-from inl.spec.cache import State
-from inl.spec.step import Step
 
 if TYPE_CHECKING:
-    from inl.ops.protocol import Ops
+    pass
 
 
 def weights(c: llama.LlamaConfig) -> llama.Weights:
@@ -35,20 +33,10 @@ def _layer(c: llama.LlamaConfig, at: str) -> llama.Layer:
     )
 
 
-def layer(
-    ops: Ops, c: llama.LlamaConfig, w: Any, carry: Any, step: Step, state: State, *,
-    index: int, sampled_step: Step | None = None,
-) -> tuple[Any, State]:  # fmt: skip
-    carry, state = post_norm.attention(
-        ops, c, w.attention, carry, step, state, index=index, sampled_step=sampled_step
-    )
-    return post_norm.gated_mlp(ops, c, w.mlp, carry), state
-
-
 MODEL = replace(
     llama.MODEL,
     config=glm.config,
     weights=weights,
-    layer=layer,
+    layer=post_norm.layer,
     head=post_norm.gathered_head,
 )

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any, Final
 
 from inl.models import deepseek, llama, moe, sigmoid_moe
-from inl.models.config import flag, number, refuse_unless
+from inl.models.config import flag, refuse_unless
 from inl.models.fields import with_defaults
-from inl.models.rope import rope_fields, rotating_lanes, scaled_rope
+from inl.models.rope import rope_fields
 
 DEFAULTS: Final = {
     "num_key_value_heads": 8, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
@@ -24,12 +24,8 @@ def config(hf: Mapping[str, Any]) -> moe.MoeConfig:
     """Read a Hugging Face config; raises :class:`CheckpointError` naming the field."""
     hf = with_defaults(hf, DEFAULTS)
     refuse_unless(hf, "mlp_bias", False)
-    rope = rope_fields(hf)
-    base = llama.with_rope(hf, scaled_rope(rope, hf))
-    lanes = rotating_lanes(number(rope, "partial_rotary_factor", 1.0), base.head_dim)
     base = replace(
-        base,
-        rope_scaling=base.rope_scaling._replace(rotary_dim=lanes),
+        llama.partly_rotated(hf, rope_fields(hf)),
         head_norm=flag(hf, "use_qk_norm", False),
         out_bias=False,
     )

@@ -36,21 +36,17 @@ def config(hf: Mapping[str, Any]) -> llama.LlamaConfig:
 
 def weights(c: llama.LlamaConfig) -> llama.Weights:
     """Return the weight tree, by Hugging Face tensor names."""
-    tree = llama.weights(c)
-    layers = tuple(
-        layer._replace(
-            attention=layer.attention._replace(
-                **{
-                    f"{name[0]}_norm": groups.norm(
-                        f"model.layers.{index}.self_attn.{name}_layernorm", c.head_dim
-                    )
-                    for name in ("query", "key")
-                }
+
+    def changed(at: str, layer: llama.Layer) -> llama.Layer:
+        norms = {
+            f"{name[0]}_norm": groups.norm(
+                f"{at}self_attn.{name}_layernorm", c.head_dim
             )
-        )
-        for index, layer in enumerate(tree.layers)
-    )
-    return tree._replace(layers=layers)
+            for name in ("query", "key")
+        }
+        return layer._replace(attention=layer.attention._replace(**norms))
+
+    return llama.with_layers(llama.weights(c), changed)
 
 
 def layer(
@@ -73,13 +69,11 @@ def attention(
     )
     q, k, v = blocks.split_heads(projected, c.head_dim)
     q, k = blocks.norm_heads(ops, c, w, *ops.rope(q, k, carry.cos, carry.sin))
-    out, state = blocks.attend(
-        ops, q, k, v, step, state, index=index, view=c.views[index],
-        scale=c.head_dim**-0.5, sampled_step=sampled_step,
+    return blocks.attend_heads(
+        ops, c, w._replace(q_norm=None, k_norm=None), carry._replace(residual=residual),
+        (q, k, v), step, state, index=index,
+        view=c.views[index]._replace(rotated=False), sampled_step=sampled_step,
     )  # fmt: skip
-    if sampled_step is not None:
-        residual = ops.take_rows(residual, step.samples)
-    return carry._replace(residual=residual, delta=ops.linear(out, w.out)), state
 
 
 MODEL = replace(llama.MODEL, config=config, weights=weights, layer=layer)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -16,7 +16,7 @@ from inl.models.config import (
     one_of,
     whole,
 )
-from inl.models.rope import THETA, Rope, read_rope
+from inl.models.rope import THETA, Rope, read_rope, rotating_lanes, scaled_rope
 from inl.models.views import View, paged, views
 from inl.ops.embedding import Embedding
 from inl.ops.linear import Linear
@@ -136,6 +136,17 @@ def with_rope(hf: Mapping[str, Any], rope: Rope) -> LlamaConfig:
     )
 
 
+def partly_rotated(hf: Mapping[str, Any], rope: Mapping[str, Any]) -> LlamaConfig:
+    """Read a config whose heads rotate in part; raises :class:`CheckpointError`.
+
+    rope: the fields of :func:`~inl.models.rope.rope_fields`.
+    """
+    base = with_rope(hf, scaled_rope(rope, hf))
+    share = number(rope, "partial_rotary_factor", 1.0)
+    lanes = rotating_lanes(share, base.head_dim)
+    return replace(base, rope_scaling=base.rope_scaling._replace(rotary_dim=lanes))
+
+
 def extended(kind: type[Derived], base: LlamaConfig, **given: Any) -> Derived:
     """Return a config of a derived type with the fields of ``base`` and others."""
     known = {field.name: getattr(base, field.name) for field in fields(base)}
@@ -170,6 +181,15 @@ def layer_weights(c: LlamaConfig, at: str) -> Layer:
             mlp.weights(c, f"{at}mlp"),
         ),
     )
+
+
+def with_layers(tree: Weights, change: Callable[[str, Layer], Layer]) -> Weights:
+    """Return a tree with ``change(name prefix, layer)`` in place of each layer."""
+    layers = (
+        change(f"model.layers.{index}.", layer)
+        for index, layer in enumerate(tree.layers)
+    )
+    return tree._replace(layers=tuple(layers))
 
 
 def state(c: LlamaConfig) -> tuple[Paged, ...]:

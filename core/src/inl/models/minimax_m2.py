@@ -9,7 +9,7 @@ from typing import Any, Final
 from inl.models import llama, mixtral, moe, wide_norm
 from inl.models.config import refuse_unless, whole
 from inl.models.fields import changed, with_defaults
-from inl.models.rope import rope_fields, rotating_lanes, scaled_rope
+from inl.models.rope import rope_fields
 from inl.spec.weights import Group, Param
 
 THETA: Final = 5e6
@@ -30,10 +30,7 @@ def config(hf: Mapping[str, Any]) -> moe.MoeConfig:
     if hf.get("rotary_dim") is not None:
         share = whole(hf, "rotary_dim") / whole(hf, "head_dim")
         hf = changed(hf, partial_rotary_factor=share)
-    rope = rope_fields(hf, theta=THETA)
-    base = llama.with_rope(hf, scaled_rope(rope, hf))
-    lanes = rotating_lanes(rope.get("partial_rotary_factor", 1.0), base.head_dim)
-    base = replace(base, rope_scaling=base.rope_scaling._replace(rotary_dim=lanes))
+    base = llama.partly_rotated(hf, rope_fields(hf, theta=THETA))
     found = moe.with_experts(
         base, hf, count="num_local_experts", expert_size=base.intermediate_size
     )

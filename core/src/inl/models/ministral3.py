@@ -56,27 +56,20 @@ def layer(
     ops: Ops, c: Ministral3Config, w: llama.Layer, carry: Any, step: Step,
     state: State, *, index: int, sampled_step: Step | None = None,
 ) -> tuple[blocks.Carry, State]:  # fmt: skip
-    if not c.gain:
-        carry, state = blocks.attention(
-            ops, c, w.attention, carry, step, state, index=index, view=c.views[index],
-            sampled_step=sampled_step,
-        )  # fmt: skip
-        return blocks.gated_mlp(ops, c, w.mlp, carry), state
-    residual, *projected = ops.norm_qkv(
+    view = c.views[index]
+    residual, *heads = ops.norm_qkv(
         carry.residual, carry.delta, w.attention.norm, w.attention.qkv, eps=c.norm_eps
     )
-    q, k, v = blocks.split_heads(projected, c.head_dim)
-    q, k = ops.rope(q, k, carry.cos, carry.sin)
-    # The op counts from 1, this family from 0.
-    q = ops.temper_queries(q, step.positions - 1, floor=c.floor, gain=c.gain)
-    out, state = blocks.attend(
-        ops, q, k, v, step, state, index=index, view=c.views[index],
-        scale=c.head_dim**-0.5, sampled_step=sampled_step,
+    if c.gain:
+        q, k, v = blocks.split_heads(heads, c.head_dim)
+        q, k = ops.rope(q, k, carry.cos, carry.sin)
+        # The op counts from 1, this family from 0.
+        q = ops.temper_queries(q, step.positions - 1, floor=c.floor, gain=c.gain)
+        heads, view = [q, k, v], view._replace(rotated=False)
+    carry, state = blocks.attend_heads(
+        ops, c, w.attention, carry._replace(residual=residual), heads, step, state,
+        index=index, view=view, sampled_step=sampled_step,
     )  # fmt: skip
-    if sampled_step is not None:
-        residual = ops.take_rows(residual, step.samples)
-    delta = ops.linear(out, w.attention.out)
-    carry = carry._replace(residual=residual, delta=delta)
     return blocks.gated_mlp(ops, c, w.mlp, carry), state
 
 

@@ -110,6 +110,17 @@ def gated_mlp(ops: Ops, config: Any, w: Mlp, carry: Any) -> Any:
     return carry._replace(residual=residual, delta=leave(ops, config, delta, w.post))
 
 
+def layer(
+    ops: Ops, c: Any, w: Any, carry: Any, step: Step, state: State, *,
+    index: int, sampled_step: Step | None = None,
+) -> tuple[Any, State]:  # fmt: skip
+    """Attention block of ``w.attention``, then the gated one of ``w.mlp``."""
+    carry, state = attention(
+        ops, c, w.attention, carry, step, state, index=index, sampled_step=sampled_step
+    )
+    return gated_mlp(ops, c, w.mlp, carry), state
+
+
 def head(
     ops: Ops, config: Any, norm: Norm | Group, w: Linear | Group, carry: Any, step: Step
 ) -> Array:

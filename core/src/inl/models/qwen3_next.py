@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from inl.checkpoints.files.tensor_file import show
 from inl.errors import CheckpointError
 from inl.models import blocks, groups, llama, mlp, moe, qwen2_moe, qwen3_moe
-from inl.models.config import flag, number, refuse_unless, whole
+from inl.models.config import flag, refuse_unless, whole
 from inl.models.fields import with_defaults
-from inl.models.rope import rope_fields, rotating_lanes, scaled_rope
+from inl.models.rope import rope_fields
 from inl.models.views import FULL
 from inl.ops.linear import Linear, QkvLinear
 from inl.ops.norm import Norm
@@ -119,10 +119,7 @@ def attention_config(
 ) -> llama.LlamaConfig:
     """Read the fields of a dense model whose heads rotate in part."""
     refuse_unless(hf, "mlp_bias", False)
-    base = llama.with_rope(hf, scaled_rope(rope, hf))
-    share = number(rope, "partial_rotary_factor", 1.0)
-    lanes = rotating_lanes(share, base.head_dim)
-    return replace(base, rope_scaling=base.rope_scaling._replace(rotary_dim=lanes))
+    return llama.partly_rotated(hf, rope)
 
 
 def recurrent_config(hf: Mapping[str, Any], sparse: moe.MoeConfig) -> NextConfig:

@@ -15,20 +15,15 @@ if TYPE_CHECKING:
 
 def weights(c: Any, tree: llama.Weights) -> llama.Weights:
     """Return a tree with the norms of all heads of queries and keys."""
-    layers = tuple(
-        layer._replace(
-            attention=layer.attention._replace(
-                **{
-                    f"{name}_norm": groups.rotated_norm(
-                        f"model.layers.{index}.self_attn.{name}_norm", c, heads
-                    )
-                    for name, heads in (("q", c.heads), ("k", c.kv_heads))
-                }
-            )
-        )
-        for index, layer in enumerate(tree.layers)
-    )
-    return tree._replace(layers=layers)
+
+    def changed(at: str, layer: llama.Layer) -> llama.Layer:
+        norms = {
+            f"{name}_norm": groups.rotated_norm(f"{at}self_attn.{name}_norm", c, heads)
+            for name, heads in (("q", c.heads), ("k", c.kv_heads))
+        }
+        return layer._replace(attention=layer.attention._replace(**norms))
+
+    return llama.with_layers(tree, changed)
 
 
 def layer(

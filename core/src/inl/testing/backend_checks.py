@@ -292,7 +292,7 @@ def _layout(target: Target, layout: CacheBytes, dtype: str) -> None:
         sizes = [getattr(leaf, "nbytes", None) for leaf in leaves(caches)]
         known = [each for each in sizes if type(each) is int]
         if len(known) < len(sizes):
-            return  # tensors that do not tell their size
+            return  # tensors without a size in bytes
         taken.append(sum(known))
     found = (taken[1] - taken[0]) / 4
     require(

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from inl.bounded_json import parse_object
 from inl.errors import RequestError
 from inl.serve.api_error import ApiError, as_api_error
 from inl.serve.batch_file import answer_all, finished_ids, read_requests
@@ -307,5 +308,9 @@ def _answers_of(path: Any) -> dict[str, dict[str, Any]]:
     if not path.exists():
         return {}
     with path.open(encoding="utf-8") as file:
-        lines = [json.loads(line) for line in file if line.endswith("\n")]
+        lines = [
+            parse_object(line, path.name, max_bytes=len(line.encode()))
+            for line in file
+            if line.endswith("\n")
+        ]
     return {line["custom_id"]: line for line in lines}

@@ -14,7 +14,8 @@ from typing import TypeVar
 
 import msgspec
 
-from inl.errors import RequestError
+from inl.bounded_json import check_json
+from inl.errors import InvalidJson, RequestError
 from inl.file_lock import locked
 from inl.serve.api_error import ApiError
 
@@ -87,8 +88,10 @@ class FileStore:
         found = []
         for path in sorted(self.folder.glob(f"{kind}*.json")):
             try:
-                found.append(msgspec.json.decode(path.read_bytes(), type=schema))
-            except (OSError, msgspec.MsgspecError) as error:
+                text = path.read_bytes()
+                check_json(text, path.name)
+                found.append(msgspec.json.decode(text, type=schema))
+            except (OSError, InvalidJson, msgspec.MsgspecError) as error:
                 log.warning("%s: left out: %s", path, error)
         return found
 
