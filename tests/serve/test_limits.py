@@ -6,6 +6,7 @@ Limits are short, so that clients reach them soon; no test fails on a busy machi
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import select
@@ -14,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import weakref
 from contextlib import ExitStack
 
 import pytest
@@ -256,31 +258,14 @@ def test_a_refusal_of_a_whole_request_keeps_the_connection(patient):
     assert b"connection: close" not in first
 
 
-def test_pipelined_requests_are_all_answered(patient):
+def test_pipelined_requests_are_answered_up_to_a_limit(patient):
     request = b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n"
-    last = request.replace(HOST, b"connection: close\r\n")
     with connect(patient) as client:
-        client.sendall(request * 1000 + last)
-        assert read_all(client).count(b"HTTP/1.1 ") == 1001
-
-
-def test_pipelined_requests_wait_unparsed_for_answers_of_others(patient):
-    """At most a few of them take the memory of a request each."""
-    body = json.dumps({"prompt": [1], "max_tokens": 2}).encode()
-    first = post(TEXT, body, b"authorization: Bearer key\r\n")
-    others = b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n"
-    state = patient.server._http._server.server_state
-    patient.wait_idle()
+        client.sendall(request * 10 + request.replace(HOST, b"connection: close\r\n"))
+        assert read_all(client).count(b"HTTP/1.1 ") == 11
     with connect(patient) as client:
-        with patient.paused():
-            client.sendall(first + others * 300)
-            until(lambda: any(each.held for each in state.connections))
-            (connection,) = (each for each in state.connections if each.held)
-            until(lambda: len(connection.pipeline) == connections.MAX_PIPELINED)
-        answers = b""
-        while answers.count(b"HTTP/1.1 200") < 301:
-            answers += client.recv(1 << 16)
-    assert not connection.held
+        client.sendall(request * 1000)
+        assert read_all(client).count(b"HTTP/1.1 200") < 1000
 
 
 def test_all_pipelined_requests_end_with_their_connection(patient):
@@ -300,7 +285,32 @@ def test_all_pipelined_requests_end_with_their_connection(patient):
     assert patient.server.models.default._health.problem is None
 
 
-def test_a_pipeline_that_its_client_leaves_is_no_fault_of_the_server(patient, caplog):
+def test_a_pipeline_that_never_begins_leaves_no_cycle(patient):
+    """Thousands of them would be work for the garbage collector, on the event loop."""
+    body = json.dumps({"prompt": [1], "max_tokens": 2}).encode()
+    first = post(TEXT, body, b"authorization: Bearer key\r\n")
+    others = b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n"
+    state = patient.server._http._server.server_state
+    patient.wait_idle()
+    until(lambda: not state.connections)
+    gc.collect()
+    gc.disable()
+    try:
+        with connect(patient) as client, patient.paused():
+            client.sendall(first + others * 10)
+            until(lambda: any(each.pipeline for each in state.connections))
+            (connection,) = state.connections
+            ended = weakref.ref(connection.pipeline[0][0])
+            del connection
+            client.close()
+            until(lambda: not state.connections)
+        patient.wait_idle()
+        until(lambda: ended() is None)
+    finally:
+        gc.enable()
+
+
+def test_a_refused_pipeline_is_no_fault_of_the_server(patient, caplog):
     fields = {"prompt": [1], "max_tokens": 2}
     body = json.dumps(fields).encode()
     head = b"POST " + TEXT.encode() + b" HTTP/1.1\r\n" + HOST
@@ -309,7 +319,7 @@ def test_a_pipeline_that_its_client_leaves_is_no_fault_of_the_server(patient, ca
     for _ in range(10):
         with connect(patient) as client:
             client.sendall(request * 40)
-            client.recv(1)
+            read_all(client)
     patient.wait_idle()
     assert "Traceback" not in caplog.text
     assert "a test request" not in caplog.text

@@ -8,8 +8,7 @@ import logging
 import time
 import weakref
 from collections import deque
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import (
     HttpToolsProtocol,
@@ -20,33 +19,23 @@ from inl.serve.api_error import ApiError
 from inl.serve.event_stream import encode
 from inl.serve.settings import BYTES_PER_SECOND, ServerConfig
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 log = logging.getLogger("inl.serve")
 
 MAX_HEADERS = 128
 """Header lines of a request."""
 
 MAX_PIPELINED = 16
-"""Requests of a connection that wait for the answer of an earlier one; what follows
-them is not parsed meanwhile."""
-
-HEAD_END = b"\r\n\r\n"
+"""Requests that a connection may send before the answer of an earlier one."""
 
 FRAMING_PER_BYTE = 8
 """Bytes that a chunked body may have beside each byte of its content."""
 
 PARSED_BYTES = 16 << 10
-"""Bytes of a connection that are parsed at once: small chunks cost hundreds of times
-what their bytes are worth."""
+"""Bytes of a connection that are parsed before the event loop does other work: small
+chunks cost hundreds of times what their bytes are worth."""
 
 FIRST_BYTES = 4 << 10
 """As ``PARSED_BYTES``, until the head of a message has been checked."""
-
-PASS_SECONDS = 0.002
-"""Processor time in which new data of all connections are parsed before the event loop
-does other work, and as much for the rest of earlier data."""
 
 DRAIN_BYTES = 256 << 10
 """Bytes of a message that are read and dropped after it was answered."""
@@ -59,30 +48,14 @@ WARNING_SECONDS = 60.0
 
 
 class Connections:
-    """All connections of a server: their limit, those that can be closed first, and
-    their turns to be parsed.
+    """All connections of a server: their limit, and those that can be closed first.
 
-    limit: connections that are open at the same time. clock: returns the processor time
-    of this thread in seconds.
+    limit: connections that are open at the same time.
     """
 
-    def __init__(
-        self,
-        config: ServerConfig,
-        limit: int,
-        clock: Callable[[], float] = time.thread_time,
-    ) -> None:
+    def __init__(self, config: ServerConfig, limit: int) -> None:
         self.config = config
         self.limit = limit
-        self._clock = clock
-        self._first: deque[Connection] = deque()
-        """Connections with data of which nothing is parsed yet."""
-        self._later: deque[Connection] = deque()
-        """Those of which a part is parsed. They have as much time as the others, which
-        would wait for whole rounds of large bodies."""
-        self._used = 0.0
-        """Processor time of parsing in this pass of the event loop."""
-        self._has_next_pass = False
         self.idle: dict[Connection, None] = {}
         """Connections without a request, the one that is idle longest first."""
         self.count = 0
@@ -103,47 +76,6 @@ class Connections:
             next(iter(self.idle)).evict()
         self.idle[connection] = None
         return True
-
-    @property
-    def has_time(self) -> bool:
-        """Whether data may be parsed in this pass of the event loop."""
-        return self._used < PASS_SECONDS and not self._first
-
-    def parse(self, connection: Connection, data: bytes) -> None:
-        """Parse data of a connection in this pass."""
-        self._schedule(connection)
-        with self._timed():
-            connection.parse(data)
-
-    def wait(self, connection: Connection) -> None:
-        """Parse what a connection holds, in turns with others, in the next passes."""
-        self._first.append(connection)
-        self._schedule(connection)
-
-    def _schedule(self, connection: Connection) -> None:
-        if not self._has_next_pass:
-            self._has_next_pass = True
-            connection.loop.call_soon(self._begin_pass)
-
-    @contextmanager
-    def _timed(self) -> Iterator[None]:
-        began = self._clock()
-        try:
-            yield
-        finally:
-            self._used += self._clock() - began
-
-    def _begin_pass(self) -> None:
-        self._has_next_pass = False
-        for waiting in (self._later, self._first):
-            self._used = 0.0
-            while waiting and self._used < PASS_SECONDS:
-                connection = waiting.popleft()
-                self._schedule(connection)
-                with self._timed():
-                    goes_on = connection.parse_held()
-                if goes_on:
-                    self._later.append(connection)
 
     def remove(self, connection: Connection) -> None:
         """Count a connection as closed. Removing it twice is allowed."""
@@ -197,8 +129,6 @@ class Connection(HttpToolsProtocol):
         """The request that is being answered, and those that wait behind it."""
         self.held = bytearray()
         """What has arrived and is not parsed yet; no more is read meanwhile."""
-        self._is_full = False
-        """Whether it waits for the answer of a pipelined request."""
         self._header_count = 0
         self._overhead = 0
         """Bytes of the message that are no content of its body."""
@@ -256,46 +186,32 @@ class Connection(HttpToolsProtocol):
             if self._overhead > DRAIN_BYTES:
                 self._raw.pause_reading()
             return
-        connections = self._connections
-        if not self.held and self._size_of(data) == len(data) and connections.has_time:
-            connections.parse(self, data)
+        if self.held or len(data) > self._parsed_bytes:
+            if not self.held:
+                self._raw.pause_reading()
+                self.loop.call_soon(self._parse_held)
+            self.held += data
             return
-        if not self.held:
-            self._raw.pause_reading()
-            connections.wait(self)
-        self.held += data
+        self._parse(data)
 
-    def _size_of(self, data: bytes | bytearray) -> int:
-        """Return how many bytes of data are parsed at once."""
-        size = min(len(data), FIRST_BYTES if self._in_head else PARSED_BYTES)
-        end = 0
-        for _ in range(MAX_PIPELINED - len(self.pipeline)):
-            found = data.find(HEAD_END, end, size)
-            if found < 0:
-                return size
-            end = found + len(HEAD_END)
-        return end
-
-    def parse_held(self) -> bool:
-        """Parse a part of what has arrived; return whether more can be parsed."""
-        size = self._size_of(self.held)
+    def _parse_held(self) -> None:
+        size = self._parsed_bytes
         data = bytes(self.held[:size])
         del self.held[:size]
-        if data:
-            self.parse(data)
         if self.is_closing:
             self.held.clear()
-        if not self.held:
-            if not (self.is_closing or self.flow.read_paused):
-                self._raw.resume_reading()
-            return False
-        self._is_full = self._size_of(self.held) == 0
-        return not self._is_full
-
-    def parse(self, data: bytes) -> None:
-        """Parse data, unless the connection closes."""
-        if self.is_closing:
             return
+        self._parse(data)
+        if self.held:
+            self.loop.call_soon(self._parse_held)
+        elif not (self.is_closing or self.flow.read_paused):
+            self._raw.resume_reading()
+
+    @property
+    def _parsed_bytes(self) -> int:
+        return FIRST_BYTES if self._in_head else PARSED_BYTES
+
+    def _parse(self, data: bytes) -> None:
         self._has_begun = False
         super().data_received(data)
         if self.is_closing:
@@ -338,6 +254,11 @@ class Connection(HttpToolsProtocol):
         self._in_head = False
         self._cancel_timer()
         self._connections.idle.pop(self, None)
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self._stop(ApiError(
+                400, f"pipelining: found more than {MAX_PIPELINED} requests before an "
+                "answer; wait for answers",
+            ))  # fmt: skip
         super().on_headers_complete()
         self._unanswered.append(self.cycle)
         # An answer before the end of the message ends the connection, and says so.
@@ -359,9 +280,6 @@ class Connection(HttpToolsProtocol):
         if self._unanswered:
             self._unanswered.popleft()
         super().on_response_complete()
-        if self._is_full:
-            self._is_full = False
-            self._connections.wait(self)
         if not (self.is_closing or self._is_answering):
             self._connections.idle[self] = None
 

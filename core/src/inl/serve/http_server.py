@@ -20,10 +20,7 @@ if TYPE_CHECKING:
     from inl.serve.settings import ServerConfig
 
 BACKLOG = 2048
-"""Connections that wait to be accepted."""
-
-ACCEPTED = 16
-"""Connections that are accepted before the event loop does other work."""
+"""Connections that wait to be accepted; all may be accepted at once."""
 
 OTHER_FILES = 256
 """Open files that are no connections."""
@@ -100,15 +97,13 @@ class _Uvicorn(uvicorn.Server):
         state = self.server_state
         protocol = partial(make, config=config, server_state=state, app_state={})
         seconds = None if config.ssl is None else self.handshake_seconds
-        self.servers = []
-        for each in sockets or ():
-            # Accepts as many at once as may wait, so more may wait from then on only.
-            server = await loop.create_server(
-                protocol, sock=each, ssl=config.ssl, backlog=ACCEPTED,
+        self.servers = [
+            await loop.create_server(
+                protocol, sock=each, ssl=config.ssl, backlog=BACKLOG,
                 ssl_handshake_timeout=seconds,
-            )  # fmt: skip
-            each.listen(BACKLOG)
-            self.servers.append(server)
+            )
+            for each in sockets or ()
+        ]  # fmt: skip
         self.started = True
 
     @contextlib.contextmanager
