@@ -6,6 +6,7 @@ Limits are short, so that clients reach them soon; no test fails on a busy machi
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import select
@@ -14,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import weakref
 from contextlib import ExitStack
 
 import pytest
@@ -281,6 +283,31 @@ def test_all_pipelined_requests_end_with_their_connection(patient):
         until(lambda: not patient.admission.open)
         del gate
     assert patient.server.models.default._health.problem is None
+
+
+def test_a_pipeline_that_never_begins_leaves_no_cycle(patient):
+    """Thousands of them would be work for the garbage collector, on the event loop."""
+    body = json.dumps({"prompt": [1], "max_tokens": 2}).encode()
+    first = post(TEXT, body, b"authorization: Bearer key\r\n")
+    others = b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n"
+    state = patient.server._http._server.server_state
+    patient.wait_idle()
+    until(lambda: not state.connections)
+    gc.collect()
+    gc.disable()
+    try:
+        with connect(patient) as client, patient.paused():
+            client.sendall(first + others * 10)
+            until(lambda: any(each.pipeline for each in state.connections))
+            (connection,) = state.connections
+            ended = weakref.ref(connection.pipeline[0][0])
+            del connection
+            client.close()
+            until(lambda: not state.connections)
+        patient.wait_idle()
+        until(lambda: ended() is None)
+    finally:
+        gc.enable()
 
 
 def test_a_refused_pipeline_is_no_fault_of_the_server(patient, caplog):

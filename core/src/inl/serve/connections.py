@@ -167,6 +167,9 @@ class Connection(HttpToolsProtocol):
             cycle.disconnected = True
             cycle.message_event.set()
         self._unanswered.clear()
+        for cycle, _ in self.pipeline:
+            cycle.on_response = _ignore  # it never begins, and refers to this
+        self.pipeline.clear()
 
     def _abort(self) -> None:
         self._disconnect()
@@ -405,6 +408,10 @@ class Connection(HttpToolsProtocol):
         if self._send_timer is not None:
             self._send_timer.cancel()
             self._send_timer = None
+
+
+def _ignore() -> None:
+    """Take the place of what refers to a connection."""
 
 
 class _Stopped(Exception):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from inl.serve.api_error import ApiError, as_api_error
@@ -12,11 +13,18 @@ from inl.serve.event_stream import (
     Receive,
     Send,
     disconnect_cancels,
+    encode,
     end_stream,
     send_part,
     start_stream,
 )
-from inl.serve.http_messages import decoded, read_body, send_error, send_json
+from inl.serve.http_messages import (
+    decoded,
+    read_body,
+    send_encoded,
+    send_error,
+    written,
+)
 from inl.serve.job import Usage
 from inl.serve.request_log import Record
 
@@ -133,9 +141,10 @@ class GenerateEndpoint:
             async for item in generations.deltas(self._config.keep_alive_seconds):
                 if item is not None:
                     record.began()
-            body = exchange.body(generations.items, generations.usage)
+            items, usage = generations.items, generations.usage
+            data = await written(items, lambda: encode(exchange.body(items, usage)))
             await self.end(exchange, client)
-            await send_json(send, 200, body)
+            await send_encoded(send, 200, data)
         record.usage = generations.usage
         if record.error is None:
             record.reasons = [item.finish_reason for item in generations.items]
@@ -161,7 +170,7 @@ class GenerateEndpoint:
                     await send_part(send, exchange.stream_format.idle)
                     continue
                 record.began()
-                part = exchange.delta(*item, usage)
+                part = await written(item[1:], partial(exchange.delta, *item, usage))
                 if generations.finished:
                     last = part
                 elif part:

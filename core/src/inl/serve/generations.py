@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from inl.serve.token_texts import TokenTexts
 
 
+SHORT_DELTA = 256
+"""Tokens after which the event loop does other work before it reads more."""
+
+
 class Generation(Answer):
     """One completion: reads a handle, splits its text, and sums up what it has read.
 
@@ -195,6 +199,8 @@ class Generations(ABC):
                 delta = item.poll()
                 if not delta:
                     continue
+                if len(delta.token_ids) > SHORT_DELTA:
+                    await asyncio.sleep(0)
                 is_idle = False
                 latest = loop.time()
                 if delta.token_ids:

@@ -5,10 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from inl.serve.api_error import ApiError
 from inl.serve.event_stream import Receive, Send, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from inl.serve.job import Answer, Delta
 
 T = TypeVar("T")
 
@@ -17,6 +22,38 @@ SMALL = 32 << 10
 
 THREADS = ThreadPoolExecutor(2, "inl-bodies")
 """Decode large bodies, whose number :class:`~inl.serve.gate.Gate` limits."""
+
+
+SHORT_ANSWER = 512
+"""Tokens and log-probabilities that the event loop writes at once, in about a
+millisecond."""
+
+WRITERS = ThreadPoolExecutor(1, "inl-answers")
+"""Writes longer answers, one after the other."""
+
+
+async def written(parts: Sequence[Answer | Delta], write: Callable[[], bytes]) -> bytes:
+    """Return what ``write`` makes of parts of an answer.
+
+    For long ones it is called on a thread: those of a client that reads slowly have all
+    tokens that were generated meanwhile.
+    """
+    if sum(map(_values, parts)) <= SHORT_ANSWER:
+        return write()
+    return await asyncio.get_running_loop().run_in_executor(WRITERS, write)
+
+
+def _values(part: Answer | Delta) -> int:
+    """Return the number of tokens and log-probabilities of a part of an answer."""
+    count = len(part.token_ids)
+    scores = (
+        [part.logprobs]
+        if part.prompt is None
+        else [part.logprobs, part.prompt.logprobs]
+    )
+    for each in scores:
+        count += sum(1 + len(score.top) for score in each if score is not None)
+    return count
 
 
 async def read_body(receive: Receive) -> bytes:
@@ -59,7 +96,13 @@ async def send_json(
     send: Send, status: int, body: Any, headers: dict[str, str] | None = None
 ) -> None:
     """Send a response with a JSON body."""
-    data = encode(body)
+    await send_encoded(send, status, encode(body), headers)
+
+
+async def send_encoded(
+    send: Send, status: int, data: bytes, headers: dict[str, str] | None = None
+) -> None:
+    """Send a response with a body that is JSON already."""
     pairs = {"content-type": "application/json", "content-length": str(len(data))}
     lines = [(k.encode(), v.encode()) for k, v in (pairs | (headers or {})).items()]
     await send({"type": "http.response.start", "status": status, "headers": lines})

@@ -6,7 +6,7 @@ import itertools
 import secrets
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -17,6 +17,9 @@ from inl.serve.job import Answer, Delta, Usage
 from inl.serve.openai.responses import Item, ResponsesRequest, input_items, job_of
 from inl.serve.openai.usage import chat_logprobs
 from inl.serve.token_texts import NoTokenTexts, TokenPlaces, TokenTexts
+
+if TYPE_CHECKING:
+    import msgspec
 
 
 def usage_body(usage: Usage) -> dict[str, Any]:
@@ -106,7 +109,7 @@ class ResponsesExchange:
             item.text += delta.content
             item.logprobs += self._logprobs(delta)
 
-    def _logprobs(self, delta: Delta) -> list[dict[str, Any]]:
+    def _logprobs(self, delta: Delta) -> list[msgspec.Raw]:
         if self._places is None:
             self._places = TokenPlaces(self.token_text)
         return chat_logprobs(delta.logprobs, self._places)
@@ -188,7 +191,7 @@ class ResponsesExchange:
         return b"".join(parts)
 
     def _part(
-        self, kind: str, text: str, logprobs: list[dict[str, Any]] | None = None
+        self, kind: str, text: str, logprobs: list[msgspec.Raw] | None = None
     ) -> bytes:
         opened = b""
         if not self._items or self._items[-1].kind != kind:
@@ -212,7 +215,7 @@ class ResponsesExchange:
         place = {"item_id": item.id, "output_index": len(self._items) - 1}
         return place if item.kind == "function_call" else {**place, "content_index": 0}
 
-    def _text_delta(self, text: str, logprobs: list[dict[str, Any]]) -> bytes:
+    def _text_delta(self, text: str, logprobs: list[msgspec.Raw]) -> bytes:
         item = self._items[-1]
         item.text += text
         fields = {**self._place(), "delta": text}
@@ -281,7 +284,7 @@ class _Item:
         self.call = call
         self.name = name
         self.text = ""
-        self.logprobs: list[dict[str, Any]] = []
+        self.logprobs: list[msgspec.Raw] = []
 
     def body(self, status: str) -> dict[str, Any]:
         """Return the item as the API describes it."""
@@ -300,7 +303,7 @@ class _Item:
         return {**head, "role": "assistant", "content": content}
 
 
-def _part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+def _part(text: str, logprobs: list[msgspec.Raw]) -> dict[str, Any]:
     return {
         "type": "output_text",
         "text": text,

@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from inl.serve.event_stream import encode
 from inl.serve.token_texts import token_name
 
 if TYPE_CHECKING:
     from inl.engine.request_handle import TokenLogprob
     from inl.serve.job import Usage
     from inl.serve.token_texts import TokenPlaces, TokenTexts
+
+# Each token's entry is encoded by itself: thousands of them would be a million objects,
+# which the garbage collector visits, and which one call would encode with all threads
+# waiting.
 
 LEAST_LOGPROB = -9999.0
 """Reported instead of negative infinity, which JSON cannot represent."""
@@ -29,8 +36,8 @@ def usage_body(usage: Usage) -> dict[str, Any]:
 
 def chat_logprobs(
     logprobs: Sequence[TokenLogprob], places: TokenPlaces
-) -> list[dict[str, Any]]:
-    """Return one entry per token, with its alternatives.
+) -> list[msgspec.Raw]:
+    """Return one encoded entry per token, with its alternatives.
 
     The bytes of all entries join to the text: special tokens have none.
     """
@@ -38,7 +45,7 @@ def chat_logprobs(
     for each in logprobs:
         top = [_entry(token, value, places) for token, value in each.top]
         entry = _entry(each.token, each.logprob, places)
-        entries.append({**entry, "top_logprobs": top})
+        entries.append(_encoded({**entry, "top_logprobs": top}))
         places.add(each.token)
     return entries
 
@@ -54,15 +61,17 @@ def _entry(token: int, logprob: float, places: TokenPlaces) -> dict[str, Any]:
 
 def prompt_logprobs(
     logprobs: Sequence[TokenLogprob | None] | None, text: TokenTexts
-) -> list[dict[str, Any] | None] | None:
-    """Return one object by token id for each token of a prompt, as vLLM does.
+) -> list[msgspec.Raw | None] | None:
+    """Return one encoded object by token id for each token of a prompt, as vLLM does.
 
     The first token has none. ``rank`` is ``None`` for a token that is not among the
     most likely ones that were asked for.
     """
     if logprobs is None:
         return None
-    return [None if each is None else _ranked(each, text) for each in logprobs]
+    return [
+        None if each is None else _encoded(_ranked(each, text)) for each in logprobs
+    ]
 
 
 def _ranked(each: TokenLogprob, text: TokenTexts) -> dict[str, Any]:
@@ -82,7 +91,7 @@ def completion_logprobs(
     places: TokenPlaces,
     is_shown: Callable[[int], bool | None] = lambda _: None,
 ) -> dict[str, list[Any]]:
-    """Return the parallel lists of text completions.
+    """Return the parallel lists of text completions, each ``top_logprobs`` encoded.
 
     logprobs: an entry for each token; a token id has no log-probability. is_shown:
     whether a token is part of the text, ``None``: as in an answer.
@@ -95,15 +104,21 @@ def completion_logprobs(
             token, logprob, top = each, None, None
         else:
             token, logprob = each.token, _finite(each.logprob)
-            top = {
-                token_name(places.data(other)): _finite(value)
-                for other, value in each.top
-            }
+            top = _encoded(
+                {
+                    token_name(places.data(other)): _finite(value)
+                    for other, value in each.top
+                }
+            )
         found["tokens"].append(token_name(places.data(token)))
         found["token_logprobs"].append(logprob)
         found["top_logprobs"].append(top)
         found["text_offset"].append(places.add(token, is_shown=is_shown(token)))
     return found
+
+
+def _encoded(value: Any) -> msgspec.Raw:
+    return msgspec.Raw(encode(value))
 
 
 def _finite(logprob: float) -> float:
