@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from inl.engine.answers.forced_call import ANY_OBJECT
 from inl.engine.options import GenerationOptions
+from inl.guidance.closed_schemas import close_objects
 from inl.serve.api_error import ApiError, unsupported
 from inl.serve.openai.fields import MinP, Penalty, Repetition, Seed, TopLogprobs
 from inl.serve.sampling import LEAST_TOP_P, StopString, Temperature, TopK
@@ -135,7 +136,10 @@ def structure_of(fields: GenerationFields) -> dict[str, Any] | None:
     """Return the engine's option ``structured``."""
     if not fields.format and not isinstance(fields.format, dict):
         return None
-    return {"json_schema": ANY_OBJECT if fields.format == "json" else fields.format}
+    if fields.format == "json":
+        return {"json_schema": ANY_OBJECT}
+    # pydantic's schemas, which its documentation shows, are silent about other names.
+    return {"json_schema": close_objects(fields.format)}
 
 
 def variables_of(fields: GenerationFields) -> dict[str, Any]:

@@ -157,9 +157,7 @@ def _conversation_of(request: ResponsesRequest) -> Conversation:
     else:
         messages += _messages(request.input)
     tools = [
-        Tool(
-            tool.name, tool.description or "", tool.parameters or {}, bool(tool.strict)
-        )
+        Tool(tool.name, tool.description or "", tool.parameters or {})
         for tool in request.tools or ()
         if tool.type == "function" and tool.name
     ]
