@@ -18,6 +18,7 @@ from inl.serve.sampling import (
     TopP,
     sampling_options,
 )
+from inl.serve.structured import guided_of, structure_of
 
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -92,6 +93,13 @@ class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     cache_salt: str | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_decoding_backend: str | None = None
     return_token_ids: bool | None = False
     user: str | None = None
     metadata: dict[str, Any] | None = None
@@ -134,6 +142,15 @@ def options_of(fields: GenerationFields) -> GenerationOptions:
     if fields.frequency_penalty is not None:
         options["frequency_penalty"] = fields.frequency_penalty
     return options
+
+
+def structure_of_fields(fields: GenerationFields) -> dict[str, Any] | None:
+    """Return the engine's option ``structured``; raises :class:`ApiError`."""
+    guided = guided_of(fields)
+    if guided and fields.structured_outputs is not None:
+        name = f"guided_{min(guided)}"
+        raise unsupported(name, "is not supported together with structured_outputs")
+    return structure_of(fields.response_format, guided or fields.structured_outputs)
 
 
 def check_stream_options(fields: GenerationFields) -> StreamOptions:
