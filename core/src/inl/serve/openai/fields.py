@@ -147,9 +147,9 @@ def options_of(fields: GenerationFields) -> GenerationOptions:
 def structure_of_fields(fields: GenerationFields) -> dict[str, Any] | None:
     """Return the engine's option ``structured``; raises :class:`ApiError`."""
     guided = guided_of(fields)
-    if guided and fields.structured_outputs is not None:
-        name = f"guided_{min(guided)}"
-        raise unsupported(name, "is not supported together with structured_outputs")
+    # guidance sends one structure in both, for older and newer servers.
+    if guided and fields.structured_outputs not in (None, guided):
+        raise unsupported(f"guided_{min(guided)}", "differs from structured_outputs")
     return structure_of(fields.response_format, guided or fields.structured_outputs)
 
 
