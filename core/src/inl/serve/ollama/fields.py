@@ -14,7 +14,13 @@ from inl.guidance.closed_schemas import close_objects
 from inl.serve.absent_fields import Defaults
 from inl.serve.api_error import ApiError, unsupported
 from inl.serve.openai.fields import MinP, Penalty, Repetition, Seed, TopLogprobs
-from inl.serve.sampling import LEAST_TOP_P, StopString, Temperature, TopK
+from inl.serve.sampling import (
+    LEAST_TOP_P,
+    StopString,
+    Temperature,
+    TopK,
+    optional_options,
+)
 
 LATEST = ":latest"
 """Tag of a model's name that stands for none."""
@@ -111,6 +117,7 @@ def options_of(fields: GenerationFields) -> GenerationOptions:
     top_p = _first(given.top_p, fields.top_p, TOP_P)
     limit = _first(given.num_predict, fields.max_output_tokens, -1)
     options: GenerationOptions = {
+        **optional_options(given),
         "temperature": temperature,
         "top_k": TOP_K if given.top_k is None else max(given.top_k, 0),
         "top_p": max(top_p, LEAST_TOP_P),
@@ -120,12 +127,6 @@ def options_of(fields: GenerationFields) -> GenerationOptions:
         options["max_tokens"] = limit
     if given.seed is not None and given.seed != -1:
         options["seed"] = given.seed
-    if given.min_p is not None:
-        options["min_p"] = given.min_p
-    if given.presence_penalty is not None:
-        options["presence_penalty"] = given.presence_penalty
-    if given.frequency_penalty is not None:
-        options["frequency_penalty"] = given.frequency_penalty
     if given.repeat_penalty not in (None, 1) and given.repeat_last_n != 0:
         options["repetition_penalty"] = _repetition(given)
     if fields.top_logprobs is not None and not fields.logprobs:

@@ -16,6 +16,7 @@ from inl.serve.sampling import (
     Temperature,
     TopK,
     TopP,
+    optional_options,
     sampling_options,
 )
 from inl.serve.structured import guided_of, structure_of
@@ -114,6 +115,7 @@ def options_of(fields: GenerationFields) -> GenerationOptions:
     """Return the engine's options; raises :class:`ApiError`."""
     options: GenerationOptions = {
         **sampling_options(fields),
+        **optional_options(fields),
         "max_tokens": fields.max_tokens,
         "seed": fields.seed,
         "stop": fields.stop,
@@ -133,14 +135,8 @@ def options_of(fields: GenerationFields) -> GenerationOptions:
         raise unsupported("prompt_logprobs", "is not supported together with stream")
     if fields.timeout_seconds is not None:
         options["deadline"] = time.time() + fields.timeout_seconds
-    if fields.min_p is not None:
-        options["min_p"] = fields.min_p
     if fields.repetition_penalty is not None:
         options["repetition_penalty"] = fields.repetition_penalty
-    if fields.presence_penalty is not None:
-        options["presence_penalty"] = fields.presence_penalty
-    if fields.frequency_penalty is not None:
-        options["frequency_penalty"] = fields.frequency_penalty
     return options
 
 
