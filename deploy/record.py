@@ -89,7 +89,7 @@ def record(kind: str, dist: Path) -> int:
         folder = Path(name)
         work = folder / "work"
         work.mkdir()
-        drop = ("PYTHONPATH", "VIRTUAL_ENV", "INL_CACHE", "CXX")
+        drop = ("PYTHONPATH", "VIRTUAL_ENV", "INL_CACHE", "CXX", "OMP_NUM_THREADS")
         env = {key: value for key, value in os.environ.items() if key not in drop}
         env |= {
             "HOME": name,

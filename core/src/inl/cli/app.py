@@ -84,6 +84,14 @@ SUMMARIES = {
 """First line of each docstring: the help page imports no command, which takes 0.2 s."""
 
 
+OF_OTHERS = {
+    "run": "inl chat --model MODEL, or inl generate PROMPT --model MODEL",
+    "show": "inl models MODEL",
+    "stop": "the server's --idle-unload",
+}
+"""Commands of Ollama that have another name here."""
+
+
 class LazyGroup(TyperGroup):
     """Typer group that imports the command of a line from :data:`COMMANDS`."""
 
@@ -113,6 +121,8 @@ class LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the command of a line; the error for an unknown name names near ones."""
         self.commands = dict.fromkeys(COMMANDS)  # type: ignore[assignment] # names only
+        if args[0] in OF_OTHERS:
+            raise UsageError(f"No such command {args[0]!r}; try {OF_OTHERS[args[0]]}")
         name, command, rest = super().resolve_command(ctx, args)
         return name, command and self.import_command(str(name)), rest
 
