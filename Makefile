@@ -62,7 +62,8 @@ test-others: .venv-all/.test .venv-all/.libtpu
 
 # Random steps of an engine, 100,000 each plain, repeated and with drafts, an interrupt at
 # more places, 1,000 schemas, 50,000 damaged files, Triton kernels for more chips and
-# dtypes, of larger shapes and of packed weights, and the tutorial of traced backends.
+# dtypes, of larger shapes and of packed weights, the tutorial of traced backends, and
+# client programs, each in an environment of its own (3 GB).
 test-long: .venv-all/.test
 	INL_TEST_DEPTH=long .venv-all/bin/python $(PYTEST) tests/core/engine/test_interrupts.py \
 		tests/core/engine/test_repeated_soak.py tests/core/engine/test_runner_reset.py \
@@ -79,7 +80,7 @@ test-long: .venv-all/.test
 		tests/plugins/cpu/native/test_sanitized.py tests/integration/test_planted_faults.py \
 		tests/integration/test_families.py \
 		tests/plugins/intel/test_xpu_contract.py tests/plugins/intel/test_xpu_compile.py \
-		tests/serve tests/torch/test_eagle_graphs.py
+		tests/serve tests/clients tests/torch/test_eagle_graphs.py
 
 # All tests that compile for TPUs, with counts of bundles for each chip; `make test-all`
 # has every kernel and step, and the counts of decoding on a v6e.

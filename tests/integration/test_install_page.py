@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -21,6 +22,13 @@ PAGES = sorted(
     if path.name != "CHANGELOG.md"
 )
 COMMAND = re.compile(r"(?:[\w.]*/)*pip install ([^`#\n]*[^`#\n ])")
+RECORDED = {
+    "wheels": ("inl-core[cli]", "inl-cpu", "--find-links"),
+    "source": ("core[cli]", "plugins/inl-cpu", "-e"),
+    "gpu": ("inl-core[cli]", "inl-cuda", "--find-links"),
+}
+"""Words of the command that installs INL in each kind of recording."""
+
 NAMES = {folder: name for name, folder in FOLDERS.items()}
 
 
@@ -100,3 +108,26 @@ def test_pip_accepts_the_command(words, tmp_path):
     if "onnxruntime-directml" in done.stderr and sys.platform != "win32":
         pytest.skip("onnxruntime-directml is for Windows")
     assert done.returncode == 0, done.stderr
+
+
+def test_recordings_run_the_commands_of_the_pages(tmp_path):
+    record = runpy.run_path(str(ROOT / "deploy" / "record.py"))
+    made = {kind: list(record["commands"](kind, tmp_path)) for kind in RECORDED}
+    for kind, words in RECORDED.items():
+        assert any(set(words) <= set(shlex.split(line)) for line in made[kind]), kind
+        assert any(" generate " in line for line in made[kind])
+    assert any("--device cuda:0" in line for line in made["gpu"])
+
+
+def test_a_recording_without_a_compiler_has_none(tmp_path, monkeypatch):
+    record = runpy.run_path(str(ROOT / "deploy" / "record.py"))
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    compilers = ("cc", "g++-12", "x86_64-linux-gnu-gcc", "clang++", "c++", "zig")
+    for name in (*compilers, "sh", "python3", "gccgo-tools", "ccache-stats"):
+        (programs / name).touch()
+    monkeypatch.setenv("PATH", str(programs))
+    found = Path(record["without_compilers"](tmp_path / "links"))
+    assert sorted(path.name for path in found.iterdir()) == [
+        "ccache-stats", "gccgo-tools", "python3", "sh",
+    ]  # fmt: skip

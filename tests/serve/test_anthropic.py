@@ -41,6 +41,15 @@ def test_a_message_and_its_stream_are_equal(client):
     assert raw[-3:] == ["content_block_stop", "message_delta", "message_stop"]
 
 
+def test_a_text_has_no_citations(client):
+    """The AI SDK's provider refuses null, and Anthropic's API leaves them out."""
+    raw = client.messages.with_raw_response.create(
+        model="default", max_tokens=3, messages=MESSAGES
+    )
+    (block,) = raw.http_response.json()["content"]
+    assert block.keys() == {"type", "text"}
+
+
 def test_a_stop_sequence_is_named(client):
     text = create(client).content[0].text
     word = text.split()[3]

@@ -51,11 +51,13 @@ SHARED = {
     "timeout_seconds": 9, "stop": "a", "stop_token_ids": [5], "ignore_eos": True,
     "skip_special_tokens": False, "cache_salt": "a", "stream": True,
     "return_token_ids": True, "response_format": FORMAT,
-    "structured_outputs": {"regex": "a"},
+    "structured_outputs": {"regex": "a"}, "guided_json": SCHEMA, "guided_regex": "a",
+    "guided_choice": ["a"], "guided_grammar": 'start: "a"',
 }  # fmt: skip
 OLLAMA = {
     "model": "b", "stream": False, "format": "json", "options": {"num_predict": 3},
-    "think": False, "logprobs": True,
+    "think": False, "logprobs": True, "temperature": 0, "top_p": 0.5,
+    "max_output_tokens": 3,
 }  # fmt: skip
 EFFECTS = {
     "chat": SHARED | {
@@ -115,6 +117,7 @@ ACCOUNTING = {
 """Who asks, what is billed and kept: nothing that changes an answer."""
 
 ELSEWHERE = {
+    "guided_decoding_backend": "there is one, which reads all these languages",
     "keep_alive": "the server's --idle-unload holds, documented as without effect",
     "shift": "a prompt that is too long is an error",
     "truncate": "a prompt that is too long is an error",
@@ -170,6 +173,52 @@ def test_a_field_takes_effect_with_others(dialect, name):
     fields = WITH_OTHERS[dialect][name]
     without = {**fields, name: None}
     assert outcome(dialect, **fields) != outcome(dialect, **without)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("json", SCHEMA),
+        ("json", json.dumps(SCHEMA)),
+        ("regex", "a"),
+        ("choice", ["a"]),
+        ("grammar", 'start: "a"'),
+    ],
+)
+@pytest.mark.parametrize("dialect", ["chat", "completions"])
+def test_fields_of_older_vllm_are_those_of_structured_outputs(dialect, field, value):
+    now = {"structured_outputs": {field: value}}
+    old = {f"guided_{field}": value}
+    assert outcome(dialect, **old, guided_decoding_backend="xgrammar") == outcome(
+        dialect, **now
+    )
+    assert outcome(dialect, **old, **now) == outcome(dialect, **now)
+    with pytest.raises(ApiError, match=f"guided_{field}: differs from"):
+        outcome(dialect, **old, structured_outputs={"regex": "b"})
+
+
+@pytest.mark.parametrize("given", [True, False, {"type": "integer"}])
+def test_a_schema_that_states_other_properties_stays_as_it_is(given):
+    schema = {"type": "object", "properties": {"a": {}}, "additionalProperties": given}
+    job, _ = outcome("chat", structured_outputs={"json": schema})
+    assert job.structure == {"json_schema": schema}
+
+
+@pytest.mark.parametrize("dialect", ["ollama chat", "ollama generate"])
+def test_options_come_before_fields_beside_them(dialect):
+    beside = {"temperature": 0.5, "top_p": 0.25, "max_output_tokens": 7}
+    named = {"temperature": 0, "top_p": 1, "num_predict": 3}
+    assert outcome(dialect, **beside, options=named) == outcome(dialect, options=named)
+    given = outcome(dialect, **beside)[0].options
+    assert [given[name] for name in ("temperature", "top_p", "max_tokens")] == [
+        0.5, 0.25, 7,
+    ]  # fmt: skip
+
+
+def test_ollama_leaves_calls_to_the_model():
+    assert outcome("ollama chat", tool_choice="auto") == outcome("ollama chat")
+    with pytest.raises(ApiError, match=r"tool_choice: .* accepts 'auto'"):
+        outcome("ollama chat", tool_choice="required")
 
 
 @pytest.mark.parametrize(
@@ -334,7 +383,7 @@ SAME = {
     "typical_p": 1, "tfs_z": 1, "mirostat": 0, "mirostat_tau": 3, "mirostat_eta": 0.3,
     "num_ctx": 8192, "num_keep": 4, "num_batch": 8, "num_gpu": 99, "main_gpu": 0,
     "num_thread": 8, "numa": True, "low_vram": True, "f16_kv": True, "use_mmap": True,
-    "use_mlock": True,
+    "use_mlock": True, "logits_all": True, "vocab_only": False, "embedding_only": False,
 }  # fmt: skip
 """Ollama's defaults, and what is set where the server starts."""
 

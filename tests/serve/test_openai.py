@@ -138,7 +138,7 @@ def test_an_answer_continues_its_beginning(client, expected):
 
 
 REFUSED = {
-    "guided_json": ({"extra_body": {"guided_json": {}}}, "guided_json"),
+    "unknown": ({"extra_body": {"use_beam_search": True}}, "use_beam_search"),
     "type": ({"extra_body": {"temperature": "hot"}}, "temperature"),
     "range": ({"max_tokens": 0}, "max_tokens"),
     "image": (

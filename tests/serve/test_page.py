@@ -101,6 +101,29 @@ def test_a_conversation_by_keyboard(browser, busy_server, scheme):
 
 
 @needs_browser
+def test_sampling_is_the_models_unless_it_is_set(browser):
+    with HashServer(max_batch=2) as server:
+        server.engine.sampling_defaults = {"temperature": 0.3}
+        page, problems, _ = visit(browser, server)
+        until(page, "document.getElementById('temperature').placeholder === '0.3'")
+        bodies = []
+        page.on("request", lambda request: bodies.append(request.post_data))
+        page.fill("#max_tokens", "2")
+        for top_p in ("", "0.5"):
+            page.fill("#top_p", top_p)
+            page.fill("#prompt", "Hello")
+            page.press("#prompt", "Enter")
+            until(page, status_has("2 tokens"))
+            until(page, status_has("ms"))
+            page.evaluate("document.getElementById('status').textContent = ''")
+        first, second = (json.loads(body) for body in bodies if body)
+        assert not {"temperature", "top_p"} & first.keys()
+        assert second["top_p"] == 0.5
+        assert not problems
+        page.context.close()
+
+
+@needs_browser
 def test_stopping_ends_the_request(browser, busy_server):
     page, problems, _ = visit(browser, busy_server)
     page.fill("#key", "k")

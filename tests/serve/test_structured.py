@@ -125,7 +125,7 @@ def test_large_structural_tags_are_refused_by_their_field(server, field):
 
 
 OPEN = {"type": "object", "properties": {"size": SIZE}, "required": ["size"]}
-FORMAT = {"name": "P", "strict": True, "schema": OPEN}
+FORMAT = {"name": "P", "schema": OPEN}
 MESSAGES = [{"role": "user", "content": "Scale it."}]
 
 
@@ -133,34 +133,56 @@ MESSAGES = [{"role": "user", "content": "Scale it."}]
     ("path", "fields"),
     [
         (CHAT, {"response_format": {"type": "json_schema", "json_schema": FORMAT}}),
+        (CHAT, {"structured_outputs": {"json": OPEN}}),
+        (CHAT, {"structured_outputs": {"json": json.dumps(OPEN)}}),
         ("/v1/responses", {"text": {"format": {"type": "json_schema", **FORMAT}}}),
         (
             "/v1/messages",
             {"output_config": {"format": {"type": "json_schema", "schema": OPEN}}},
         ),
+        ("/api/chat", {"format": OPEN}),
     ],
 )
-def test_objects_of_a_strict_schema_have_its_properties_only(server, path, fields):
+def test_objects_of_a_schema_have_its_properties_only(server, path, fields):
     """Random tokens would go on with names of their own, up to the last token."""
     body = {"messages": MESSAGES, "max_tokens": 100, **fields}
     if path == "/v1/responses":
         body = {"input": "Scale it.", "max_output_tokens": 100, **fields}
+    if path == "/api/chat":
+        del body["max_tokens"]
+        body |= {"stream": False, "options": {"num_predict": 100}}
     status, _, answer = server.send("POST", path, body)
     assert status == 200, answer
     if path == CHAT:
         text = answer["choices"][0]["message"]["content"]
     elif path == "/v1/responses":
         text = answer["output"][0]["content"][0]["text"]
+    elif path == "/api/chat":
+        text = answer["message"]["content"]
     else:
         text = answer["content"][0]["text"]
     assert list(json.loads(text)) == ["size"]
 
 
-def test_arguments_of_a_strict_function_have_its_properties_only(server):
-    tool = function("scale", OPEN)
-    tool["function"]["strict"] = True
-    body = {"messages": MESSAGES, "tools": [tool], "tool_choice": "required"}
-    status, _, answer = server.send("POST", CHAT, {**body, "max_tokens": 100})
+@pytest.mark.parametrize("path", [CHAT, "/v1/responses", "/v1/messages"])
+def test_arguments_of_a_forced_call_have_named_properties_only(server, path):
+    """Also without ``strict``: a function that gets others fails."""
+    body = {"messages": MESSAGES, "max_tokens": 100, "tool_choice": "required"}
+    body["tools"] = [function("scale", OPEN)]
+    if path == "/v1/responses":
+        del body["messages"], body["max_tokens"]
+        body |= {"input": "Scale it.", "max_output_tokens": 100}
+        body["tools"] = [{"type": "function", "name": "scale", "parameters": OPEN}]
+    if path == "/v1/messages":
+        body["tool_choice"] = {"type": "any"}
+        body["tools"] = [{"name": "scale", "input_schema": OPEN}]
+    status, _, answer = server.send("POST", path, body)
     assert status == 200, answer
-    (call,) = answer["choices"][0]["message"]["tool_calls"]
-    assert list(json.loads(call["function"]["arguments"])) == ["size"]
+    if path == CHAT:
+        (call,) = answer["choices"][0]["message"]["tool_calls"]
+        arguments = json.loads(call["function"]["arguments"])
+    elif path == "/v1/responses":
+        arguments = json.loads(answer["output"][-1]["arguments"])
+    else:
+        arguments = answer["content"][-1]["input"]
+    assert list(arguments) == ["size"]

@@ -8,6 +8,7 @@ import gguf
 import numpy as np
 import pytest
 
+from inl.checkpoints.files.tensor_file import TensorFile
 from inl.checkpoints.gguf.imatrix import read_imatrix
 from inl.errors import CheckpointError
 
@@ -51,6 +52,26 @@ def test_a_gguf_file_has_sums_and_counts(tmp_path):
     found = read_imatrix(path)
     assert found[NAMES[0]].tolist() == [1, 2]
     assert found[NAMES[1]].tolist() == [1, 2, 1, 1, 3, 1]
+
+
+def test_a_gguf_file_that_is_refused_is_closed(tmp_path, monkeypatch):
+    path = tmp_path / "i.gguf"
+    writer = gguf.GGUFWriter(path, "")
+    writer.add_tensor(f"{NAMES[0]}.in_sum2", np.array([[4, 8]], np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    opened, start = [], TensorFile.__init__
+
+    def opens(file, *places):
+        opened.append(file)
+        start(file, *places)
+
+    monkeypatch.setattr(TensorFile, "__init__", opens)
+    with pytest.raises(CheckpointError, match=r"counts'?: not found"):
+        read_imatrix(path)
+    assert [file.close.alive for file in opened] == [False, False]
 
 
 @pytest.mark.parametrize(

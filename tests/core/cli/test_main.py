@@ -84,6 +84,7 @@ def test_without_a_command_the_help_is_shown(inl):
             ("devcies",),
             "No such command 'devcies'. Did you mean 'devices'? (see inl --help)",
         ),
+        (("run", "llama3.2"), "No such command 'run'; try inl chat --model MODEL"),
         (("devices", "--jsno"), "No such option: --jsno"),
         (("devices", "extra"), "unexpected extra argument"),
         (("check",), "Missing argument 'DEVICE' (see inl check --help)"),

@@ -79,7 +79,7 @@ STRING = {"type": "string"}
                 "required": ["name"], "additionalProperties": False,
             },
         ),
-        (Model, Model.model_json_schema()),
+        (Model, Model.model_json_schema() | {"additionalProperties": False}),
     ],
 )  # fmt: skip
 def test_the_schema_of_a_type(hint, schema):

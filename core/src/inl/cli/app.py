@@ -22,6 +22,14 @@ UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 """Of click, which newer versions of typer contain."""
 
 
+OF_OTHERS = {
+    "run": "inl chat --model MODEL, or inl generate PROMPT --model MODEL",
+    "show": "inl models MODEL",
+    "stop": "the server's --idle-unload",
+}
+"""Commands of Ollama that have another name here."""
+
+
 class LazyGroup(TyperGroup):
     """Typer group that imports the command of a line: of the core, or of a plugin."""
 
@@ -57,6 +65,8 @@ class LazyGroup(TyperGroup):
         """Find the command of a line; the error for an unknown name names near ones."""
         is_own = args and args[0] in COMMANDS
         names = COMMANDS if is_own else self.list_commands(ctx)
+        if args[0] in OF_OTHERS and args[0] not in names:
+            raise UsageError(f"No such command {args[0]!r}; try {OF_OTHERS[args[0]]}")
         self.commands = dict.fromkeys(names)  # type: ignore[assignment] # names only
         name, command, rest = super().resolve_command(ctx, args)
         return name, command and import_command(str(name)), rest

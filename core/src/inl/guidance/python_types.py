@@ -24,6 +24,7 @@ from typing import (
 )
 
 from inl.errors import RequestError
+from inl.guidance.closed_schemas import close_objects
 
 PLAIN: Final[dict[Any, dict[str, Any]]] = {
     str: {"type": "string"},
@@ -203,7 +204,8 @@ def _array(
 
 def _class(cls: type, where: str, outer: tuple[Any, ...]) -> dict[str, Any]:
     if hasattr(cls, "model_json_schema"):
-        schema: dict[str, Any] = cls.model_json_schema()
+        # As dataclasses below; a model that allows others says so in its schema.
+        schema: dict[str, Any] = close_objects(cls.model_json_schema())
         return schema
     if issubclass(cls, Enum):
         return {"enum": [each.value for each in cls]}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Protocol
+from typing import Annotated, Protocol, cast
 
 from msgspec import Meta
 
@@ -16,6 +16,16 @@ TopK = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 
 LEAST_TOP_P = 1e-6
 """Smallest ``top_p`` of the engine; the dialects accept any above 0."""
+
+
+OPTIONAL = ("min_p", "presence_penalty", "frequency_penalty")
+
+
+def optional_options(fields: object) -> GenerationOptions:
+    """Return the options of the fields in ``OPTIONAL`` that a request has."""
+    given = {name: getattr(fields, name) for name in OPTIONAL}
+    present = {name: value for name, value in given.items() if value is not None}
+    return cast("GenerationOptions", present)
 
 
 class SamplingFields(Protocol):

@@ -46,30 +46,36 @@ def read_imatrix(path: Path) -> dict[str, NDArray[np.float32]]:
 
 def _from_gguf(path: Path) -> dict[str, NDArray[np.float32]]:
     gguf = GgufFile(path)
-    found: dict[str, NDArray[np.float32]] = {}
-    for name, entry in gguf.tensors.items():
-        if not name.endswith(SUMS):
-            continue
-        matrix = name.removesuffix(SUMS)
-        if matrix + COUNTS not in gguf.tensors:
-            raise CheckpointError(
-                f"{path}: tensor {matrix + COUNTS!r}: not found; accepted: one beside "
-                f"each {SUMS}"
-            )
-        sums = gguf.file.array(entry).data.astype(np.float32)
-        counts = gguf.file.array(gguf.tensors[matrix + COUNTS]).data
-        sums = sums.reshape(counts.size, -1)
-        counts = counts.reshape(-1, 1)
-        # Experts that no token reached have no mean: every column counts the same.
-        means = np.where(counts > 0, sums / np.maximum(counts, 1), 1)
-        found[matrix] = np.asarray(means, np.float32).reshape(-1)
-    gguf.file.close()
+    try:
+        found = {
+            name.removesuffix(SUMS): _means(gguf, name.removesuffix(SUMS))
+            for name in gguf.tensors
+            if name.endswith(SUMS)
+        }
+    finally:
+        gguf.file.close()
     if not found:
         raise CheckpointError(
             f"{path}: found no tensors named *{SUMS}; accepted: an importance matrix "
             "of llama-imatrix"
         )
     return found
+
+
+def _means(gguf: GgufFile, matrix: str) -> NDArray[np.float32]:
+    counted = gguf.tensors.get(matrix + COUNTS)
+    if counted is None:
+        raise CheckpointError(
+            f"{gguf.file.path}: tensor {matrix + COUNTS!r}: not found; accepted: one "
+            f"beside each {SUMS}"
+        )
+    counts = gguf.file.array(counted).data
+    sums = gguf.file.array(gguf.tensors[matrix + SUMS]).data.astype(np.float32)
+    sums = sums.reshape(counts.size, -1)
+    counts = counts.reshape(-1, 1)
+    # Experts that no token reached have no mean: every column counts the same.
+    means = np.where(counts > 0, sums / np.maximum(counts, 1), 1)
+    return np.asarray(means, np.float32).reshape(-1)
 
 
 def _from_dat(file: TensorFile) -> dict[str, NDArray[np.float32]]:

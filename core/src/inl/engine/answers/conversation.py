@@ -23,9 +23,6 @@ class Tool:
     name: str
     description: str = ""
     parameters: Mapping[str, Any] = field(default_factory=dict)
-    strict: bool = False
-    """Whether an object has the properties that the schema names only, where the schema
-    is silent."""
 
     def as_template_value(self) -> dict[str, Any]:
         """Return the value that chat templates expect."""

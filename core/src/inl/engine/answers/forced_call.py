@@ -18,7 +18,11 @@ ANY_OBJECT = {"type": "object"}
 def forced_call(
     tools: Sequence[Tool], choice: str, markup: CallMarkup
 ) -> dict[str, Any]:
-    """Return the structure of one call of the tools of a choice."""
+    """Return the structure of one call of the tools of a choice.
+
+    An object of the arguments has no properties but those that its schema names, unless
+    the schema states ``additionalProperties``: functions rarely take others.
+    """
     name = choice.removeprefix("tool:")
     chosen = [tool for tool in tools if choice == "required" or tool.name == name]
     calls = [
@@ -26,7 +30,9 @@ def forced_call(
             "type": "object",
             "properties": {
                 markup.name_key: {"const": tool.name},
-                markup.arguments_key: as_resource(_parameters(tool), f"tool/{at}"),
+                markup.arguments_key: as_resource(
+                    close_objects(tool.parameters or ANY_OBJECT), f"tool/{at}"
+                ),
             },
             "required": [markup.name_key, markup.arguments_key],
             "additionalProperties": False,
@@ -35,8 +41,3 @@ def forced_call(
     ]
     schema = calls[0] if len(calls) == 1 else {"anyOf": calls}
     return {"json_schema": schema}
-
-
-def _parameters(tool: Tool) -> Any:
-    parameters = tool.parameters or ANY_OBJECT
-    return close_objects(parameters) if tool.strict else parameters

@@ -165,4 +165,4 @@ class _Blocks:
         return event({"type": name, "index": self._index, "delta": value}, name)
 
 
-_EMPTY = {"type": "text", "text": "", "citations": None}
+_EMPTY = {"type": "text", "text": ""}

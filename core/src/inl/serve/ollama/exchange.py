@@ -12,7 +12,7 @@ from inl.serve.api_error import ApiError
 from inl.serve.dialect import ReadUsage, parse
 from inl.serve.event_stream import StreamFormat, encode
 from inl.serve.job import Answer, Call, Delta, Job, Usage
-from inl.serve.ollama.fields import GenerationFields
+from inl.serve.ollama.fields import DEFAULTS, GenerationFields
 from inl.serve.ollama.messages import (
     GenerateRequest,
     OllamaChatRequest,
@@ -141,7 +141,7 @@ class OllamaChatExchange(OllamaExchange):
     """An answer of ``/api/chat``."""
 
     def __init__(self, body: bytes, number: str, model: str) -> None:
-        request = parse(body, OllamaChatRequest)
+        request = parse(body, OllamaChatRequest, DEFAULTS)
         super().__init__(request, chat_job(request, number), model)
 
     def _text(

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from inl.engine.answers.forced_call import ANY_OBJECT
 from inl.engine.options import GenerationOptions
+from inl.guidance.closed_schemas import close_objects
+from inl.serve.absent_fields import Defaults
 from inl.serve.api_error import ApiError, unsupported
 from inl.serve.openai.fields import MinP, Penalty, Repetition, Seed, TopLogprobs
-from inl.serve.sampling import LEAST_TOP_P, StopString, Temperature, TopK
+from inl.serve.sampling import (
+    LEAST_TOP_P,
+    StopString,
+    Temperature,
+    TopK,
+    optional_options,
+)
 
 LATEST = ":latest"
 """Tag of a model's name that stands for none."""
@@ -24,8 +32,10 @@ SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h"
 PART = r"(\d+\.?\d*|\.\d+)(ns|us|µs|ms|s|m|h)"
 DURATION = re.compile(rf"[-+]?(({PART})+|\d+\.?\d*)", re.ASCII)
 
+T = TypeVar("T")
 Any32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 One = Annotated[float, Meta(ge=1, le=1)]
+Probability = Annotated[float, Meta(ge=0, le=1)]
 KeepAlive = str | float
 
 
@@ -39,7 +49,7 @@ class Options(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     num_predict: Any32 | None = None
     temperature: Temperature | None = None
     top_k: TopK | None = None
-    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_p: Probability | None = None
     min_p: MinP | None = None
     seed: Seed | None = None
     stop: str | list[StopString] | None = None
@@ -64,15 +74,29 @@ class Options(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     f16_kv: bool | None = None
     use_mmap: bool | None = None
     use_mlock: bool | None = None
+    logits_all: bool | None = None
+    vocab_only: bool | None = None
+    embedding_only: bool | None = None
+
+
+DEFAULTS: Defaults = {"tool_choice": ("auto",)}
+"""Fields of clients, with the value that asks for what happens anyway."""
 
 
 class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Fields of both endpoints; ``keep_alive`` and ``truncate`` have no effect."""
+    """Fields of both endpoints; ``keep_alive`` and ``truncate`` have no effect.
+
+    temperature, top_p, max_output_tokens: where ``options`` has none. Ollama does not
+    have them; its provider for the AI SDK sends them here.
+    """
 
     model: str | None = None
     stream: bool | None = None
     format: Literal["", "json"] | dict[str, Any] | None = None
     options: Options | None = None
+    temperature: Temperature | None = None
+    top_p: Probability | None = None
+    max_output_tokens: Any32 | None = None
     keep_alive: KeepAlive | None = None
     think: bool | str | None = None
     logprobs: bool | None = None
@@ -89,23 +113,20 @@ def served_name(name: str | None) -> str | None:
 def options_of(fields: GenerationFields) -> GenerationOptions:
     """Return the engine's options; raises :class:`ApiError`."""
     given = fields.options or Options()
-    top_p = TOP_P if given.top_p is None else given.top_p
+    temperature = _first(given.temperature, fields.temperature, TEMPERATURE)
+    top_p = _first(given.top_p, fields.top_p, TOP_P)
+    limit = _first(given.num_predict, fields.max_output_tokens, -1)
     options: GenerationOptions = {
-        "temperature": TEMPERATURE if given.temperature is None else given.temperature,
+        **optional_options(given),
+        "temperature": temperature,
         "top_k": TOP_K if given.top_k is None else max(given.top_k, 0),
         "top_p": max(top_p, LEAST_TOP_P),
         "stop": given.stop or None,
     }
-    if given.num_predict is not None and given.num_predict > 0:
-        options["max_tokens"] = given.num_predict
+    if limit > 0:
+        options["max_tokens"] = limit
     if given.seed is not None and given.seed != -1:
         options["seed"] = given.seed
-    if given.min_p is not None:
-        options["min_p"] = given.min_p
-    if given.presence_penalty is not None:
-        options["presence_penalty"] = given.presence_penalty
-    if given.frequency_penalty is not None:
-        options["frequency_penalty"] = given.frequency_penalty
     if given.repeat_penalty not in (None, 1) and given.repeat_last_n != 0:
         options["repetition_penalty"] = _repetition(given)
     if fields.top_logprobs is not None and not fields.logprobs:
@@ -113,6 +134,11 @@ def options_of(fields: GenerationFields) -> GenerationOptions:
     if fields.logprobs:
         options["logprobs"] = fields.top_logprobs or 0
     return options
+
+
+def _first(*values: T | None) -> T:
+    """Return the first value that is given; the last one is."""
+    return next(value for value in values if value is not None)
 
 
 def _repetition(options: Options) -> float:
@@ -135,7 +161,10 @@ def structure_of(fields: GenerationFields) -> dict[str, Any] | None:
     """Return the engine's option ``structured``."""
     if not fields.format and not isinstance(fields.format, dict):
         return None
-    return {"json_schema": ANY_OBJECT if fields.format == "json" else fields.format}
+    if fields.format == "json":
+        return {"json_schema": ANY_OBJECT}
+    # pydantic's schemas, which its documentation shows, are silent about other names.
+    return {"json_schema": close_objects(fields.format)}
 
 
 def variables_of(fields: GenerationFields) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from inl.serve.openai.fields import (
     TopLogprobs,
     check_stream_options,
     options_of,
+    structure_of_fields,
 )
 from inl.serve.openai.messages import (
     Message,
@@ -31,7 +32,6 @@ from inl.serve.openai.messages import (
 )
 from inl.serve.openai.usage import chat_logprobs, prompt_logprobs, usage_body
 from inl.serve.sampling import Count
-from inl.serve.structured import structure_of
 from inl.serve.token_texts import NoTokenTexts, TokenPlaces, TokenTexts
 
 
@@ -46,8 +46,6 @@ class ChatRequest(GenerationFields, kw_only=True, forbid_unknown_fields=True):
     tools: list[ToolSchema] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    response_format: dict[str, Any] | None = None
-    structured_outputs: dict[str, Any] | None = None
     modalities: list[Literal["text"]] | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -108,7 +106,7 @@ class ChatExchange(ChunkedExchange):
             options=options,
             count=request.n or 1,
             stream=bool(request.stream),
-            structure=structure_of(request.response_format, request.structured_outputs),
+            structure=structure_of_fields(request),
             number=number,
         )
         self._has_logprobs = bool(request.logprobs)

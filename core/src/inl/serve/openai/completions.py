@@ -20,9 +20,9 @@ from inl.serve.openai.fields import (
     TopLogprobs,
     check_stream_options,
     options_of,
+    structure_of_fields,
 )
 from inl.serve.openai.usage import completion_logprobs, prompt_logprobs, usage_body
-from inl.serve.structured import structure_of
 from inl.serve.token_texts import NoTokenTexts, TokenPlaces, TokenTexts
 
 DEFAULT_MAX_TOKENS = 16
@@ -43,8 +43,6 @@ class CompletionRequest(GenerationFields, kw_only=True, forbid_unknown_fields=Tr
     logprobs: TopLogprobs | None = None
     echo: bool | None = False
     suffix: str | None = None
-    response_format: dict[str, Any] | None = None
-    structured_outputs: dict[str, Any] | None = None
 
 
 def prompts_of(
@@ -103,7 +101,7 @@ class CompletionExchange(ChunkedExchange):
             options=options,
             count=request.n or 1,
             stream=bool(request.stream),
-            structure=structure_of(request.response_format, request.structured_outputs),
+            structure=structure_of_fields(request),
             number=number,
         )
         self._echo = bool(request.echo)

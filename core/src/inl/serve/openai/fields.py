@@ -16,8 +16,10 @@ from inl.serve.sampling import (
     Temperature,
     TopK,
     TopP,
+    optional_options,
     sampling_options,
 )
+from inl.serve.structured import guided_of, structure_of
 
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -91,6 +93,13 @@ class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     cache_salt: str | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_decoding_backend: str | None = None
     return_token_ids: bool | None = False
     user: str | None = None
     metadata: dict[str, Any] | None = None
@@ -105,6 +114,7 @@ def options_of(fields: GenerationFields) -> GenerationOptions:
     """Return the engine's options; raises :class:`ApiError`."""
     options: GenerationOptions = {
         **sampling_options(fields),
+        **optional_options(fields),
         "max_tokens": fields.max_tokens,
         "seed": fields.seed,
         "stop": fields.stop,
@@ -124,15 +134,18 @@ def options_of(fields: GenerationFields) -> GenerationOptions:
         raise unsupported("prompt_logprobs", "is not supported together with stream")
     if fields.timeout_seconds is not None:
         options["deadline"] = time.time() + fields.timeout_seconds
-    if fields.min_p is not None:
-        options["min_p"] = fields.min_p
     if fields.repetition_penalty is not None:
         options["repetition_penalty"] = fields.repetition_penalty
-    if fields.presence_penalty is not None:
-        options["presence_penalty"] = fields.presence_penalty
-    if fields.frequency_penalty is not None:
-        options["frequency_penalty"] = fields.frequency_penalty
     return options
+
+
+def structure_of_fields(fields: GenerationFields) -> dict[str, Any] | None:
+    """Return the engine's option ``structured``; raises :class:`ApiError`."""
+    guided = guided_of(fields)
+    # guidance sends one structure in both, for older and newer servers.
+    if guided and fields.structured_outputs not in (None, guided):
+        raise unsupported(f"guided_{min(guided)}", "differs from structured_outputs")
+    return structure_of(fields.response_format, guided or fields.structured_outputs)
 
 
 def check_stream_options(fields: GenerationFields) -> StreamOptions:

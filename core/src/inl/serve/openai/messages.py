@@ -162,7 +162,6 @@ def tools_of(tools: Sequence[ToolSchema] | None) -> list[Tool]:
             each.function.name,
             each.function.description or "",
             each.function.parameters or {},
-            bool(each.function.strict),
         )
         for each in tools or ()
     ]

@@ -163,9 +163,7 @@ def _conversation_of(request: ResponsesRequest, items: Sequence[Item]) -> Conver
         messages.append(Message("system", request.instructions))
     messages += _messages(items)
     tools = [
-        Tool(
-            tool.name, tool.description or "", tool.parameters or {}, bool(tool.strict)
-        )
+        Tool(tool.name, tool.description or "", tool.parameters or {})
         for tool in request.tools or ()
         if tool.type == "function" and tool.name
     ]

@@ -5,6 +5,7 @@ const PARAMETERS = ["model", "system", "temperature", "top_p", "max_tokens", "se
 let chat = chats.list()[0] || chats.create();
 let controller = null;
 let isLoaded = {}; // of each model
+let defaults = {}; // sampling of each model, once it is loaded
 
 // The key is kept for this tab only.
 element("key").value = sessionStorage.getItem("inl-key") || "";
@@ -399,6 +400,7 @@ async function listModels() {
   if (!response.ok) throw await refusal(response);
   const { data } = await response.json();
   isLoaded = Object.fromEntries(data.map((each) => [each.id, each.is_loaded]));
+  defaults = Object.fromEntries(data.map((each) => [each.id, each.sampling_defaults || {}]));
   const select = element("model");
   const ids = data.map((each) => each.id);
   if (ids.join("\n") === [...select.options].map((each) => each.value).join("\n")) return;
@@ -411,6 +413,8 @@ async function showModels() {
   try {
     await listModels();
     const model = element("model").value;
+    // An empty field is not sent: the server uses the model's own value.
+    for (const id of ["temperature", "top_p"]) element(id).placeholder = defaults[model]?.[id] ?? "of the model";
     if (!controller) report(isLoaded[model] === false ? `${model} is not loaded: the first message loads it` : "");
   } catch (error) {
     report(error.message, true);
