@@ -63,8 +63,7 @@ class LazyGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the command of a line; the error for an unknown name names near ones."""
-        is_own = args and args[0] in COMMANDS
-        names = COMMANDS if is_own else self.list_commands(ctx)
+        names = COMMANDS if args[0] in COMMANDS else self.list_commands(ctx)
         if args[0] in OF_OTHERS and args[0] not in names:
             raise UsageError(f"No such command {args[0]!r}; try {OF_OTHERS[args[0]]}")
         self.commands = dict.fromkeys(names)  # type: ignore[assignment] # names only
