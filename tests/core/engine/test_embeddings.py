@@ -227,7 +227,7 @@ def test_damaged_frames_are_refused(folder, make, rows, cut, message):
         runner = make(runner.limits)
     runner.submit(admission(runner.limits, 1, [1]))
     frame = one_step(runner.limits, [(1, [5, 6])], step=1, decoding=0)
-    frame = with_rows(frame, rows)
+    frame = with_rows(frame, rows, runner.limits)
     with pytest.raises(ProtocolError, match=message):
         runner.submit(frame[: len(frame) - cut])
     runner.close()

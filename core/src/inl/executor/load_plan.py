@@ -16,7 +16,7 @@ from inl.config import EngineConfig
 from inl.dtypes import FLOATS, SIZES, wrap
 from inl.errors import RequestError, RunnerError
 from inl.executor.cache_dtype import CacheDtype, cache_dtype, caching_in
-from inl.executor.cache_sizing import min_limits, plan_limits
+from inl.executor.cache_sizing import min_limits, plan_limits, with_inputs
 from inl.executor.loaded import Loaded
 from inl.executor.model_executor import bound_tracer, used_whole_models
 from inl.executor.repeated_frames import with_programs
@@ -109,7 +109,9 @@ class LoadPlan:
             planned = plan_limits(
                 model, shaped, backend, config, ranks=ranks, sharers=sizes.data
             )
-            limits = min_limits(planned, backend)
+            limits = with_inputs(
+                min_limits(planned, backend), model, shaped, unloaded.selection.kernels
+            )
         return cls(
             language, backend, config, replace(unloaded, groups=groups),
             with_programs(backend, limits), cache,

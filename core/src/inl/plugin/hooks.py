@@ -24,7 +24,9 @@ CONTRACT = (1, 2)
 GROUP = f"inl.v{CONTRACT[0]}"
 """Entry-point group of the major version."""
 
-FEATURES: frozenset[str] = frozenset()
+FEATURES: frozenset[str] = frozenset({
+    "axis_positions", "encoders", "layer_features", "pooled", "spans",
+})  # fmt: skip
 """Optional features that a plugin may require in its ``INL_FEATURES``."""
 
 hookspec = pluggy.HookspecMarker("inl")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from inl.errors import ProtocolError
 from inl.protocol.runner import Limits
-from inl.spec.embedded_rows import read_rows
+from inl.spec.embedded_rows import read_inputs
 from inl.spec.message import (
     DRAFT,
     EMBEDDED,
@@ -93,8 +93,8 @@ def read_step(frame: IntArray, head: Header, limits: Limits) -> StepFrame:
     place = layout(bucket, groups=limits.groups, block_size=limits.block_size)
     embeddings: dict[int, NDArray[np.float32]] = {}
     if head.flags & EMBEDDED:
-        found = read_rows(frame, place.size, head.used_tokens, limits.embedding)
-        embeddings = dict(zip(found[0].tolist(), found[1], strict=True))
+        found = read_inputs(frame, place.size, head.used_tokens, limits)
+        embeddings = dict(zip(found.indices.tolist(), found.rows, strict=True))
         frame = frame[: place.size]
     if len(frame) != place.size:
         raise _error(head, "words", len(frame), str(place.size))

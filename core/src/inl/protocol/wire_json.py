@@ -120,6 +120,12 @@ def read_limits(value: Any, where: str) -> Limits:
         adapters=_optional(value, "adapters", where),
         adapter_rank=_optional(value, "adapter_rank", where),
         embedding=_optional(value, "embedding", where),
+        axes=_optional(value, "axes", where),
+        spans=value.get("spans", False) is True,
+        feature_layers=tuple(
+            _count(each, f"{where}: limits.feature_layers", 0)
+            for each in _items({"feature_layers": [], **value}, "feature_layers", where)
+        ),
     )
 
 

@@ -192,7 +192,7 @@ class _Run:
             else step.header.flags & (POOLED | SCORED),
         )
         if embeddings:
-            message = with_rows(message, embeddings)
+            message = with_rows(message, embeddings, self._limits)
         self._runner.submit(message)
         if masks is not None:
             width = mask_width(self._limits.vocab)

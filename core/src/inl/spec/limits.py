@@ -53,6 +53,18 @@ class Limits:
     embedding: int = 0
     """H: elements of a row of embeddings that steps may have in place of tokens; 0 if
     the runner takes none."""
+    axes: int = 0
+    """Axes along which tokens of a step may have positions of their own; 0 if its model
+    has none."""
+    spans: bool = False
+    """Whether spans of tokens may attend to each other in both directions."""
+    feature_layers: tuple[int, ...] = ()
+    """F: layers after which a step may add features to the hidden states."""
+
+    @property
+    def takes_rows_only(self) -> bool:
+        """Whether embeddings are the only inputs of tokens beside their ids."""
+        return not (self.axes or self.spans or self.feature_layers)
 
     @property
     def samplers(self) -> tuple[str, ...]:

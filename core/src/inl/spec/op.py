@@ -87,6 +87,9 @@ class OpSpec:
     overwrites: tuple[str, ...] = ()
     """Arguments beside ``consumes`` whose memory a kernel may use for its result. No
     kernel changes any other argument."""
+    feature: str = ""
+    """Name in :data:`inl.plugin.hooks.FEATURES` of the optional feature that a
+    primitive is a part of; empty for what every backend computes."""
 
     @property
     def composite(self) -> bool:
@@ -111,6 +114,7 @@ def op(
     layout_opaque: bool = False,
     reduces: str = "",
     overwrites: tuple[str, ...] = (),
+    feature: str = "",
 ) -> Callable[[Callable[..., Any]], OpSpec]:
     """Define an op from its body; keyword-only parameters are its attributes.
 
@@ -139,6 +143,7 @@ def op(
         spec = OpSpec(
             name, body, shapes, cases, weights, consumes, rounds, tolerance,
             _cost(flops, traffic), tensors, layout_opaque, reduces, overwrites,
+            feature,
         )  # fmt: skip
         CATALOG[name] = spec
         return spec
