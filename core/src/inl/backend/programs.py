@@ -22,9 +22,10 @@ def info_of(
     name: one of :data:`~inl.spec.program.PROGRAMS`. table_width: columns of the block
     tables that a step reads; ``None`` is all.
     """
-    state = PROGRAMS[name].partition(")")[0].count(",")
+    arguments = PROGRAMS[name].partition(")")[0].strip("(").split(", ")
+    consumes = (arguments.index("state"),) if "state" in arguments else ()
     width = table_width or limits.max_blocks_per_seq
-    return ProgramInfo(name, limits, bucket, (state,), width * limits.block_size)
+    return ProgramInfo(name, limits, bucket, consumes, width * limits.block_size)
 
 
 def compile_program(

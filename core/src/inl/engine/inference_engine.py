@@ -28,6 +28,7 @@ from inl.engine.cleanup import run_with_cleanup
 from inl.engine.core import EngineCore, Stats, StepRecord
 from inl.engine.dispatcher import RequestDispatcher
 from inl.engine.embedder import embedding_request, unit_length
+from inl.engine.encoder_queue import EncoderQueue
 from inl.engine.options import (
     GenerationOptions,
     Prompt,
@@ -57,6 +58,7 @@ from inl.recording.recorder import Recorder
 from inl.runners.startup import Restarts, StartedRunner, check_place, run_header, start
 from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.scheduler import Scheduler
+from inl.spec.encoder import Encoder, TokenSequence
 
 if TYPE_CHECKING:
     import numpy as np
@@ -134,6 +136,12 @@ class InferenceEngine:
             replace=Restarts(self._restart) if restarts else None,
         )
         self._dispatcher = RequestDispatcher(self._core)
+        self._sequences = (
+            EncoderQueue(started.runner, self._dispatcher.lock)
+            if isinstance(model.model, Encoder)
+            else None
+        )
+        """Sequences of an encoder; ``None`` for a model that generates."""
         self._model_text: ModelText | None = None
         self._adapters = AdapterRegistry(
             model, limits, self._core, self._dispatcher.lock
@@ -568,6 +576,8 @@ class InferenceEngine:
         import numpy as np
 
         texts, _ = as_prompts(prompts)
+        if self._sequences is not None:
+            return self._encode(self._sequences, texts)
         batch, started, vocab = Batch(), time.perf_counter(), self.runner.limits.vocab
         requests = []
         for index, prompt in enumerate(texts):
@@ -584,6 +594,23 @@ class InferenceEngine:
             handle.completion()  # raises its error
             assert request.hidden is not None, "it has finished"
             rows.append(unit_length(f"prompts[{index}]", request.hidden))
+        if not rows:
+            return np.empty((0, self.model.config.hidden_size), np.float32)
+        return np.stack(rows)
+
+    def _encode(
+        self, sequences: EncoderQueue, texts: Sequence[Prompt]
+    ) -> NDArray[np.float32]:
+        """Return the results of an encoder, float32 [n, K]."""
+        import numpy as np
+
+        vocab = self.runner.limits.vocab
+        given = []
+        for index, prompt in enumerate(texts):
+            ids, name = self._encoder.encode(prompt, self.context), f"prompts[{index}]"
+            request = embedding_request(name, ids, context=self.context, vocab=vocab)
+            given.append(TokenSequence(request.prompt))
+        rows = sequences.encode(given)
         if not rows:
             return np.empty((0, self.model.config.hidden_size), np.float32)
         return np.stack(rows)
@@ -640,6 +667,10 @@ class InferenceEngine:
         **options: Unpack[GenerationOptions],
     ) -> RequestHandle:
         """Make and check the handle of a request without queuing it."""
+        if self._sequences is not None:
+            raise RequestError(
+                f"{self.model.name}: is an encoder and generates no text; use embed()"
+            )
         handle = self._encoder.prepare(
             prompt, context=self.context, vocab=self.runner.limits.vocab, **options
         )

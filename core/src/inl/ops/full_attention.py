@@ -7,6 +7,7 @@ their bounds in ``starts``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -113,7 +114,7 @@ def attend_sequences(
     heads, dim = q.shape[1:]
     kv_heads = k.shape[1]
     bounds = starts.tolist()
-    for start, stop in zip(bounds, bounds[1:], strict=False):
+    for start, stop in pairwise(bounds):
         if start == stop:
             continue
         queries = q[start:stop].reshape(-1, kv_heads, heads // kv_heads, dim)

@@ -44,6 +44,16 @@ FAMILIES = (
 )
 """(``architectures`` entry, ``model_type``, module in ``inl.models``)."""
 
+ENCODERS = (
+    ("Bert", "bert", "MODEL"),
+    ("MPNet", "mpnet", "MPNET"),
+    ("Roberta", "roberta", "ROBERTA"),
+    ("XLMRoberta", "xlm-roberta", "ROBERTA"),
+)
+"""(stem of ``architectures`` entries, ``model_type``, attribute of ``inl.models.bert``).
+"""
+ENCODER_SUFFIXES = ("Model", "ForMaskedLM", "ForSequenceClassification")
+
 
 @hookimpl
 def inl_register_backends(register: RegisterBackend) -> None:
@@ -57,6 +67,9 @@ def inl_register_models(register: RegisterModel) -> None:
     for architecture, name, module in FAMILIES:
         for key in (architecture, name):
             register(key, f"inl.models.{module}:MODEL")
+    for architecture, name, attribute in ENCODERS:
+        for key in (name, *(architecture + suffix for suffix in ENCODER_SUFFIXES)):
+            register(key, f"inl.models.bert:{attribute}")
     register("DeepForCausalLM", "inl.models.deep:MODEL")
     register("ComplexityModel", "inl.models.deep_v04:MODEL")
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from inl.device import Device, DeviceType, Probe
     from inl.spec.functions import Functions
     from inl.spec.kernel import Kernel
+    from inl.spec.encoder import Encoder
     from inl.spec.model import Model
 
 CONTRACT = (1, 2)
@@ -56,7 +57,7 @@ class RegisterKernels(Protocol):
 class RegisterModel(Protocol):
     """Registers a model under an ``architectures`` or ``model_type`` name."""
 
-    def __call__(self, architecture: str, model: str | Model) -> None: ...
+    def __call__(self, architecture: str, model: str | Model | Encoder) -> None: ...
 
 
 class RegisterFunctions(Protocol):
