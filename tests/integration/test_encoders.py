@@ -171,7 +171,7 @@ def test_modules_that_are_not_known_are_refused(tmp_path):
         open_model(tmp_path)
     listed = [{"type": "sentence_transformers.models.Dense", "path": "2_Dense"}]
     (tmp_path / "modules.json").write_text(json.dumps(listed))
-    with pytest.raises(CheckpointError, match="found a module .*Dense"):
+    with pytest.raises(CheckpointError, match=r"found a module .*Dense"):
         open_model(tmp_path)
 
 

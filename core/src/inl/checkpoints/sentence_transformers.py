@@ -24,7 +24,7 @@ NAMES: Final = {"cls": "first", "mean": "mean", "lasttoken": "last"}
 """Values of the later field ``pooling_mode``."""
 
 
-def read_pooling(path: Path, default: Pooling = Pooling()) -> Pooling:
+def read_pooling(path: Path, default: Pooling) -> Pooling:
     """Return how the model in a folder is pooled; ``default`` without ``modules.json``.
 
     Raises :class:`CheckpointError` for modules and ways of pooling that are not known.

@@ -33,6 +33,7 @@ from inl.placement.sharding import check_mesh, check_shares, divisible
 from inl.plugin import registry_for
 from inl.progress import ProgressReporter
 from inl.protocol.runner import Limits
+from inl.spec.encoder import Encoder
 from inl.spec.op import OpSpec, Spec
 from inl.spec.selection import KernelSelection
 from inl.spec.tolerance import round_results
@@ -86,6 +87,11 @@ class LoadPlan:
         :class:`~inl.errors.ModelError` for settings that model or backend do not have,
         and :class:`~inl.errors.OutOfMemory`.
         """
+        if isinstance(language.model, Encoder):
+            raise RequestError(
+                f"{language.name}: is an encoder, which takes no steps; accepted: a "
+                "model that generates"
+            )
         dtype = compute_dtype(backend, config.dtype)
         language = stored_for(configure(language, config), backend, dtype)
         backend = in_dtype(backend, dtype)

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 FAR: Final = 128
 """Distance from which on MPNet's bias is the same."""
 
+DEFAULT: Final = Pooling()
+"""Pooling of files that name none, as of sentence-transformers."""
+
 CLASSIFIES: Final = "ForSequenceClassification"
 """Suffix of the names of models with a head."""
 
@@ -63,7 +66,7 @@ class BertConfig:
     """Results of the head that classifies; 0 without it."""
     head_names: tuple[str, str]
     """Modules of that head."""
-    pooling: Pooling = Pooling()
+    pooling: Pooling = DEFAULT
     dtype: str = "float32"
     """Compute dtype; the loader sets it."""
 
@@ -154,7 +157,7 @@ def weights(c: BertConfig) -> Weights:
     places = Param(f"{stem}position_embeddings.weight", (c.max_tokens, h))
     places = places._replace(row_slices=rows if c.first_position else None)
     kinds = Param(f"{stem}token_type_embeddings.weight", (c.kinds, h))
-    head = ()
+    head: tuple[Group, ...] = ()
     if c.labels:
         dense, out = c.head_names
         head = (
@@ -282,7 +285,7 @@ def adapt(
         own = c.labels and new.startswith(c.head_names)
         if own or not UNUSED.search(new):
             pieces[new] = Piece((name,), checkpoint.spec(name)[1])
-    pooling = c.pooling if c.labels else read_pooling(checkpoint.path)
+    pooling = c.pooling if c.labels else read_pooling(checkpoint.path, c.pooling)
     return replace(c, pooling=pooling), AdaptedCheckpoint(checkpoint, pieces)
 
 

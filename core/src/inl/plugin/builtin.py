@@ -50,8 +50,7 @@ ENCODERS = (
     ("Roberta", "roberta", "ROBERTA"),
     ("XLMRoberta", "xlm-roberta", "ROBERTA"),
 )
-"""(stem of ``architectures`` entries, ``model_type``, attribute of ``inl.models.bert``).
-"""
+"""(stem of ``architectures``, ``model_type``, attribute of ``inl.models.bert``)."""
 ENCODER_SUFFIXES = ("Model", "ForMaskedLM", "ForSequenceClassification")
 
 

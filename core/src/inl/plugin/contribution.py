@@ -14,9 +14,9 @@ from inl.plugin.discover import Origin
 
 if TYPE_CHECKING:
     from inl.device import Device
+    from inl.spec.encoder import Encoder
     from inl.spec.functions import Functions
     from inl.spec.kernel import Kernel
-    from inl.spec.encoder import Encoder
     from inl.spec.model import Model
 
 T = TypeVar("T")

@@ -14,9 +14,9 @@ import pluggy
 
 if TYPE_CHECKING:
     from inl.device import Device, DeviceType, Probe
+    from inl.spec.encoder import Encoder
     from inl.spec.functions import Functions
     from inl.spec.kernel import Kernel
-    from inl.spec.encoder import Encoder
     from inl.spec.model import Model
 
 CONTRACT = (1, 2)

@@ -15,9 +15,9 @@ from inl.plugin.probe import ProbeResult, run_probe
 from inl.plugin.rows import PACKAGES, DeviceRow, Plugin, PluginRow, install_line
 
 if TYPE_CHECKING:
+    from inl.spec.encoder import Encoder
     from inl.spec.functions import Functions
     from inl.spec.kernel import Kernel
-    from inl.spec.encoder import Encoder
     from inl.spec.model import Model
 
 

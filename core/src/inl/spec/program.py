@@ -28,12 +28,12 @@ do so in two calls, for steps whose allowed tokens the host computes in between;
 computes the hidden states [R, H] of the rows' last tokens, which a head multiplies by
 the vocabulary; "score" computes the :class:`~inl.spec.step.Scores` of given tokens,
 one after each token of the step, whose message :func:`inl.spec.scored_tokens.with_next`
-has extended; "encode" computes the results [N, K] of an :class:`~inl.spec.encoder.Encoder`
-for a :class:`~inl.spec.encoder.SequenceBatch` of any shape (its bucket is ``None``) and
-consumes nothing; "draft" computes a step of a draft head from hidden states, of any
-shapes (its bucket is ``None``); "admit" applies admissions and releases, int32 [n,
-words]. The programs that compute a model with taps, for a draft head, return the hidden
-states [T, taps * H] before the state."""
+has extended; "encode" computes the results [N, K] of an
+:class:`~inl.spec.encoder.Encoder` for a :class:`~inl.spec.encoder.SequenceBatch` of any
+shape (its bucket is ``None``) and consumes nothing; "draft" computes a step of a draft
+head from hidden states, of any shapes (its bucket is ``None``); "admit" applies
+admissions and releases, int32 [n, words]. The programs that compute a model with taps,
+for a draft head, return the hidden states [T, taps * H] before the state."""
 
 
 class ProgramInfo(NamedTuple):

@@ -13,6 +13,7 @@ from inl.ops import catalog
 from inl.spec import message
 from inl.spec.cache import Cache, Paged, Slotted, State
 from inl.spec.embedded_rows import EmbeddedRows
+from inl.spec.encoder import SequenceBatch
 from inl.spec.kernel import Kernel
 from inl.spec.limits import Limits
 from inl.spec.message_layout import (
@@ -48,7 +49,8 @@ def contract_page() -> str:
     """Return the page as Markdown."""
     sections = [
         HEAD, _counts(), PROGRAM, _programs(), _table(ProgramInfo),
-        VALUES, *map(_table, (Bucket, Step, EmbeddedRows, Tables, Scores, Limits)),
+        VALUES, *map(_table, (Bucket, Step, EmbeddedRows, SequenceBatch, Tables)),
+        *map(_table, (Scores, Limits)),
         *map(_table, (Cache, State)),
         *map(_table, (Paged, Slotted)), f"`PARAMS` is {_spans(PARAMS)}.\n",
         MESSAGE, _message(),
@@ -69,16 +71,35 @@ def _counts() -> str:
         ops=len(specs), primitives=len(primitives),
         composites=len(specs) - len(primitives), needed=len(needed),
         names=_spans(needed),
-        others=_spans(sorted(set(primitives) - set(needed))),
-    )  # fmt: skip
+        others=_spans(sorted(set(primitives) - set(needed) - set(_optional()))),
+    ) + _features()  # fmt: skip
+
+
+def _optional() -> dict[str, str]:
+    """Return the ops of optional features, and the feature of each."""
+    return {spec.name: spec.feature for spec in catalog().values() if spec.feature}
+
+
+def _features() -> str:
+    rows: dict[str, list[str]] = {}
+    for name, feature in _optional().items():
+        rows.setdefault(feature, []).append(name)
+    parts = [f"{_spans(names)} of `{feature}`" for feature, names in rows.items()]
+    return (
+        "\nA backend without kernels of optional features refuses by name what needs "
+        f"them: {'; '.join(parts)}.\n"
+    )
 
 
 def _programs() -> str:
     rows = []
     for name, signature in PROGRAMS.items():
+        (*_, last) = signature.partition(")")[0].strip("(").split(", ")
         at = signature.partition(")")[0].count(",")
-        bucket = "none" if name in ("admit", "set_token_bias") else "the step's"
-        rows.append((f"`{name}`", f"`{signature}`", f"`({at},)`: the state", bucket))
+        consumes = f"`({at},)`: the state" if last == "state" else "`()`"
+        between = name in ("admit", "set_token_bias", "encode")
+        bucket = "none" if between else "the step's"
+        rows.append((f"`{name}`", f"`{signature}`", consumes, bucket))
     return _rows(("program", "arguments and results", "`consumes`", "bucket"), rows)
 
 

@@ -110,9 +110,17 @@ class EngineContract(Contract):
         self.run_check(engine_check)
 
 
+class FeatureContract(Contract):
+    """Checks of optional features, or that they are refused by name."""
+
+    def test_feature(self, feature_check: Check) -> None:
+        self.run_check(feature_check)
+
+
 SECTIONS: Mapping[type[Contract], str] = {
     BackendContract: "backend",
     KernelContract: "kernel",
     RunnerContract: "runner",
     EngineContract: "engine",
+    FeatureContract: "feature",
 }
