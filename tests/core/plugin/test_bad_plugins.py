@@ -145,7 +145,7 @@ UNSUPPORTED = {
     ),
     "an unknown feature": (
         "INL_FEATURES = {'warp', 'beam'}",
-        "needs beam, warp; this core has no features in contract 1.2; try: ",
+        "needs beam, warp; this core has axis_positions, encoders, ",
     ),
 }
 

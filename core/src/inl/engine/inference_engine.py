@@ -58,7 +58,7 @@ from inl.recording.recorder import Recorder
 from inl.runners.startup import Restarts, StartedRunner, check_place, run_header, start
 from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.scheduler import Scheduler
-from inl.spec.encoder import Encoder, TokenSequence
+from inl.spec.encoder import TokenSequence
 
 if TYPE_CHECKING:
     import numpy as np
@@ -138,7 +138,7 @@ class InferenceEngine:
         self._dispatcher = RequestDispatcher(self._core)
         self._sequences = (
             EncoderQueue(started.runner, self._dispatcher.lock)
-            if isinstance(model.model, Encoder)
+            if model.encoder is not None
             else None
         )
         """Sequences of an encoder; ``None`` for a model that generates."""
@@ -609,7 +609,7 @@ class InferenceEngine:
         for index, prompt in enumerate(texts):
             ids, name = self._encoder.encode(prompt, self.context), f"prompts[{index}]"
             request = embedding_request(name, ids, context=self.context, vocab=vocab)
-            given.append(TokenSequence(request.prompt))
+            given.append(TokenSequence(request.tokens))
         rows = sequences.encode(given)
         if not rows:
             return np.empty((0, self.model.config.hidden_size), np.float32)

@@ -133,8 +133,8 @@ def load_encoder(
     Raises :class:`~inl.errors.NoKernel`, which names the op, on a backend without the
     ops of encoders, before weights are read.
     """
-    model, dtype = language.model, compute_dtype(backend, config.dtype)
-    assert isinstance(model, Encoder), "others are loaded by a LoadPlan"
+    model, dtype = language.encoder, compute_dtype(backend, config.dtype)
+    assert model is not None, "others are loaded by a LoadPlan"
     backend = in_dtype(backend, dtype)
     shaped = replace(language.config, dtype=dtype)
     selection = kernel_selection(backend, config)

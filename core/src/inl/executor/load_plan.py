@@ -33,7 +33,6 @@ from inl.placement.sharding import check_mesh, check_shares, divisible
 from inl.plugin import registry_for
 from inl.progress import ProgressReporter
 from inl.protocol.runner import Limits
-from inl.spec.encoder import Encoder
 from inl.spec.op import OpSpec, Spec
 from inl.spec.selection import KernelSelection
 from inl.spec.tolerance import round_results
@@ -87,7 +86,7 @@ class LoadPlan:
         :class:`~inl.errors.ModelError` for settings that model or backend do not have,
         and :class:`~inl.errors.OutOfMemory`.
         """
-        if isinstance(language.model, Encoder):
+        if language.encoder is not None:
             raise RequestError(
                 f"{language.name}: is an encoder, which takes no steps; accepted: a "
                 "model that generates"

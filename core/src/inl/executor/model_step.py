@@ -96,7 +96,8 @@ def _layers(
             added = features[layers.index(index)]
             if pruned:
                 added = ops.take_rows(added, step.samples)
-            carry = carry._replace(residual=carry.residual + added)
+            held: Any = carry
+            carry = held._replace(residual=held.residual + added)
     return carry, state
 
 

@@ -63,8 +63,7 @@ def trace(
         body(
             cast("Ops", with_inputs), model, config, weights, message,
             strict_state(model.state(config), limits, ranks=ranks),
-            table_width=table_width, embedded=embedded,
-            **({"body": forward, "taps": taps} if taps else {}),
+            table_width=table_width, embedded=embedded, **options,
         )  # fmt: skip
     logits = StrictArray((logits.shape[0], limits.vocab), logits.dtype)  # of all ranks
     masks = StrictArray((logits.shape[0], -(-limits.vocab // 32)), "int32")

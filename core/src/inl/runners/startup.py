@@ -21,7 +21,6 @@ from inl.executor.model_loader import LanguageModel, open_model
 from inl.placement.mesh import Meshes, parse_mesh
 from inl.protocol.runner import Limits, Runner
 from inl.runners.local_runner import start_runner
-from inl.spec.encoder import Encoder
 from inl.workers.address import WorkerAddress, parse_worker
 
 if TYPE_CHECKING:
@@ -83,7 +82,7 @@ def start(
     limits: required limits, instead of those for ``config`` and the free memory.
     progress: called with (done, total) of the weights in bytes, then of the programs.
     """
-    if isinstance(language.model, Encoder):
+    if language.encoder is not None:
         return _start_encoder(language, config, progress)
     if config.tensor_parallel > 1:
         from inl.runners.rank_startup import start_ranks

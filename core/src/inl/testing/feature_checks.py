@@ -98,11 +98,12 @@ def _inputs(feature: str, tiny: Tiny) -> Measure | None:
 
 def _fields(feature: str) -> dict[str, Any]:
     """Return the fields of :class:`Limits` of a feature."""
-    return {"embedding": 64} | {
+    fields: dict[str, dict[str, Any]] = {
         "axis_positions": {"axes": 3},
         "layer_features": {"feature_layers": (LAYER,)},
         "spans": {"spans": True},
-    }[feature]  # type: ignore[dict-item]
+    }
+    return {"embedding": 64, **fields[feature]}
 
 
 class _Prompt:

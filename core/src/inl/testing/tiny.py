@@ -191,8 +191,8 @@ def plain_logits(
         return np.concatenate([z.real, z.imag], -1)
 
     x = w["model.embed_tokens.weight"][np.asarray(ids)]
-    for at, row in {} if inputs is None else inputs.rows.items():
-        x[at] = row
+    for place, row in inputs.rows.items() if inputs is not None else ():
+        x[place] = row
     for index in range(config["num_hidden_layers"]):
         at = f"model.layers.{index}."
         y = norm(x, f"{at}input_layernorm")

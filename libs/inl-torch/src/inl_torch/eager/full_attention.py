@@ -46,10 +46,13 @@ def _attend(
         count = len(list(run))
         if length:
             own = slice(at, at + count * length)
-            parts = (x[own].view(count, length, *x.shape[1:]) for x in (q, k, v))
             index = torch.arange(length)
             mask = _mask(index - index[:, None], window, bias)
-            mixed = _product(*(x.transpose(1, 2) for x in parts), mask, scale)
+            parts = [
+                x[own].view(count, length, *x.shape[1:]).transpose(1, 2)
+                for x in (q, k, v)
+            ]
+            mixed = _product(parts, mask, scale)
             out[own] = mixed.transpose(1, 2).flatten(0, 1)
         at += count * length
     return out
@@ -65,8 +68,8 @@ def _all_tokens(
     mask = _mask(index - index[:, None], window, bias)
     zeros = torch.zeros_like(other, dtype=torch.float32)
     mask = (zeros if mask is None else mask).masked_fill(other, _MASKED)
-    parts = (x.transpose(0, 1)[None] for x in (q, k, v))
-    out = _product(*parts, mask, scale)[0].transpose(0, 1)
+    parts = [x.transpose(0, 1)[None] for x in (q, k, v)]
+    out = _product(parts, mask, scale)[0].transpose(0, 1)
     return out.masked_fill((index >= starts[-1])[:, None, None], 0)
 
 
@@ -84,13 +87,11 @@ def _mask(distance: torch.Tensor, window: int | None, bias: Any) -> Any:
     return zeros.masked_fill_(distance.abs() > window, _MASKED)
 
 
-def _product(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, scale: float
-) -> torch.Tensor:
-    """Compute attention of [N, heads, tokens, d]."""
-    wide = (upcast(x) for x in (q, k, v))
-    out = functional.scaled_dot_product_attention(*wide, attn_mask=mask, scale=scale)
-    return out.to(q.dtype)
+def _product(parts: list[torch.Tensor], mask: Any, scale: float) -> torch.Tensor:
+    """Compute attention of queries, keys and values [N, heads, tokens, d]."""
+    q, k, v = map(upcast, parts)
+    out = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+    return out.to(parts[0].dtype)
 
 
 KERNELS = (
