@@ -14,8 +14,11 @@ from inl.spec.tree import tree_map
 SEED = 20
 
 
-LEFT = {"causal_conv", "delta_rule", "chunk_rows", "temper_queries"}
-"""Ops of one family each, which the scaffold leaves to its author."""
+LEFT = {"causal_conv", "delta_rule", "chunk_rows", "temper_queries"} | {
+    name for name, spec in catalog().items() if spec.feature
+}
+"""Ops of one family each and of optional features, which the scaffold leaves to its
+author."""
 
 
 def cases():
