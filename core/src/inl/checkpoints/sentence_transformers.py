@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from inl.checkpoints.files.json_text import parse_json, read_json
 from inl.checkpoints.files.tensor_file import read_bytes, show
-from inl.errors import CheckpointError
+from inl.errors import CheckpointError, RequestError
 from inl.spec.encoder import Pooling
 
 MODULES: Final = "modules.json"
+PROMPTS: Final = "config_sentence_transformers.json"
 MAX_MODULES: Final = 1 << 16
 """Largest size of the file, in bytes."""
 KINDS: Final = {
@@ -51,6 +52,43 @@ def read_pooling(path: Path, default: Pooling) -> Pooling:
                 "Transformer, Pooling and Normalize"
             )
     return Pooling(kind, unit)
+
+
+class Prompts(NamedTuple):
+    """Texts before those that a model embeds."""
+
+    texts: Mapping[str, str] = {}
+    """Name -> text."""
+    default: str | None = None
+    """Name of the one that texts have unless another is chosen."""
+
+    def text(self, name: str | None) -> str:
+        """Return the prompt of a name, or the default; raises :class:`RequestError`."""
+        name = self.default if name is None else name
+        if name is None:
+            return ""
+        if name not in self.texts:
+            known = ", ".join(map(repr, self.texts)) or "none"
+            raise RequestError(f"prompt_name: found {name!r:.80}, accepted: {known}")
+        return self.texts[name]
+
+
+def read_prompts(path: Path) -> Prompts:
+    """Return the prompts of a model's folder; raises :class:`CheckpointError`."""
+    file = path / PROMPTS
+    if not file.is_file():
+        return Prompts()
+    fields = read_json(file)
+    texts, name = fields.get("prompts") or {}, fields.get("default_prompt_name")
+    valid = isinstance(texts, Mapping) and all(
+        isinstance(text, str) for text in texts.values()
+    )
+    if not valid or not (name is None or name in texts):
+        raise CheckpointError(
+            f"{file}: found prompts {show(texts)} and the default {show(name)}, "
+            "expected texts by name, and one of the names"
+        )
+    return Prompts(dict(texts), name)
 
 
 def _kind(file: Path) -> str:

@@ -25,7 +25,7 @@ from inl.ops.embedding import Embedding
 from inl.ops.full_attention import DistanceBias
 from inl.ops.linear import Linear, QkvLinear
 from inl.ops.norm import LayerNorm
-from inl.spec.encoder import Encoder, Pooling, SequenceBatch
+from inl.spec.encoder import Encoder, Labels, Pooling, SequenceBatch
 from inl.spec.step import Array
 from inl.spec.weights import Group, Param, RowSlices
 
@@ -62,8 +62,8 @@ class BertConfig:
     """Distances of MPNet's bias; 0 without."""
     norm_eps: float
     activation: str
-    labels: int
-    """Results of the head that classifies; 0 without it."""
+    labels: Labels
+    """Results of the head that classifies."""
     head_names: tuple[str, str]
     """Modules of that head."""
     pooling: Pooling = DEFAULT
@@ -122,8 +122,6 @@ def config(
         )
     listed = hf.get("architectures") or ()
     classifies = any(str(name).endswith(CLASSIFIES) for name in listed)
-    named = hf.get("id2label")
-    labels = len(named) if isinstance(named, Mapping) else whole(hf, "num_labels", 2)
     return BertConfig(
         vocab_size=whole(hf, "vocab_size"),
         hidden_size=hidden,
@@ -136,9 +134,45 @@ def config(
         buckets=whole(hf, "relative_attention_num_buckets") if buckets else 0,
         norm_eps=number(hf, "layer_norm_eps", 1e-12, most=MAX_EPS),
         activation=one_of(hf, "hidden_act", mlp.ACTIVATIONS),
-        labels=labels if classifies else 0,
+        labels=labels_of(hf) if classifies else Labels(),
         head_names=head,
     )
+
+
+ACTIVATIONS: Final = {"Identity": "identity", "Sigmoid": "sigmoid"}
+"""Classes of torch that configs of cross-encoders name."""
+
+
+def labels_of(hf: Mapping[str, Any]) -> Labels:
+    """Return the labels of a config, and how their scores are computed.
+
+    One label is a score by the sigmoid, of problems of one label softmax is the usual.
+    A cross-encoder's config may name the activation. Raises :class:`CheckpointError`.
+    """
+    named = hf.get("id2label")
+    if isinstance(named, Mapping):
+        names = tuple(str(named[key]) for key in sorted(named, key=int))
+    else:
+        names = tuple(f"LABEL_{n}" for n in range(whole(hf, "num_labels", 2)))
+    kind = hf.get("problem_type")
+    usual = "sigmoid" if len(names) == 1 else "softmax"
+    if kind == "multi_label_classification":
+        usual = "sigmoid"
+    elif kind == "regression":
+        usual = "identity"
+    nested = hf.get("sentence_transformers")
+    given = hf.get("sbert_ce_default_activation_function")
+    if isinstance(nested, Mapping):
+        given = nested.get("activation_fn", given)
+    if given is None:
+        return Labels(names, usual)
+    activation = ACTIVATIONS.get(str(given).rpartition(".")[2])
+    if activation is None:
+        raise CheckpointError(
+            f"config field 'activation_fn': found {given!r:.80}, accepted: "
+            f"{', '.join(ACTIVATIONS)} of torch"
+        )
+    return Labels(names, activation)
 
 
 SIZES: Final = {
@@ -158,11 +192,11 @@ def weights(c: BertConfig) -> Weights:
     places = places._replace(row_slices=rows if c.first_position else None)
     kinds = Param(f"{stem}token_type_embeddings.weight", (c.kinds, h))
     head: tuple[Group, ...] = ()
-    if c.labels:
+    if c.labels.names:
         dense, out = c.head_names
         head = (
             groups.linear(dense, h, h, bias=True),
-            groups.linear(out, c.labels, h, bias=True),
+            groups.linear(out, len(c.labels.names), h, bias=True),
         )
     return Weights(
         words=Group("embedding", weight=Param(
@@ -247,7 +281,7 @@ def pool(
     ops: Ops, c: BertConfig, w: Weights, hidden: Array, batch: SequenceBatch
 ) -> Array:
     """Return the logits of the labels [N, labels], or the pooled states [N, H]."""
-    if c.labels:
+    if c.labels.names:
         dense, out = w.head
         first = ops.pool(hidden, batch.starts, kind="first")
         return ops.linear(ops.activate(ops.linear(first, dense), kind="tanh"), out)
@@ -282,10 +316,10 @@ def adapt(
         new = name
         for pattern, other in OTHERS.items():
             new = re.sub(pattern, other, new)
-        own = c.labels and new.startswith(c.head_names)
+        own = c.labels.names and new.startswith(c.head_names)
         if own or not UNUSED.search(new):
             pieces[new] = Piece((name,), checkpoint.spec(name)[1])
-    pooling = c.pooling if c.labels else read_pooling(checkpoint.path, c.pooling)
+    pooling = c.pooling if c.labels.names else read_pooling(checkpoint.path, c.pooling)
     return replace(c, pooling=pooling), AdaptedCheckpoint(checkpoint, pieces)
 
 

@@ -45,7 +45,7 @@ class Encoder:
     """An architecture whose programs encode sequences, beside :class:`Model`.
 
     ``ops`` is an :class:`inl.ops.protocol.Ops`. A config has ``vocab_size``,
-    ``hidden_size``, ``max_tokens``, ``dtype`` and ``pooling``.
+    ``hidden_size``, ``max_tokens``, ``dtype``, ``pooling`` and ``labels``.
     """
 
     config: Callable[..., Any]
@@ -68,6 +68,15 @@ class Pooling(NamedTuple):
     """One of :data:`inl.ops.pool.POOLINGS`."""
     unit: bool = True
     """Whether the result is scaled to length 1."""
+
+
+class Labels(NamedTuple):
+    """Results of a head that classifies."""
+
+    names: tuple[str, ...] = ()
+    """Name of each; none if a model has no such head."""
+    activation: str = "softmax"
+    """What turns logits into scores: "softmax", "sigmoid" or "identity"."""
 
 
 def encode(
