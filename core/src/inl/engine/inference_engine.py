@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from inl.checkpoints.sentence_transformers import Prompts
     from inl.guidance.structured import StructuredOutput
     from inl.speculation.drafters import Drafter
     from inl.speculation.planner import Speculation
@@ -627,6 +628,11 @@ class InferenceEngine:
     def labels(self) -> tuple[str, ...]:
         """Names of the labels of :meth:`classify`; none for another model."""
         return self._texts.labels
+
+    @property
+    def prompts(self) -> Prompts:
+        """Prompts of :meth:`embed`, which the model's folder may name."""
+        return self._texts.prompts
 
     def _rows(self, sequences: Sequence[TokenSequence]) -> list[NDArray[np.float32]]:
         """Return the result of each sequence, by an encoder or the pooled steps."""

@@ -27,6 +27,7 @@ from inl.serve.openai.chat import ChatExchange
 from inl.serve.openai.completions import CompletionExchange
 from inl.serve.openai.embeddings import Embeddings
 from inl.serve.openai.responses_exchange import ResponsesExchange
+from inl.serve.openai.scores import Scores
 from inl.serve.openapi import openapi
 from inl.serve.operations import Operations, json_response
 from inl.serve.web_page import page_routes
@@ -84,6 +85,7 @@ def make_endpoints(models: Models, metrics: Metrics, config: ServerConfig) -> St
     routes += Conversions(models, config).routes()
     embeddings = Embeddings(models, config)
     routes += embeddings.routes()
+    routes += Scores(embeddings).routes()
     routes += OllamaEmbeddings(embeddings).routes()
     routes += OllamaModels(models, config.idle_unload).routes()
     routes += OllamaStore(models, is_allowed=bool(config.admin_keys)).routes()
