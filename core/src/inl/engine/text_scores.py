@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,7 +29,8 @@ Compute = Callable[[Sequence[TokenSequence]], Sequence["NDArray[np.float32]"]]
 """(sequences) -> a row for each."""
 
 
-class Classification(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class Classification:
     """The class of a text."""
 
     index: int
@@ -39,7 +41,8 @@ class Classification(NamedTuple):
     """[labels] scores of all, in the order of :attr:`TextScores.labels`."""
 
 
-class Ranked(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Ranked:
     """A document and its score for a query."""
 
     index: int
@@ -128,7 +131,8 @@ class TextScores:
             return np.array([row[0] for row in rows], np.float32)
         left = self.embed(firsts, prompt_name=self._named("query"))
         right = self.embed(seconds, prompt_name=self._named("document", "passage"))
-        return np.asarray(_units(left) * _units(right), np.float32).sum(-1)
+        cosines = (_units(left) * _units(right)).sum(-1)
+        return np.asarray(cosines, np.float32)
 
     def rank(
         self, query: str, documents: Sequence[str], top: int | None = None

@@ -119,8 +119,9 @@ class _Rerank(EmbeddingsForm):
 
     def body(self, rows: Sequence[Any], prompts: Sequence[Ids], name: str) -> Any:
         results = []
-        for index, score in rows:
-            found: dict[str, Any] = {"index": index, "relevance_score": score}
+        for row in rows:
+            index = row.index
+            found: dict[str, Any] = {"index": index, "relevance_score": row.score}
             if self._fields.return_documents:
                 found["document"] = {"text": self._documents[index]}
             results.append(found)
