@@ -12,7 +12,7 @@ import pytest
 from inl.backend.reference import body_kernel
 from inl.ops import catalog
 from inl.spec.kernel import Kernel
-from planted import failures, target_of, with_fault
+from planted_kernels import failures, target_of, with_fault
 
 
 def leaking(run):

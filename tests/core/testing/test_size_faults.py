@@ -17,7 +17,7 @@ from inl.ops import catalog
 from inl.spec.cache import Cache
 from inl.spec.kernel import Kernel
 from inl.spec.step import Bucket
-from planted import failures, target_of, tensor, with_fault
+from planted_kernels import failures, target_of, tensor, with_fault
 
 
 def ignored_window(run):

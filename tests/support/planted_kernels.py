@@ -1,4 +1,4 @@
-"""A backend of NumPy under test, with faults planted in its kernels."""
+"""A NumPy backend with one wrong kernel, as a target of the conformance kit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def tensor(host):
     return np.array(values, np.float32 if values.dtype.kind == "f" else values.dtype)
 
 
-def target_of(kernels=None, *, only=(), traits=None, **fields):
+def target_of(kernels=None, *, only=(), traits=None, model=None, **fields):
     def right():
         for op in catalog().values():
             if not op.composite:
@@ -35,19 +35,10 @@ def target_of(kernels=None, *, only=(), traits=None, **fields):
         traits=traits or Traits(dtypes=("float32",), block_size=8, depth=2),
         **fields,
     )
-    target = Target(Device("planted:0"), only=only)
+    target = Target(Device("planted:0"), only=only, model=model)
     # The registry has no such device: the target uses this backend.
     target.__dict__["backend"] = make(target.device)
     return target
-
-
-def failures(target, section, beginning=""):
-    checks = checks_of(target, [section])
-    results = [
-        perform(check, {}) for check in checks if check.name.startswith(beginning)
-    ]
-    assert results
-    return findings(results)
 
 
 def with_fault(name, wrong):
@@ -62,3 +53,13 @@ def with_fault(name, wrong):
         assert found
 
     return kernels
+
+
+def failures(target, section, beginning=""):
+    """What the checks of a section find whose names have this beginning."""
+    checks = checks_of(target, [section])
+    results = [
+        perform(check, {}) for check in checks if check.name.startswith(beginning)
+    ]
+    assert results
+    return findings(results)
