@@ -37,6 +37,14 @@ FAMILIES = {
     "Roberta": {"pad_token_id": 1, "type_vocab_size": 1},
     "XLMRoberta": {"pad_token_id": 1, "type_vocab_size": 1},
     "MPNet": {"pad_token_id": 1},
+    "ModernBert": {
+        "pad_token_id": 0,
+        "local_attention": 12,
+        "eos_token_id": 1,
+        "bos_token_id": 2,
+        "cls_token_id": 2,
+        "sep_token_id": 1,
+    },
 }
 LENGTHS = (3, 17, 1, 140, 8, 40)
 POOLINGS = ("cls_token", "mean_tokens", "lasttoken")

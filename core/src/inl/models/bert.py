@@ -112,6 +112,7 @@ def config(
     """
     hf = with_defaults(hf, SIZES | dict(defaults or {}))
     refuse_unless(hf, "position_embedding_type", "absolute")
+    hf.get("tie_word_embeddings")  # of a head of words, which an encoder leaves out
     if flag(hf, "is_decoder", False):
         raise CheckpointError("config field 'is_decoder': found true, accepted: false")
     hidden, heads = whole(hf, "hidden_size"), whole(hf, "num_attention_heads")

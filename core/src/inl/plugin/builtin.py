@@ -45,12 +45,13 @@ FAMILIES = (
 """(``architectures`` entry, ``model_type``, module in ``inl.models``)."""
 
 ENCODERS = (
-    ("Bert", "bert", "MODEL"),
-    ("MPNet", "mpnet", "MPNET"),
-    ("Roberta", "roberta", "ROBERTA"),
-    ("XLMRoberta", "xlm-roberta", "ROBERTA"),
+    ("Bert", "bert", "bert:MODEL"),
+    ("ModernBert", "modernbert", "modernbert:MODEL"),
+    ("MPNet", "mpnet", "bert:MPNET"),
+    ("Roberta", "roberta", "bert:ROBERTA"),
+    ("XLMRoberta", "xlm-roberta", "bert:ROBERTA"),
 )
-"""(stem of ``architectures``, ``model_type``, attribute of ``inl.models.bert``)."""
+"""(stem of ``architectures``, ``model_type``, attribute in ``inl.models``)."""
 ENCODER_SUFFIXES = ("Model", "ForMaskedLM", "ForSequenceClassification")
 
 
@@ -68,7 +69,7 @@ def inl_register_models(register: RegisterModel) -> None:
             register(key, f"inl.models.{module}:MODEL")
     for architecture, name, attribute in ENCODERS:
         for key in (name, *(architecture + suffix for suffix in ENCODER_SUFFIXES)):
-            register(key, f"inl.models.bert:{attribute}")
+            register(key, f"inl.models.{attribute}")
     register("DeepForCausalLM", "inl.models.deep:MODEL")
     register("ComplexityModel", "inl.models.deep_v04:MODEL")
 
