@@ -43,6 +43,7 @@ def test_inputs_come_back():
         assert np.array_equal(got, given)
     assert checked(frame).used_tokens == 5
     decoded = read_step(frame, header(frame), LIMITS)
+    assert decoded.has_more_inputs
     assert {at: row.tolist() for at, row in decoded.embeddings.items()} == {
         at: row.tolist() for at, row in ROWS.items()
     }
