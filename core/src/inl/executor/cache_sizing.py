@@ -23,6 +23,7 @@ from inl.spec.tree import leaves
 
 if TYPE_CHECKING:
     from inl.backend.base import Backend
+    from inl.spec.kernel import Kernel
 
 LEAST_SHARE = 0.25
 """Share of the free memory that the cache has even where little is left for programs,
@@ -126,6 +127,21 @@ def embedding_width(model: Model, shaped: Any) -> int:
     if any(group.op == "token_routed_mlp" for group in groups):
         return 0
     return int(getattr(shaped, "hidden_size", 0))
+
+
+def with_inputs(
+    limits: Limits, model: Model, shaped: Any, kernels: Sequence[Kernel]
+) -> Limits:
+    """Return limits with the inputs of tokens that a model takes on these kernels.
+
+    Spans need a kernel of their own: without one a backend computes texts only.
+    """
+    inputs = model.inputs(shaped)
+    can_span = any(kernel.op == "span_attention" for kernel in kernels)
+    return replace(
+        limits, axes=inputs.axes, spans=inputs.spans and can_span,
+        feature_layers=inputs.feature_layers,
+    )  # fmt: skip
 
 
 def _group_blocks(

@@ -17,7 +17,7 @@ from inl.config import EngineConfig
 from inl.dtypes import FLOATS, SIZES, wrap
 from inl.errors import RequestError, RunnerError
 from inl.executor.cache_dtype import CacheDtype, cache_dtype, caching_in
-from inl.executor.cache_sizing import min_limits, plan_limits
+from inl.executor.cache_sizing import min_limits, plan_limits, with_inputs
 from inl.executor.loaded import Loaded
 from inl.executor.model_executor import bound_tracer, used_whole_models
 from inl.executor.repeated_frames import with_programs
@@ -87,6 +87,11 @@ class LoadPlan:
         :class:`~inl.errors.ModelError` for settings that model or backend do not have,
         and :class:`~inl.errors.OutOfMemory`.
         """
+        if language.encoder is not None:
+            raise RequestError(
+                f"{language.name}: is an encoder, which takes no steps; accepted: a "
+                "model that generates"
+            )
         dtype = compute_dtype(backend, config.dtype)
         language = stored_for(configure(language, config), backend, dtype)
         backend = in_dtype(backend, dtype)
@@ -110,7 +115,9 @@ class LoadPlan:
             planned = plan_limits(
                 model, shaped, backend, config, ranks=ranks, sharers=sizes.data
             )
-            limits = min_limits(planned, backend)
+            limits = with_inputs(
+                min_limits(planned, backend), model, shaped, unloaded.selection.kernels
+            )
         return cls(
             language, backend, config, replace(unloaded, groups=groups),
             with_programs(backend, limits), cache,

@@ -31,7 +31,7 @@ from inl.protocol.runner import (
     pooled_reply,
     scored_reply,
 )
-from inl.spec.embedded_rows import EmbeddedRows, dense_rows, read_rows
+from inl.spec.embedded_rows import EmbeddedRows, read_inputs
 from inl.spec.message import (
     ADMISSION_WORD,
     EMBEDDED,
@@ -49,6 +49,7 @@ from inl.spec.message import (
 )
 from inl.spec.scored_tokens import with_next
 from inl.spec.step import NO_TOKEN, Scores
+from inl.spec.tree import tree_map
 
 if TYPE_CHECKING:
     from inl.backend.base import Backend
@@ -156,10 +157,13 @@ class LocalRunner(PipelinedRunner):
         if not head.flags & EMBEDDED:
             return head.bucket, self._backend.message(wrap(message)), width
         place = layout(head.bucket, groups=limits.groups, block_size=limits.block_size)
-        found = read_rows(message, place.size, head.used_tokens, limits.embedding)
+        inputs = read_inputs(message, place.size, head.used_tokens, limits)
         dtype, tensor = self.loaded.config.dtype, self._backend.tensor
-        parts = dense_rows(*found, head.tokens)
-        rows = EmbeddedRows(*(tensor(cast(part, dtype)) for part in parts))
+
+        def placed(part: Any) -> Any:
+            return tensor(wrap(part) if part.dtype == np.int32 else cast(part, dtype))
+
+        rows: EmbeddedRows = tree_map(placed, inputs.dense(head.tokens, limits))
         plain = np.ascontiguousarray(message[: place.size])
         return head.bucket, tensor(wrap(plain)), width, rows
 

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inl.checkpoints.digest import model_digest
 from inl.config import REQUEST_BOUNDS, EngineConfig
-from inl.errors import BackendUnavailable, ProtocolError, RunnerError
+from inl.errors import (
+    BackendUnavailable,
+    ProtocolError,
+    RequestError,
+    RunnerError,
+)
 from inl.executor.model_loader import LanguageModel, open_model
 from inl.placement.mesh import Meshes, parse_mesh
 from inl.protocol.runner import Limits, Runner
@@ -81,6 +86,8 @@ def start(
     limits: required limits, instead of those for ``config`` and the free memory.
     progress: called with (done, total) of the weights in bytes, then of the programs.
     """
+    if language.encoder is not None:
+        return _start_encoder(language, config, progress)
     if config.tensor_parallel > 1:
         from inl.runners.rank_startup import start_ranks
 
@@ -89,6 +96,27 @@ def start(
     if address is None:
         return _start_here(language, config, limits, progress)
     return _start_worker(language, config, address, limits, progress)
+
+
+def _start_encoder(
+    language: LanguageModel, config: EngineConfig, progress: Progress | None
+) -> StartedRunner:
+    """Start an encoder's runner in this process, on one device."""
+    from inl.executor.encoder_executor import load_encoder
+    from inl.plugin import make_backend
+    from inl.runners.encoder_runner import EncoderRunner
+
+    divided = config.tensor_parallel > 1 or config.mesh is not None
+    if divided or parse_worker(config.backend) is not None:
+        where = "several devices" if divided else config.backend
+        raise RequestError(
+            f"{language.name}: is an encoder, found backend {where}; accepted: one "
+            "device of this process"
+        )
+    backend = make_backend(config.backend)
+    executor = load_encoder(language, backend, config, progress)
+    dtype = executor.loaded.config.dtype
+    return StartedRunner(EncoderRunner(executor), str(backend.device), dtype)
 
 
 def check_place(config: EngineConfig) -> None:

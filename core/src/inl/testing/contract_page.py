@@ -21,6 +21,7 @@ from inl.plugin.check import dotted
 from inl.spec import message
 from inl.spec.cache import Cache, Paged, Slotted, State
 from inl.spec.embedded_rows import EmbeddedRows
+from inl.spec.encoder import SequenceBatch
 from inl.spec.kernel import Kernel
 from inl.spec.limits import Limits
 from inl.spec.message_layout import (
@@ -74,7 +75,7 @@ CAPABILITIES: dict[str, tuple[type, ...]] = {
 """Capabilities, and the values that belong to them, by heading."""
 
 BETWEEN_STEPS = ("admit", "set_token_bias", "read_blocks", "write_blocks", "read_slot",
-                 "write_slot")  # fmt: skip
+                 "write_slot", "encode")  # fmt: skip
 
 
 def contract_page() -> str:
@@ -83,8 +84,8 @@ def contract_page() -> str:
         HEAD.format(contract=dotted(CONTRACT)), MINIMAL, _methods(base.Backend),
         _counts(), PROMISE.format(growth=_rows(GROWTH[0], GROWTH[1:])),
         FEATURE, _features(), HOST, _table(HostArray),
-        VALUES, *map(_table, (Bucket, Step, EmbeddedRows, Tables, Scores, Limits)),
-        *map(_table, (Cache, State, Paged, Slotted)), _params(),
+        VALUES, *map(_table, (Bucket, Step, EmbeddedRows, SequenceBatch, Tables)),
+        *map(_table, (Scores, Limits, Cache, State, Paged, Slotted)), _params(),
         *map(_table, (base.Traits, base.DeviceMemory)),
         KERNELS, _table(Kernel), WEIGHTS, *map(_table, _weights()), _takers(),
         _passing(), PROGRAM, _programs(), _table(ProgramInfo),

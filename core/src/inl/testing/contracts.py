@@ -117,8 +117,20 @@ class EngineContract(Contract):
         self.run_check(engine_check)
 
 
+class FeatureContract(Contract):
+    """Checks of optional features, or that they are refused by name."""
+
+    def test_feature(self, feature_check: Check) -> None:
+        self.run_check(feature_check)
+
+
 class Conformance(
-    BackendContract, KernelContract, RunnerContract, BlocksContract, EngineContract
+    BackendContract,
+    KernelContract,
+    RunnerContract,
+    BlocksContract,
+    EngineContract,
+    FeatureContract,
 ):
     """All checks of ``inl check``, including those that a later core adds."""
 
@@ -129,4 +141,5 @@ SECTIONS: Mapping[type[Contract], str] = {
     RunnerContract: "runner",
     BlocksContract: "blocks",
     EngineContract: "engine",
+    FeatureContract: "feature",
 }
