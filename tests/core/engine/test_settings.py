@@ -71,6 +71,8 @@ ELSEWHERE = {
     "restart_device": "integration/test_worker_environment.py",
     "worker_seconds": "core/runners/test_restart.py",
     "trace": "core/recording/test_drafts.py",
+    "kv_host": "core/engine/test_tier_options.py",
+    "kv_disk": "core/engine/test_tier_options.py",
 }  # fmt: skip
 """Field -> a test file that has it, for those not in FIELDS or only refused there."""
 OPTIONS = {
