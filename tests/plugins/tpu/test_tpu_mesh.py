@@ -14,7 +14,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from inl.errors import DeviceError, RequestError
-from inl.placement.mesh import MeshSizes, parse_mesh
+from inl.placement.placement import Placement, parse_placement
 from inl_jax import validate_sharding
 
 FOLDER = Path(__file__).parent
@@ -43,11 +43,11 @@ def check_traffic(facts, divided):
 
 
 def test_meshes_are_read():
-    assert parse_mesh("tensor=4, data=2") == MeshSizes(data=2, tensor=4)
-    assert str(parse_mesh("expert=2,tensor=4")) == "tensor=4,expert=2"
+    assert parse_placement("tensor=4, data=2") == Placement(data=2, tensor=4)
+    assert str(parse_placement("expert=2,tensor=4")) == "tensor=4,expert=2"
     for wrong in ("", "tensor", "rows=2", "tensor=0", "tensor=2,tensor=2", "data=x", 3):
         with pytest.raises(RequestError, match="accepted: AXIS=SIZE"):
-            parse_mesh(wrong)
+            parse_placement(wrong)
 
 
 def test_a_wrong_sharding_is_named():

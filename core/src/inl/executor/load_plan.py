@@ -22,7 +22,8 @@ from inl.executor.model_executor import bound_tracer, used_whole_models
 from inl.executor.repeated_frames import with_programs
 from inl.executor.tied_weights import without_copies
 from inl.executor.tuning_results import load_tuning_results
-from inl.placement.mesh import MeshSizes, mesh_of
+from inl.placement.mesh import mesh_of
+from inl.placement.placement import Placement
 from inl.placement.ranks import (
     count_ranks,
     over_ranks,
@@ -80,7 +81,7 @@ class LoadPlan:
         """Plan a model for an engine's config.
 
         backend: one device, a mesh or a rank of a group; a single device with
-        ``config.tensor_parallel`` above 1 has the plan of one rank, which cannot be
+        ``config.placement`` of several has the plan of one rank, which cannot be
         loaded. limits: planned from the free memory by default. Ranks of a group must
         make the same call. Raises :class:`~inl.errors.RequestError` and
         :class:`~inl.errors.ModelError` for settings that model or backend do not have,
@@ -93,11 +94,11 @@ class LoadPlan:
         shaped = replace(language.config, dtype=dtype)
         cache = cache_dtype(backend, config.kv_dtype, language.checkpoint)
         model = caching_in(language.model, cache, language.checkpoint)
-        ranks, mesh = planned_ranks(backend, config.tensor_parallel), mesh_of(backend)
+        ranks, mesh = planned_ranks(backend, config.division.tensor), mesh_of(backend)
         if mesh is not None:
             check_mesh(model, shaped, mesh, config)
         model = divisible(model, shaped, ranks)
-        sizes = mesh.sizes if mesh else MeshSizes()
+        sizes = mesh.sizes if mesh else Placement()
         unloaded = Loaded(
             model, shaped, None, None, kernel_selection(backend, config), ranks,
             expert_ranks=sizes.expert, taps=language.taps,
@@ -259,7 +260,7 @@ def kernel_selection(backend: Backend, config: EngineConfig) -> KernelSelection:
     kernels = (*backend.kernels(), *registry_for(kind).kernels(kind))
     if config.quantize and (packed := backend.offers(PackedKernels)):
         kernels = (*kernels, *packed.kernels())
-    collectives = selected_collectives(backend, config.tensor_parallel)
+    collectives = selected_collectives(backend, config.division.tensor)
     if collectives is not None:
         kernels = tuple(over_ranks(kernels, collectives))
     return KernelSelection(
