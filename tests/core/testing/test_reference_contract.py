@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from inl.testing import BackendContract, EngineContract, KernelContract, RunnerContract
+from inl.testing import (
+    BackendContract,
+    EngineContract,
+    KernelContract,
+    RanksContract,
+    RunnerContract,
+)
 
 
-class TestReference(BackendContract, KernelContract, RunnerContract, EngineContract):
+class TestReference(
+    BackendContract, KernelContract, RunnerContract, EngineContract, RanksContract
+):
     device = "reference:0"

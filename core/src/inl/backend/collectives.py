@@ -57,12 +57,17 @@ BODIES: Mapping[str, Callable[[Parts], list[Any]]] = {
 """Verb -> its results for the arguments of the ranks along an axis."""
 
 
+class AbsentVerb(RunnerError):
+    """Collectives do not have a verb."""
+
+
 class Collectives(ABC):
     """Capability: communication between ranks along an axis; all make the same calls.
 
     ``size``, ``all_reduce`` and ``all_gather`` are required. ``reduce_scatter`` and
     ``all_to_all`` are composed of them and of ``index``; what a backend does not have
-    raises :class:`~inl.errors.RunnerError` by name.
+    raises :class:`AbsentVerb`. Where :attr:`Ranks.axes` has more than "tensor", all
+    verbs are required.
     """
 
     invariant: bool = False
@@ -135,7 +140,7 @@ class Collectives(ABC):
         return int(x.shape[0]) // size
 
     def _absent(self, verb: str, axis: str) -> Any:
-        raise RunnerError(
+        raise AbsentVerb(
             f"{verb} over {axis}: {type(self).__name__} does not offer {verb}"
         )
 

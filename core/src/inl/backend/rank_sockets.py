@@ -8,6 +8,7 @@ import socket
 import struct
 import sys
 import time
+import weakref
 from contextlib import suppress
 from typing import Any
 
@@ -68,6 +69,8 @@ class SocketLink:
         self._deadline = time.monotonic() + rank.seconds
         self._secret = rank.secret.encode()
         self._sockets: dict[int, socket.socket] = {}
+        self.close = weakref.finalize(self, _close, self._sockets)
+        """Closes all connections; ranks that wait for this one then fail."""
         try:
             self._connect()
         except (OSError, ValueError, struct.error) as error:
@@ -81,7 +84,7 @@ class SocketLink:
             connection.settimeout(rank.seconds)
 
     def send(self, x: Any, target: int) -> None:
-        x = np.ascontiguousarray(x)
+        x = np.asarray(x, order="C")
         shape = (*x.shape, *(0,) * (MAX_AXES - x.ndim))
         header = HEADER.pack(x.dtype.str.encode(), x.ndim, *shape)
         try:
@@ -100,11 +103,6 @@ class SocketLink:
         except OSError as error:
             raise self._lost(source, error) from error
         return x
-
-    def close(self) -> None:
-        """Close all connections; ranks that wait for this one then fail."""
-        for connection in self._sockets.values():
-            connection.close()
 
     def _lost(self, peer: int, error: OSError) -> RunnerError:
         late = isinstance(error, TimeoutError)
@@ -178,6 +176,11 @@ class SocketLink:
         if left <= 0:
             raise TimeoutError(f"no answer of {awaited} in {self._rank.seconds:g} s")
         return left
+
+
+def _close(connections: dict[int, socket.socket]) -> None:
+    for connection in connections.values():
+        connection.close()
 
 
 def _read(connection: socket.socket, size: int) -> bytes:

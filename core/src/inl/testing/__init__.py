@@ -8,9 +8,16 @@ if TYPE_CHECKING:
     from inl.testing.contracts import BackendContract as BackendContract
     from inl.testing.contracts import EngineContract as EngineContract
     from inl.testing.contracts import KernelContract as KernelContract
+    from inl.testing.contracts import RanksContract as RanksContract
     from inl.testing.contracts import RunnerContract as RunnerContract
 
-__all__ = ["BackendContract", "EngineContract", "KernelContract", "RunnerContract"]
+__all__ = [
+    "BackendContract",
+    "EngineContract",
+    "KernelContract",
+    "RanksContract",
+    "RunnerContract",
+]
 
 
 def __getattr__(name: str) -> Any:

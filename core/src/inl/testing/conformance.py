@@ -11,6 +11,7 @@ from inl.testing.backend_checks import backend_checks
 from inl.testing.check import Check, Result, check_gaps, gap_of, perform
 from inl.testing.engine_checks import engine_checks
 from inl.testing.kernel_checks import kernel_checks
+from inl.testing.rank_checks import rank_checks
 from inl.testing.runner_checks import runner_checks
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ SECTIONS: Mapping[str, Callable[[Target], Iterator[Check]]] = {
     "kernel": kernel_checks,
     "runner": runner_checks,
     "engine": engine_checks,
+    "ranks": rank_checks,
 }
 """Checks by section; each section has a contract class."""
 

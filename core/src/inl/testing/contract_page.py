@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 
-from inl.backend import base
+from inl.backend import base, collectives
 from inl.dtypes import HostArray
 from inl.ops import catalog
 from inl.spec import message
@@ -40,7 +40,7 @@ from inl.testing.llama_ops import llama_ops
 from inl.testing.source_fields import fields_of, markdown
 
 SPECIALIZED = (base.Precompiler, base.ContextLengths, base.DeviceLoops,
-               base.CachedMemory, base.ForkSafety, base.Ranks,
+               base.CachedMemory, base.ForkSafety, base.Ranks, collectives.Rank,
                base.StorageDtypes, base.DecodedBlocks, base.PackedKernels)  # fmt: skip
 
 

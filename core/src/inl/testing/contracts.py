@@ -110,9 +110,17 @@ class EngineContract(Contract):
         self.run_check(engine_check)
 
 
+class RanksContract(Contract):
+    """Checks of the collectives, for a backend that offers ranks."""
+
+    def test_ranks(self, ranks_check: Check) -> None:
+        self.run_check(ranks_check)
+
+
 SECTIONS: Mapping[type[Contract], str] = {
     BackendContract: "backend",
     KernelContract: "kernel",
     RunnerContract: "runner",
     EngineContract: "engine",
+    RanksContract: "ranks",
 }
