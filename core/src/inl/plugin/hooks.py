@@ -24,7 +24,7 @@ CONTRACT = (1, 2)
 GROUP = f"inl.v{CONTRACT[0]}"
 """Entry-point group of the major version."""
 
-FEATURES: frozenset[str] = frozenset()
+FEATURES: frozenset[str] = frozenset({"collectives_by_axis"})
 """Optional features that a plugin may require in its ``INL_FEATURES``."""
 
 hookspec = pluggy.HookspecMarker("inl")
