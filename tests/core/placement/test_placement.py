@@ -103,7 +103,7 @@ def test_positions_are_those_of_a_grid():
     grid = np.arange(ranks).reshape(sizes)
     for position in itertools.product(*map(range, sizes)):
         rank = Rank(int(grid[position]), ranks, axes=axes)
-        assert tuple(map(rank.index, AXES)) == position
+        assert tuple(map(rank.position, AXES)) == position
         for at, axis in enumerate(AXES):
             line = list(position)
             line[at] = slice(None)
@@ -112,7 +112,7 @@ def test_positions_are_those_of_a_grid():
 
 def test_ranks_without_axes_are_along_tensor():
     rank = Rank(2, 4)
-    assert (rank.index("tensor"), rank.size("tensor")) == (2, 4)
+    assert (rank.position("tensor"), rank.size("tensor")) == (2, 4)
     assert rank.peers("pipeline") == (2,)
     for axes in (("tensor", 2),), (("rows", 4),), (("tensor", 2), ("tensor", 2)):
         with pytest.raises(RunnerError, match="found axes"):

@@ -54,7 +54,7 @@ def main():
     rng = np.random.default_rng(4)
     wrong, compared = [], 0
     for axis in AXES:
-        if indices(mesh, axis) != [rank.index(axis) for rank in ranks]:
+        if indices(mesh, axis) != [rank.position(axis) for rank in ranks]:
             wrong.append(f"index along {axis}")
         for verb in BODIES:
             for dtype in DTYPES:

@@ -189,14 +189,14 @@ class Rank(NamedTuple):
         """Return the number of ranks along ``axis``."""
         return self.grid[axis]
 
-    def index(self, axis: str) -> int:
+    def position(self, axis: str) -> int:
         """Return the index of this rank along ``axis``."""
         return self.number // self._stride(axis) % self.size(axis)
 
     def peers(self, axis: str) -> tuple[int, ...]:
         """Return the numbers of the ranks along ``axis`` through this one, in order."""
         step = self._stride(axis)
-        first = self.number - self.index(axis) * step
+        first = self.number - self.position(axis) * step
         return tuple(first + step * index for index in range(self.size(axis)))
 
     def _stride(self, axis: str) -> int:

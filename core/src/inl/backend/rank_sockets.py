@@ -89,7 +89,7 @@ class SocketLink:
         header = HEADER.pack(x.dtype.str.encode(), x.ndim, *shape)
         try:
             self._sockets[target].sendall(header)
-            self._sockets[target].sendall(memoryview(x.reshape(-1)).cast("B"))
+            self._sockets[target].sendall(x.reshape(-1).view(np.uint8).data)
         except OSError as error:
             raise self._lost(target, error) from error
 
@@ -99,7 +99,7 @@ class SocketLink:
             name, axes, *shape = HEADER.unpack(_read(connection, HEADER.size))
             x = np.empty(shape[:axes], np.dtype(name.rstrip(b"\0").decode()))
             if x.nbytes:
-                _read_into(connection, memoryview(x.reshape(-1)).cast("B"))
+                _read_into(connection, x.reshape(-1).view(np.uint8).data)
         except OSError as error:
             raise self._lost(source, error) from error
         return x

@@ -27,7 +27,7 @@ def join_and_check(
     Raises :class:`~inl.testing.check.CheckFailed` for a backend without collectives.
     """
     backend = ranks.joining(rank)
-    collectives: Any = backend.offers(Collectives)  # type: ignore[type-abstract]
+    collectives: Any = backend.offers(Collectives)
     if collectives is None:
         raise CheckFailed(
             "joining: found a backend that does not offer Collectives; return one that "

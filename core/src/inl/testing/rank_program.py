@@ -88,7 +88,7 @@ def _size(check: RankCheck, axis: str) -> Iterator[str]:
 
 
 def _index(check: RankCheck, axis: str) -> Iterator[str]:
-    found, want = check.collectives.index(axis), check.rank.index(axis)
+    found, want = check.collectives.index(axis), check.rank.position(axis)
     if found != want:
         yield f"{check.where(axis)}: found {found!r}, expected {want}"
 
@@ -119,7 +119,7 @@ def _exchanging(verb: str) -> Callable[[RankCheck, str], Iterator[str]]:
 def body_result(verb: str, parts: NDArray[Any], rank: Rank, axis: str) -> NDArray[Any]:
     """Return what the body gives a rank. parts: of all ranks, [ranks, ...]."""
     arguments = [parts[each] for each in rank.peers(axis)]
-    return np.asarray(BODIES[verb](arguments)[rank.index(axis)])
+    return np.asarray(BODIES[verb](arguments)[rank.position(axis)])
 
 
 def _known_errors(
@@ -135,7 +135,7 @@ def _known_errors(
             theirs = body_result(verb, parts, rank._replace(number=peer), axis)
             known[f"the result of the rank with index {index}"] = theirs
     turned = [parts[each] for each in reversed(peers)]
-    result = BODIES[verb](turned)[rank.index(axis)]
+    result = BODIES[verb](turned)[rank.position(axis)]
     known["the ranks' parts in another order"] = np.asarray(result)
     for other in AXES:
         if other != axis and parts.shape[1] % rank.size(other) == 0:
@@ -161,7 +161,7 @@ def _difference(
 def _send_recv(check: RankCheck, axis: str) -> Iterator[str]:
     """Each rank sends two messages to the next one, the last to the first."""
     rank, peers = check.rank, check.rank.peers(axis)
-    index, size = rank.index(axis), len(peers)
+    index, size = rank.position(axis), len(peers)
     if size == 1:
         return
     source = (index - 1) % size

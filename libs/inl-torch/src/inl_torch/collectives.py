@@ -91,7 +91,7 @@ class ProcessCollectives(Collectives):
         return self.rank.size(axis)
 
     def index(self, axis: str) -> int:
-        return self.rank.index(axis)
+        return self.rank.position(axis)
 
     def all_reduce(self, x: torch.Tensor, axis: str) -> torch.Tensor:
         size = self.size(axis)
