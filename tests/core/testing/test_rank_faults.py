@@ -90,16 +90,19 @@ class Stale(Planted):
 
     before: Any = None
 
-    def recv(self, like, axis, source):
-        found, before = super().recv(like, axis, source), self.before
+    def recv(self, spec, axis, source):
+        found, before = super().recv(spec, axis, source), self.before
         self.before = found
         return found if before is None or before.shape != found.shape else before
 
 
 class Echo(Planted):
-    def recv(self, like, axis, source):
-        super().recv(like, axis, source)
-        return like
+    def send(self, x, axis, target):
+        self.sent = x
+        super().send(x, axis, target)
+
+    def recv(self, spec, axis, source):
+        return self.sent if self.index(axis) == 0 else super().recv(spec, axis, source)
 
 
 class Open(Planted):

@@ -18,6 +18,7 @@ from inl.errors import BackendUnavailable, DeviceError, RequestError
 from inl.placement.placement import Placement, parse_placement
 from inl.plugin import make_backend
 from inl.runners.startup import over_mesh
+from inl.spec.op import Spec
 from inl_jax import validate_sharding
 from inl_jax.mesh.collectives import MeshCollectives
 
@@ -71,7 +72,8 @@ def test_what_one_program_cannot_do_is_refused():
     verbs = MeshCollectives(Placement(tensor=2))
     x = jax.numpy.ones(2)
     for call in (
-        lambda: verbs.send(x, "tensor", 1), lambda: verbs.recv(x, "tensor", 1),
+        lambda: verbs.send(x, "tensor", 1),
+        lambda: verbs.recv(Spec((2,), "float32"), "tensor", 1),
         lambda: verbs.barrier("tensor"),
     ):  # fmt: skip
         with pytest.raises(AbsentVerb, match="MeshCollectives does not offer"):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from inl.errors import RunnerError
+from inl.spec.op import Spec
 from inl.spec.step import Array
 
 if TYPE_CHECKING:
@@ -118,10 +119,10 @@ class Collectives(ABC):
         """
         self._absent("send", axis)
 
-    def recv(self, like: Array, axis: str, source: int) -> Array:  # noqa: ARG002
+    def recv(self, spec: Spec, axis: str, source: int) -> Array:  # noqa: ARG002
         """Return the next tensor that the rank with the index ``source`` sends here.
 
-        like: has its shape and dtype; its values do not matter and stay.
+        spec: its shape, and the name of its dtype.
         """
         return self._absent("recv", axis)
 

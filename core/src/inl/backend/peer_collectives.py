@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from inl.backend.collectives import BODIES, Collectives, Rank
+from inl.spec.op import Spec
 
 EAGER_BYTES = 1 << 16
 """Largest message that is sent before the peer's is received: both fit in the buffers
@@ -55,7 +56,7 @@ class PeerCollectives(Collectives):
     def send(self, x: Any, axis: str, target: int) -> None:
         self._link.send(x, self._peers[axis][target])
 
-    def recv(self, like: Any, axis: str, source: int) -> Any:  # noqa: ARG002
+    def recv(self, spec: Spec, axis: str, source: int) -> Any:  # noqa: ARG002
         return self._link.recv(self._peers[axis][source])
 
     def barrier(self, axis: str) -> None:

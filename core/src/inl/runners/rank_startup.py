@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from inl.backend.collectives import TENSOR, Rank, Ranks
+from inl.backend.collectives import PIPELINE, TENSOR, Rank, Ranks
 from inl.backend.rank_sockets import reserve_address
 from inl.device import Device, DeviceType
 from inl.errors import BackendUnavailable, DeviceError, ProtocolError, RunnerError
+from inl.executor.pipeline import Stage, check_stages
 from inl.placement.sharding import check_shares, divisible
 from inl.runners.group_runner import RankRunner
 from inl.runners.local_runner import start_runner
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from inl.spec.limits import Limits
 
 FACTORY = "inl.runners.rank_startup:serve_rank"
-RANK_AXES = (TENSOR,)
+RANK_AXES = (PIPELINE, TENSOR)
 """Axes along which ranks divide a model."""
 HOST_TYPES = (DeviceType.CPU, DeviceType.REFERENCE)
 """Devices that ranks share: the processor of their host."""
@@ -54,10 +55,13 @@ def start_ranks(
     placement = config.division
     ranks = placement.count
     check_axes(str(config.backend), placement, RANK_AXES)
-    model = divisible(language.model, language.config, ranks)
+    check_stages(
+        language.model, language.config, placement.pipeline, config.adapter_slots
+    )
+    model = divisible(language.model, language.config, placement.tensor)
     tree, stored = model.weights(language.config), stored_specs(language.checkpoint)
-    groups = plan_weights(tree, (), stored, ranks=ranks)
-    check_shares(groups, model.state(language.config), ranks)
+    groups = plan_weights(tree, (), stored, ranks=placement.tensor)
+    check_shares(groups, model.state(language.config), placement.tensor)
     python, devices = rank_devices(config)
     address, reserved = reserve_address()
     secret = secrets.token_hex(SECRET_BYTES)
@@ -134,9 +138,11 @@ def serve_rank(options: Mapping[str, Any], progress: Progress) -> StartedRunner:
             f"{', '.join(ranks.axes)}; found {', '.join(absent)}"
         )
     backend = ranks.joining(rank)
+    stage = Stage(rank.position(PIPELINE), rank.size(PIPELINE))
     runner = start_runner(
-        language, backend, config, limits=limits, progress=progress, rank=rank.number
-    )
+        language, backend, config, limits=limits, progress=progress,
+        rank=rank.position(TENSOR), stage=stage,
+    )  # fmt: skip
     return StartedRunner(runner, str(backend.device), runner.loaded.config.dtype)
 
 

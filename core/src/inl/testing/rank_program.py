@@ -15,6 +15,7 @@ import numpy as np
 
 from inl.backend.collectives import AXES, BODIES, AbsentVerb, Collectives, Rank
 from inl.dtypes import cast, widen, wrap
+from inl.spec.op import Spec
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -174,7 +175,8 @@ def _send_recv(check: RankCheck, axis: str) -> Iterator[str]:
             for x in mine:
                 if index == 0:
                     check.collectives.send(x, axis, 1 % size)
-                received.append(check.collectives.recv(x, axis, source))
+                spec = Spec((rows, columns), dtype)
+                received.append(check.collectives.recv(spec, axis, source))
                 if index:
                     check.collectives.send(x, axis, (index + 1) % size)
             for number, x in enumerate(received):

@@ -20,7 +20,9 @@ from torch import distributed
 from inl.backend.collectives import TENSOR, Collectives, Rank
 from inl.backend.rank_sockets import split_address
 from inl.errors import BackendUnavailable, RunnerError
+from inl.spec.op import Spec
 from inl_torch.backend import PAIR
+from inl_torch.tensors import torch_dtype
 
 if TYPE_CHECKING:
     from inl.device import Device
@@ -127,8 +129,9 @@ class ProcessCollectives(Collectives):
     def send(self, x: torch.Tensor, axis: str, target: int) -> None:
         distributed.send(_bytes(x.contiguous()), self.rank.peers(axis)[target])
 
-    def recv(self, like: torch.Tensor, axis: str, source: int) -> torch.Tensor:
-        x = torch.empty_like(like, memory_format=torch.contiguous_format)
+    def recv(self, spec: Spec, axis: str, source: int) -> torch.Tensor:
+        dtype, place = torch_dtype(spec.dtype), self._flag.device
+        x = torch.empty(spec.shape, dtype=dtype, device=place)
         distributed.recv(_bytes(x), self.rank.peers(axis)[source])
         return x
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from inl.backend.collectives import Collectives
+from inl.spec.op import Spec
 from inl_cpu.tensor import plain
 
 if TYPE_CHECKING:
@@ -49,11 +50,17 @@ class RecordedCollectives(Collectives):
         source = plain(x)
         self._emitter.python(lambda: self._peers.send(source, axis, target), [source])
 
-    def recv(self, like: Any, axis: str, source: int) -> Any:
-        like = plain(like)
-        return self._result(
-            lambda: self._peers.recv(like, axis, source), like.shape, like
-        )
+    def recv(self, spec: Spec, axis: str, source: int) -> Any:
+        # Numbers of all floating dtypes are computed in float32.
+        dtype = np.int32 if spec.dtype == "int32" else np.float32
+        out = self._emitter.new(spec.shape, dtype)
+        target = plain(out)
+
+        def run() -> None:
+            np.copyto(target, self._peers.recv(spec, axis, source))
+
+        self._emitter.python(run, [])
+        return out
 
     def barrier(self, axis: str) -> None:
         self._emitter.python(lambda: self._peers.barrier(axis), [])
@@ -64,13 +71,7 @@ class RecordedCollectives(Collectives):
         if self.size(axis) == 1:
             return x
         source = plain(x)
-        return self._result(lambda: verb(source, axis), shape, source)
-
-    def _result(
-        self, run: Callable[[], Any], shape: tuple[int, ...], source: Any
-    ) -> Any:
-        """Return a new array of the dtype of ``source``, which ``run`` computes."""
-        out = self._emitter.new(shape, source.dtype)
+        out = self._emitter.new(shape, x.dtype)
         target = plain(out)
-        self._emitter.python(lambda: np.copyto(target, run()), [source])
+        self._emitter.python(lambda: np.copyto(target, verb(source, axis)), [source])
         return out
