@@ -153,4 +153,6 @@ def test_the_options_of_an_engine(capsys, tiny_folder, tmp_path):
         assert divided["all_reduce"] == "native"
     code, _, err = run(capsys, tiny_folder, "--placement", "expert=2")
     assert code == 2
-    assert "placement expert=2: found expert=2; models are divided along pipeline" in err
+    assert (
+        "placement expert=2: found expert=2; models are divided along pipeline" in err
+    )
