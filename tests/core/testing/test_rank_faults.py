@@ -21,6 +21,7 @@ from inl.device import Device
 from inl.dtypes import widen, wrap
 from inl.ops import catalog
 from inl.spec.kernel import Kernel
+from inl.testing import rank_checks
 from inl.testing.check import perform
 from inl.testing.conformance import checks_of
 from inl.testing.findings import findings
@@ -98,11 +99,25 @@ class Stale(Planted):
 
 class Echo(Planted):
     def send(self, x, axis, target):
-        self.sent = x
         super().send(x, axis, target)
+        self.sent = [*getattr(self, "sent", []), x]
 
     def recv(self, spec, axis, source):
-        return self.sent if self.index(axis) == 0 else super().recv(spec, axis, source)
+        super().recv(spec, axis, source)
+        return self.sent.pop(0)
+
+
+class Waiting(Planted):
+    """Sends when the peer receives, as an unbuffered connection does."""
+
+    def send(self, x, axis, target):
+        super().send(x, axis, target)
+        super().recv(None, axis, target)
+
+    def recv(self, spec, axis, source):
+        found = super().recv(spec, axis, source)
+        super().send(np.zeros(1), axis, source)
+        return found
 
 
 class Open(Planted):
@@ -188,6 +203,13 @@ def test_a_wrong_verb_is_named(fault):
     # A wrong size or index is wrong in every verb that uses it.
     if verb not in ("size", "index"):
         assert names == {f"ranks/{verb}"}
+
+
+def test_a_send_that_waits_for_its_peer_is_named(monkeypatch):
+    monkeypatch.setattr(rank_checks, "SECONDS", 3.0)
+    (found,) = found_by(Waiting)
+    assert found.first.name == "ranks/send_recv"
+    assert "no message in 3 s" in found.first.message
 
 
 @pytest.mark.parametrize("kind", [Planted, Three])

@@ -115,7 +115,8 @@ class Collectives(ABC):
     def send(self, x: Array, axis: str, target: int) -> None:  # noqa: ARG002
         """Send ``x`` to the rank with the index ``target``, which calls :meth:`recv`.
 
-        It may return before, and then has copied ``x``. Tensors arrive in order.
+        It does not wait for that call: two ranks may send to each other, then receive.
+        Tensors arrive in order.
         """
         self._absent("send", axis)
 

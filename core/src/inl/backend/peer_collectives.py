@@ -9,10 +9,6 @@ import numpy as np
 from inl.backend.collectives import BODIES, Collectives, Rank
 from inl.spec.op import Spec
 
-EAGER_BYTES = 1 << 16
-"""Largest message that is sent before the peer's is received: both fit in the buffers
-of a connection."""
-
 
 class Link(Protocol):
     """Messages between this rank and the others, by their numbers, in order.
@@ -22,7 +18,7 @@ class Link(Protocol):
     """
 
     def send(self, x: Any, target: int) -> None:
-        """Send an array to a rank, which may be before that waits for it."""
+        """Send an array to a rank, without waiting until that receives it."""
 
     def recv(self, source: int) -> Any:
         """Return the next array of a rank."""
@@ -69,26 +65,12 @@ class PeerCollectives(Collectives):
         return BODIES[verb](self._exchange([x] * size, axis))[self.index(axis)]
 
     def _exchange(self, parts: list[Any], axis: str) -> list[Any]:
-        """Send each rank its part and return theirs, in order; the own one is kept.
-
-        Large messages wait for each other in one order of all pairs of ranks, in which
-        the lower rank sends first, so that no two ranks fill each other's buffers.
-        """
+        """Send each rank its part and return theirs, in order; the own one is kept."""
         mine, peers = self._number, self._peers[axis]
-        sent = dict(zip(peers, parts, strict=True))
-        found = {mine: sent[mine]}
-        others = sorted(
-            (each for each in peers if each != mine),
-            key=lambda each: (min(each, mine), max(each, mine)),
-        )
-        is_small = max(part.nbytes for part in parts) <= EAGER_BYTES
-        for each in others:
-            if is_small:
-                self._link.send(sent[each], each)
-        for each in others:
-            if not is_small and mine < each:
-                self._link.send(sent[each], each)
-            found[each] = self._link.recv(each)
-            if not is_small and mine > each:
-                self._link.send(sent[each], each)
-        return [found[each] for each in peers]
+        for peer, part in zip(peers, parts, strict=True):
+            if peer != mine:
+                self._link.send(part, peer)
+        return [
+            part if peer == mine else self._link.recv(peer)
+            for peer, part in zip(peers, parts, strict=True)
+        ]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hmac
 import json
+import queue
 import socket
 import struct
 import sys
+import threading
 import time
 import weakref
 from contextlib import suppress
@@ -24,6 +26,9 @@ GREETING = struct.Struct("<64sII")
 MAX_AXES = 6
 POLL_SECONDS = 0.05
 """Pause before a rank asks again for an address at which nobody listens yet."""
+BUFFERED_BYTES = 1 << 15
+"""Largest message that the caller sends itself: it fits in the buffers of an idle
+connection."""
 GREETING_SECONDS = 5.0
 """Time for a connection to greet: others than ranks may connect."""
 
@@ -69,7 +74,8 @@ class SocketLink:
         self._deadline = time.monotonic() + rank.seconds
         self._secret = rank.secret.encode()
         self._sockets: dict[int, socket.socket] = {}
-        self.close = weakref.finalize(self, _close, self._sockets)
+        self._senders = _Senders(self._sockets)
+        self.close = weakref.finalize(self, self._senders.close)
         """Closes all connections; ranks that wait for this one then fail."""
         try:
             self._connect()
@@ -87,9 +93,12 @@ class SocketLink:
         x = np.asarray(x, order="C")
         shape = (*x.shape, *(0,) * (MAX_AXES - x.ndim))
         header = HEADER.pack(x.dtype.str.encode(), x.ndim, *shape)
+        data = header + x.tobytes()
         try:
-            self._sockets[target].sendall(header)
-            self._sockets[target].sendall(x.reshape(-1).view(np.uint8).data)
+            if self._senders.is_sending(target) or len(data) > BUFFERED_BYTES:
+                self._senders.put(target, data)
+            else:
+                self._sockets[target].sendall(data)
         except OSError as error:
             raise self._lost(target, error) from error
 
@@ -178,9 +187,51 @@ class SocketLink:
         return left
 
 
-def _close(connections: dict[int, socket.socket]) -> None:
-    for connection in connections.values():
-        connection.close()
+class _Senders:
+    """Threads that send large messages: a rank may send before its peer receives."""
+
+    def __init__(self, sockets: dict[int, socket.socket]) -> None:
+        self._sockets = sockets
+        self._queues: dict[int, queue.Queue[bytes | None]] = {}
+        self._errors: dict[int, OSError] = {}
+
+    def is_sending(self, target: int) -> bool:
+        """Whether messages to a rank are not sent yet; raises the error of one."""
+        if target in self._errors:
+            raise self._errors[target]
+        waiting = self._queues.get(target)
+        return waiting is not None and waiting.unfinished_tasks > 0
+
+    def put(self, target: int, data: bytes) -> None:
+        """Send a message after those that wait."""
+        if target not in self._queues:
+            self._queues[target] = queue.Queue()
+            threading.Thread(
+                target=self._run, args=(target,), name=f"inl-send-{target}", daemon=True
+            ).start()
+        self._queues[target].put(data)
+
+    def _run(self, target: int) -> None:
+        waiting, connection = self._queues[target], self._sockets[target]
+        while True:
+            data = waiting.get()
+            if data is None:
+                return
+            try:
+                connection.sendall(data)
+            except OSError as error:
+                self._errors[target] = error
+                return
+            waiting.task_done()
+
+    def close(self) -> None:
+        """Close all connections and end the threads."""
+        for connection in self._sockets.values():
+            with suppress(OSError):  # ends a thread that waits for the peer
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
+        for waiting in self._queues.values():
+            waiting.put(None)
 
 
 def _read(connection: socket.socket, size: int) -> bytes:

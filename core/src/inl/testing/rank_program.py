@@ -160,7 +160,7 @@ def _difference(
 
 
 def _send_recv(check: RankCheck, axis: str) -> Iterator[str]:
-    """Each rank sends two messages to the next one, the last to the first."""
+    """Each rank sends two messages to the next one, and then receives two."""
     rank, peers = check.rank, check.rank.peers(axis)
     index, size = rank.position(axis), len(peers)
     if size == 1:
@@ -170,15 +170,11 @@ def _send_recv(check: RankCheck, axis: str) -> Iterator[str]:
         for dtype in check.dtypes:
             shape = 2, rows, columns
             parts = check.inputs("send", axis, call, dtype, shape=shape)
-            mine = [check.tensor(each, dtype) for each in parts[rank.number]]
-            received = []
-            for x in mine:
-                if index == 0:
-                    check.collectives.send(x, axis, 1 % size)
-                spec = Spec((rows, columns), dtype)
-                received.append(check.collectives.recv(spec, axis, source))
-                if index:
-                    check.collectives.send(x, axis, (index + 1) % size)
+            for each in parts[rank.number]:
+                x = check.tensor(each, dtype)
+                check.collectives.send(x, axis, (index + 1) % size)
+            spec = Spec((rows, columns), dtype)
+            received = [check.collectives.recv(spec, axis, source) for _ in range(2)]
             for number, x in enumerate(received):
                 want = parts[peers[source], number]
                 found = check.found(x)

@@ -10,6 +10,7 @@ batch.
 from __future__ import annotations
 
 import atexit
+from collections import deque
 from datetime import timedelta
 from functools import reduce
 from typing import TYPE_CHECKING, Any, final
@@ -81,6 +82,8 @@ class ProcessCollectives(Collectives):
         # Runs after the end of the runner, whose programs use the group.
         atexit.register(distributed.destroy_process_group)
         self._mapped: torch.Tensor | None = None
+        self._sending: deque[tuple[Any, torch.Tensor]] = deque()
+        """Messages that have not been received, and their memory."""
         self._flag = torch.zeros(1, dtype=torch.int32, device=place)
         if self.size(TENSOR) == 1:
             return
@@ -127,7 +130,14 @@ class ProcessCollectives(Collectives):
         return parts
 
     def send(self, x: torch.Tensor, axis: str, target: int) -> None:
-        distributed.send(_bytes(x.contiguous()), self.rank.peers(axis)[target])
+        peer = self.rank.peers(axis)[target]
+        if x.device.type != "cpu":
+            distributed.send(_bytes(x.contiguous()), peer)  # waits on the device alone
+            return
+        copy = _bytes(x.clone(memory_format=torch.contiguous_format))
+        while self._sending and self._sending[0][0].is_completed():
+            self._sending.popleft()
+        self._sending.append((distributed.isend(copy, peer), copy))
 
     def recv(self, spec: Spec, axis: str, source: int) -> torch.Tensor:
         dtype, place = torch_dtype(spec.dtype), self._flag.device
