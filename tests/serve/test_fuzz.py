@@ -105,7 +105,7 @@ PARAMETERS = st.dictionaries(
 )
 
 
-@examples(COUNT or 6, COUNT or 100, suppress_health_check=QUIET)
+@examples(COUNT or 6, COUNT or 40, suppress_health_check=QUIET)
 @given(data=st.data(), path=st.sampled_from(sorted(ADMIN)), query=PARAMETERS)
 def test_an_admin_request_is_answered_or_refused(admin_server, data, path, query):
     body = data.draw(admin_bodies(path))

@@ -49,7 +49,7 @@ os.environ[SEED_VARIABLE] = str(SEED)
 
 # A deadline for each example would fail on a busy machine.
 settings.register_profile(
-    "inl", deadline=None, max_examples=scaled(30, 100), derandomize=DEPTH != "long"
+    "inl", deadline=None, max_examples=scaled(30, 60), derandomize=DEPTH != "long"
 )
 settings.load_profile("inl")
 

@@ -121,7 +121,7 @@ ACCEPTED = re.compile(
 
 @pytest.mark.parametrize("kind", PLACES)
 def test_damaged_input_gives_a_result_or_an_inl_error(kind, folder, capsys, depth):
-    cases = depth(150, 2_000)
+    cases = depth(150, 800, 5_000)
     complaints, counts, slowest, largest = [], {}, 0.0, 0
     for number, report in enumerate(reports(WORKER, [kind, folder], folder, 0, cases)):
         counts[report["result"]] = counts.get(report["result"], 0) + 1

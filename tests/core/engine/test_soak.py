@@ -289,7 +289,7 @@ def test_freeing_a_block_inside_the_window_is_detected():
 @pytest.mark.full
 def test_freeing_a_block_in_use_by_a_step_in_flight_is_detected():
     with pytest.raises(WrongText):
-        soak(0, 10_000, Parts(scheduler=EarlyWindowFree), world_steps=200)
+        soak(4, 10_000, Parts(scheduler=EarlyWindowFree), world_steps=200)
 
 
 @pytest.mark.full

@@ -13,17 +13,14 @@ import pytest
 from inl.backend.base import Traits
 from inl.backend.reference import body_kernel
 from inl.backend.simple import plain_state
-from inl.device import Device
-from inl.dtypes import widen, wrap
 from inl.ops import catalog
-from inl.plugin import simple_backend
 from inl.spec.cache import Cache
 from inl.spec.kernel import Kernel
 from inl.spec.step import Bucket
 from inl.testing.check import perform
 from inl.testing.conformance import checks_of
 from inl.testing.findings import findings
-from inl.testing.target import Target
+from planted_kernels import target_of, tensor, with_fault
 
 
 def ignored_window(run):
@@ -158,30 +155,6 @@ KERNELS = {
 """Fault -> op, wrong kernel, and a part of the report beside the kernel's name."""
 
 
-def tensor(host):
-    values = widen(host)
-    return np.array(values, np.float32 if values.dtype.kind == "f" else values.dtype)
-
-
-def target_of(kernels=None, *, only=(), traits=None, **fields):
-    def right():
-        for op in catalog().values():
-            if not op.composite:
-                yield Kernel(op.name, "planted", body_kernel(op, "float32"))
-
-    make = simple_backend(
-        tensor=tensor,
-        numpy=wrap,
-        kernels=kernels or right,
-        traits=traits or Traits(dtypes=("float32",), block_size=8, depth=2),
-        **fields,
-    )
-    target = Target(Device("planted:0"), only=only)
-    # The registry has no such device: the target uses this backend.
-    target.__dict__["backend"] = make(target.device)
-    return target
-
-
 def failures(target, section, beginning=""):
     checks = checks_of(target, [section])
     results = [
@@ -189,20 +162,6 @@ def failures(target, section, beginning=""):
     ]
     assert results
     return findings(results)
-
-
-def with_fault(name, wrong):
-    def kernels():
-        found = False
-        for op in catalog().values():
-            run = body_kernel(op, "float32") if not op.composite else None
-            if op.name == name:
-                found, run = True, wrong(run)
-            if run is not None:
-                yield Kernel(op.name, "planted", run)
-        assert found
-
-    return kernels
 
 
 @pytest.mark.parametrize("fault", KERNELS)

@@ -19,6 +19,7 @@ from inl.plugin import make_backend
 from inl.plugin.device_selection import check_device
 
 if TYPE_CHECKING:
+    from inl.executor.model_loader import LanguageModel
     from inl.testing.check import Result
     from inl.testing.target import Target
 
@@ -55,6 +56,14 @@ def run(
             metavar="NAME",
         ),
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Also check each op of the steps of this model, with its sizes and "
+            "weights; the checks are named model/OP.",
+            metavar="MODEL",
+        ),
+    ] = None,
     gaps: Annotated[
         Path | None,
         typer.Option(
@@ -79,7 +88,9 @@ def run(
     chosen = check_device(device)
     make_backend(chosen)  # an unavailable device is a usage error, not a failed check
     chosen_seed = default_seed() if seed is None else seed
-    target = Target(chosen, seed=chosen_seed, full=full, only=tuple(op or ()))
+    target = Target(
+        chosen, seed=chosen_seed, full=full, only=tuple(op or ()), model=_opened(model)
+    )
     _check_ops(target)
     began = time.perf_counter()
     progress = CheckProgress(sys.stderr)
@@ -98,6 +109,13 @@ def run(
         _show(target, results, seconds)
     if any(result.status == "failed" for result in results):
         raise typer.Exit(1)
+
+
+def _opened(model: str | None) -> LanguageModel | None:
+    from inl.checkpoints.hub.resolve import resolve_model
+    from inl.executor.model_loader import open_model
+
+    return None if model is None else open_model(resolve_model(model))
 
 
 def _read_gaps(path: Path) -> dict[str, str]:

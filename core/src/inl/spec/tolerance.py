@@ -184,6 +184,8 @@ def _judge_leaf(
     if exact.dtype.kind != "f":
         return _judge_exact(got, exact)
     width = exact.shape[-1] if exact.ndim else 1
+    if width == 1:  # a row of one number has no other to be compared in size with
+        width = exact.size
     rows = [np.asarray(a, np.float64).reshape(-1, width) for a in (got, exact, close)]
     size = np.abs(np.where(np.isfinite(rows[1]), rows[1], 0)).max(-1)
     errors, noise = (_distance(a, rows[1]) for a in (rows[0], rows[2]))

@@ -11,6 +11,7 @@ from inl.testing.backend_checks import backend_checks
 from inl.testing.check import Check, Result, check_gaps, gap_of, perform
 from inl.testing.engine_checks import engine_checks
 from inl.testing.kernel_checks import kernel_checks
+from inl.testing.model_cases import model_checks
 from inl.testing.rank_checks import rank_checks
 from inl.testing.runner_checks import runner_checks
 
@@ -23,8 +24,9 @@ SECTIONS: Mapping[str, Callable[[Target], Iterator[Check]]] = {
     "runner": runner_checks,
     "engine": engine_checks,
     "ranks": rank_checks,
+    "model": model_checks,
 }
-"""Checks by section; each section has a contract class."""
+"""Checks by section; each but the last, which needs a model, has a contract class."""
 
 
 def checks_of(target: Target, sections: Iterable[str] = SECTIONS) -> list[Check]:
@@ -61,7 +63,7 @@ def check_all(
     Raises :class:`RequestError` for names or gaps that cover no check.
     """
     results = []
-    sections = ("kernel",) if target.only else SECTIONS
+    sections = ("kernel", "model") if target.only else SECTIONS
     checks = checks_of(target, sections)
     check_gaps(gaps or {}, [check.name for check in checks])
     wanted = dict.fromkeys(names, "is wanted")

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from inl.backend.base import Backend
+    from inl.executor.model_loader import LanguageModel
     from inl.spec.op import OpSpec
     from inl.spec.selection import KernelSelection
 
@@ -59,6 +60,8 @@ class Target:
     """Test more seeds, larger sizes and longer traffic."""
     only: tuple[str, ...] = ()
     """Ops whose kernels are checked; empty checks all."""
+    model: LanguageModel | None = None
+    """A model whose steps are checked op by op, with its weights."""
 
     def __post_init__(self) -> None:
         if type(self.seed) is not int or self.seed < 0:

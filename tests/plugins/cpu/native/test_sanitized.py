@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.long
 
 SANITIZERS = (
     "-fsanitize=address,undefined",

@@ -1,0 +1,52 @@
+"""A NumPy backend with one wrong kernel, as a target of the conformance kit."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from inl.backend.base import Traits
+from inl.backend.reference import body_kernel
+from inl.device import Device
+from inl.dtypes import widen, wrap
+from inl.ops import catalog
+from inl.plugin import simple_backend
+from inl.spec.kernel import Kernel
+from inl.testing.target import Target
+
+
+def tensor(host):
+    values = widen(host)
+    return np.array(values, np.float32 if values.dtype.kind == "f" else values.dtype)
+
+
+def target_of(kernels=None, *, only=(), traits=None, model=None, **fields):
+    def right():
+        for op in catalog().values():
+            if not op.composite:
+                yield Kernel(op.name, "planted", body_kernel(op, "float32"))
+
+    make = simple_backend(
+        tensor=tensor,
+        numpy=wrap,
+        kernels=kernels or right,
+        traits=traits or Traits(dtypes=("float32",), block_size=8, depth=2),
+        **fields,
+    )
+    target = Target(Device("planted:0"), only=only, model=model)
+    # The registry has no such device: the target uses this backend.
+    target.__dict__["backend"] = make(target.device)
+    return target
+
+
+def with_fault(name, wrong):
+    def kernels():
+        found = False
+        for op in catalog().values():
+            run = body_kernel(op, "float32") if not op.composite else None
+            if op.name == name:
+                found, run = True, wrong(run)
+            if run is not None:
+                yield Kernel(op.name, "planted", run)
+        assert found
+
+    return kernels
