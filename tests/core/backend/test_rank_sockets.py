@@ -94,6 +94,19 @@ def test_who_does_not_know_the_secret_is_left_out(joined):
     assert links[0].recv(1).tolist() == [1, 1]
 
 
+def test_what_a_rank_has_sent_arrives_after_it_has_left(joined):
+    links = joined(2)
+    for number in range(20):
+        links[0].send(np.full(1 << 16, number), 1)
+    with ThreadPoolExecutor(1) as pool:
+        closing = pool.submit(links[0].close)
+        for number in range(20):
+            assert (links[1].recv(0) == number).all()
+        closing.result()
+    with pytest.raises(RunnerError, match="rank 1: lost rank 0"):
+        links[1].recv(0)
+
+
 def test_a_rank_that_ends_is_named(joined):
     links = joined(3)
     links[2].close()

@@ -29,6 +29,8 @@ POLL_SECONDS = 0.05
 BUFFERED_BYTES = 1 << 15
 """Largest message that the caller sends itself: it fits in the buffers of an idle
 connection."""
+CLOSE_SECONDS = 5.0
+"""Time for messages that wait to be sent when a rank leaves."""
 GREETING_SECONDS = 5.0
 """Time for a connection to greet: others than ranks may connect."""
 
@@ -194,6 +196,7 @@ class _Senders:
         self._sockets = sockets
         self._queues: dict[int, queue.Queue[bytes | None]] = {}
         self._errors: dict[int, OSError] = {}
+        self._threads: list[threading.Thread] = []
 
     def is_sending(self, target: int) -> bool:
         """Whether messages to a rank are not sent yet; raises the error of one."""
@@ -206,9 +209,12 @@ class _Senders:
         """Send a message after those that wait."""
         if target not in self._queues:
             self._queues[target] = queue.Queue()
-            threading.Thread(
-                target=self._run, args=(target,), name=f"inl-send-{target}", daemon=True
-            ).start()
+            name = f"inl-send-{target}"
+            thread = threading.Thread(
+                target=self._run, args=(target,), name=name, daemon=True
+            )
+            thread.start()
+            self._threads.append(thread)
         self._queues[target].put(data)
 
     def _run(self, target: int) -> None:
@@ -225,13 +231,15 @@ class _Senders:
             waiting.task_done()
 
     def close(self) -> None:
-        """Close all connections and end the threads."""
+        """Send what waits, for some seconds, and close all connections."""
+        for waiting in self._queues.values():
+            waiting.put(None)
+        for thread in self._threads:
+            thread.join(CLOSE_SECONDS)
         for connection in self._sockets.values():
             with suppress(OSError):  # ends a thread that waits for the peer
                 connection.shutdown(socket.SHUT_RDWR)
             connection.close()
-        for waiting in self._queues.values():
-            waiting.put(None)
 
 
 def _read(connection: socket.socket, size: int) -> bytes:

@@ -9,8 +9,8 @@ tables, and a step on a stage is the same program as one of a whole model.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from inl.backend.collectives import PIPELINE, Collectives
 from inl.errors import RequestError, WeightMismatch
@@ -33,7 +33,8 @@ LAST = ("norm", "head")
 """Fields of a model's weights that only the last stage has."""
 
 
-class Stage(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Stage:
     """A position along the pipeline axis."""
 
     index: int = 0
@@ -203,7 +204,7 @@ class Shapes:
             strict = tree_map(
                 lambda x: StrictArray(tuple(x.shape), "int32"), step._replace(plan=())
             )
-            found = self._model.embed(tracer, self._config, self._weights, strict)
+            found: Any = self._model.embed(tracer, self._config, self._weights, strict)
             if what == "logits":
                 tracer = around(tracer) if around else tracer
                 found = self._model.head(
