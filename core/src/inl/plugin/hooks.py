@@ -33,6 +33,7 @@ FEATURES: Mapping[str, str] = {
     "addresses": "the core reads `Addresses`, the memory of a cache",
     "block_io": "the core copies blocks of a cache by `BlockIO`",
     "slot_io": "the core copies the state of slots by `SlotIO`",
+    "collectives_by_axis": "ranks have an address and axes, and `Collectives` an axis",
 }
 """Features of this core, each with a sentence: names that a plugin may require in its
 ``INL_FEATURES``, or look up when its backend is opened. None is ever removed."""
