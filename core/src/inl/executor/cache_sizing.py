@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from inl.backend.base import CacheBytes
+from inl.backend.collectives import PIPELINE
 from inl.backend.state_bytes import array_bytes, block_bytes
 from inl.config import EngineConfig
 from inl.dtypes import wrap
@@ -177,7 +178,7 @@ def _group_blocks(
     return tuple(1 + count for count in counts(seq_blocks + most - 1))
 
 
-def min_limits(limits: Limits, backend: Backend) -> Limits:
+def min_limits(limits: Limits, backend: Backend, *, stages: int = 1) -> Limits:
     """Return limits that every rank has memory for; free memory may differ."""
     mesh, collectives = mesh_of(backend), collectives_of(backend)
     sizes = np.array([[limits.max_blocks_per_seq, *limits.blocks]], np.int32)
@@ -186,7 +187,10 @@ def min_limits(limits: Limits, backend: Backend) -> Limits:
     elif collectives is None:
         return limits
     else:
-        all_sizes = collectives.all_gather(backend.tensor(wrap(sizes)), AXIS)
-        least = backend.numpy(all_sizes).data.reshape(-1, sizes.size).min(0)
+        least = sizes.reshape(-1)
+        for axis in (AXIS, PIPELINE) if stages > 1 else (AXIS,):
+            one = backend.tensor(wrap(least.reshape(1, -1)))
+            gathered = backend.numpy(collectives.all_gather(one, axis)).data
+            least = gathered.reshape(-1, sizes.size).min(0)
     seq_blocks, *blocks = least.tolist()
     return replace(limits, max_blocks_per_seq=seq_blocks, blocks=tuple(blocks))

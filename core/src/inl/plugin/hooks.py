@@ -39,6 +39,7 @@ FEATURES: Mapping[str, str] = {
     "axis_positions": "tokens of a step may have positions along several axes",
     "spans": "spans of tokens of a step may attend to each other in both directions",
     "layer_features": "features of tokens are added after layers that a model names",
+    "collectives_by_axis": "ranks have an address and axes, and `Collectives` an axis",
 }
 """Features of this core, each with a sentence: names that a plugin may require in its
 ``INL_FEATURES``, or look up when its backend is opened. None is ever removed."""

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from inl.backend.base import Backend
     from inl.config import EngineConfig
     from inl.executor.model_loader import LanguageModel
+    from inl.executor.pipeline import Stage
     from inl.protocol.runner import Limits
     from inl.spec.cache_layout import CacheLayout, Parts
     from inl.spec.message import IntArray
@@ -280,16 +281,17 @@ def start_runner(
     limits: Limits | None = None,
     progress: Progress | None = None,
     rank: int = 0,
+    stage: Stage | None = None,
 ) -> LocalRunner:
     """Load the weights on ``backend`` and make its runner.
 
     limits: planned from the free memory by default. progress: called with the
     bytes of the weights, then with the programs that are compiled at the start
-    (:attr:`~inl.config.EngineConfig.warm_up`). rank: part of the weights, if
-    ``backend`` offers :class:`~inl.backend.base.Collectives`; every rank must make the
-    same call.
+    (:attr:`~inl.config.EngineConfig.warm_up`). rank, stage: part of the weights along
+    the axes "tensor" and "pipeline", if ``backend`` offers
+    :class:`~inl.backend.base.Collectives`; every rank must make the same call.
     """
-    plan = LoadPlan.of(language, backend, config, limits=limits)
+    plan = LoadPlan.of(language, backend, config, limits=limits, stage=stage)
     report = ProgressReporter(progress)
     report(0, 1)  # so that a bar appears before the cache is looked up
     runner = LocalRunner(plan.backend, plan.load(report, rank=rank), plan.limits)

@@ -14,6 +14,7 @@ from inl.testing.engine_checks import engine_checks
 from inl.testing.feature_checks import feature_checks
 from inl.testing.kernel_checks import kernel_checks
 from inl.testing.model_cases import model_checks
+from inl.testing.rank_checks import rank_checks
 from inl.testing.runner_checks import runner_checks
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ SECTIONS: Mapping[str, Callable[[Target], Iterator[Check]]] = {
     "blocks": block_checks,
     "engine": engine_checks,
     "feature": feature_checks,
+    "ranks": rank_checks,
     "model": model_checks,
 }
 """Checks by section; each but the last, which needs a model, has a contract class."""

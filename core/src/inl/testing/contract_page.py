@@ -9,13 +9,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from inl.adapters.weights import AdaptedWeights
-from inl.backend import base, block_io, provisional
+from inl.backend import base, block_io, collectives, provisional
 from inl.backend.bandwidth import Bandwidth
 from inl.backend.tunable import Facts, Tunable
 from inl.backend.weight_cache import WeightCache
 from inl.dtypes import HostArray
 from inl.ops import catalog
-from inl.placement.mesh import Mesh, Meshes, MeshSizes
+from inl.placement.mesh import Mesh, Meshes
+from inl.placement.placement import Placement
 from inl.plugin import CONTRACT, FEATURES
 from inl.plugin.check import dotted
 from inl.spec import message
@@ -61,7 +62,8 @@ CAPABILITIES: dict[str, tuple[type, ...]] = {
         WeightCache,
     ),
     "several devices": (
-        base.Ranks, base.Rank, base.Collectives, Meshes, MeshSizes, Mesh,
+        collectives.Ranks, collectives.Rank, collectives.Collectives, Meshes, Mesh,
+        Placement,
     ),
     "memory and processes": (
         base.CacheBytes, base.CachedMemory, base.ForkSafety, Bandwidth,

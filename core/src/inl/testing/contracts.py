@@ -124,6 +124,13 @@ class FeatureContract(Contract):
         self.run_check(feature_check)
 
 
+class RanksContract(Contract):
+    """Checks of the collectives, for a backend that offers ranks."""
+
+    def test_ranks(self, ranks_check: Check) -> None:
+        self.run_check(ranks_check)
+
+
 class Conformance(
     BackendContract,
     KernelContract,
@@ -131,6 +138,7 @@ class Conformance(
     BlocksContract,
     EngineContract,
     FeatureContract,
+    RanksContract,
 ):
     """All checks of ``inl check``, including those that a later core adds."""
 
@@ -142,4 +150,5 @@ SECTIONS: Mapping[type[Contract], str] = {
     BlocksContract: "blocks",
     EngineContract: "engine",
     FeatureContract: "feature",
+    RanksContract: "ranks",
 }

@@ -97,7 +97,8 @@ def _written(
     count = (BLOCKS - 1) * size - max(size - KEPT, 0)
     positions = np.arange(size, size + count, dtype=np.int32)
     rows = numbers.reshape(*numbers.shape[:2], -1, *numbers.shape[4:])[:, :, positions]
-    tracer = Tracer(target.selection, Bucket(tokens=16, rows=1), size)
+    bucket = Bucket(tokens=16, rows=1)
+    tracer = Tracer(target.selection, bucket, size)
     strict = strict_state(groups, limits)
     info = info_of("write_blocks", None, limits)._replace(consumes=(3,))
     for at, layer in enumerate(group.layers):
