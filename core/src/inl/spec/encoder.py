@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from inl.spec.model import unchanged
-from inl.spec.step import Array
+from inl.spec.step import Array, Bucket
+from inl.spec.strict_array import StrictArray
 
 
 class SequenceBatch(NamedTuple):
@@ -25,6 +26,9 @@ class SequenceBatch(NamedTuple):
     """[T] int32 kind of the token's segment: 1 in the second text of a pair, else 0."""
     starts: Array
     """[N + 1] int32: sequence n has the tokens starts[n] .. starts[n + 1] - 1."""
+    windows: Array | None = None
+    """[M + 1] int32: bounds of parts of sequences, for the layers of a vision encoder
+    whose tokens see their part only; ``None`` for other models."""
 
 
 class TokenSequence(NamedTuple):
@@ -33,6 +37,13 @@ class TokenSequence(NamedTuple):
     tokens: Sequence[int]
     kinds: Sequence[int] = ()
     """Kind of each token's segment; empty: all 0."""
+
+
+def text_specs(_config: Any, bucket: Bucket) -> SequenceBatch:
+    """Return the specs of a batch of token ids."""
+    ids = StrictArray((bucket.tokens,), "int32")
+    starts = StrictArray((bucket.rows + 1,), "int32")
+    return SequenceBatch(tokens=ids, positions=ids, kinds=ids, starts=starts)
 
 
 def no_state(_config: Any) -> tuple[()]:
@@ -59,6 +70,8 @@ class Encoder:
     adapt: Callable[[Any, Any], tuple[Any, Any]] = unchanged
     """(config, checkpoint) -> both in the layout that ``weights`` declares."""
     state: Callable[[Any], tuple[()]] = no_state
+    specs: Callable[[Any, Bucket], SequenceBatch] = text_specs
+    """(config, bucket) -> specs of a batch."""
 
 
 class Pooling(NamedTuple):
