@@ -10,7 +10,6 @@ transformers = pytest.importorskip("transformers")
 Image = pytest.importorskip("PIL.Image")
 
 from inl import EngineConfig, InferenceEngine  # noqa: E402
-from inl.errors import RequestError  # noqa: E402
 from inl.executor.model_loader import open_model  # noqa: E402
 from inl.executor.vision_encoder import VisionEncoder  # noqa: E402
 from inl.images.decoding import decode  # noqa: E402
@@ -96,3 +95,94 @@ def test_features_are_those_of_transformers(model, device):
         assert found.shape == expected.shape
         assert np.abs(found - expected).max() <= 1e-4 * np.abs(expected).max()
     encoder.close()
+
+
+def expected_answer(made, prompt, images, count):
+    """Greedy tokens of transformers for ids with a placeholder for each feature."""
+    given = processor()(images=list(images), return_tensors="pt")
+    ids = torch.tensor([prompt])
+    with torch.no_grad():
+        found = made.generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids),
+            mm_token_type_ids=(ids == PAD).int(), **given,
+            max_new_tokens=count, min_new_tokens=count, do_sample=False,
+        )  # fmt: skip
+    return found[0, len(prompt) :].tolist()
+
+
+def prompt_of(images, seed=0):
+    """Ids of text around images."""
+    rng, ids = np.random.default_rng(seed), []
+    for image in images:
+        grid = processor()(images=[image])["image_grid_thw"][0]
+        ids += rng.integers(3, 80, 5).tolist()
+        ids += [START, *[PAD] * (int(grid.prod()) // 4), END]
+    return ids + rng.integers(3, 80, 4).tolist()
+
+
+PROMPTS = [
+    [picture(70, 45, 1)],
+    [picture(200, 310, 2), picture(60, 60, 3)],
+    [picture(60, 60, 3), picture(33, 150, 4), picture(70, 45, 1)],
+]
+
+
+@pytest.fixture(scope="module")
+def expected(model):
+    prompts = [prompt_of(images, at) for at, images in enumerate(PROMPTS)]
+    return [
+        (ids, images, expected_answer(model[0], ids, images, 9))
+        for ids, images in zip(prompts, PROMPTS, strict=True)
+    ]
+
+
+def opened(model, device, **config):
+    return InferenceEngine(
+        open_model(model[1]),
+        config=EngineConfig(backend=device, dtype="float32", **config),
+    )
+
+
+@pytest.mark.parametrize("device", ["reference", "cpu"])
+def test_answers_are_those_of_transformers(model, expected, device):
+    with opened(model, device) as engine:
+        for ids, images, answer in expected:
+            found = engine.generate(ids, images=images, max_tokens=9, ignore_eos=True)
+            assert list(found.token_ids) == answer
+
+
+def test_answers_depend_on_the_images(model, expected):
+    """Else the comparisons above would hold without them."""
+    with opened(model, "reference") as engine:
+        for ids, images, answer in expected:
+            others = [picture(*each.size, seed=77) for each in images]
+            found = engine.generate(ids, images=others, max_tokens=9, ignore_eos=True)
+            assert list(found.token_ids) != answer
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"token_budget": 16},
+        {"token_budget": 16, "prefix_cache": False, "max_batch": 2},
+        {"speculation": "ngram"},
+        {"decode_steps": 4},
+        {"context": 208, "cache_bytes": 512 * 320},
+    ],
+    ids=str,
+)
+def test_schedules_give_the_same_tokens(model, expected, config):
+    """Batches of images and text, chunks of prompts, preemption, drafts and repeats."""
+    text = list(range(3, 40))
+    with opened(model, "cpu", **config) as engine:
+        alone = engine.generate(text, max_tokens=9, ignore_eos=True).token_ids
+        batch = []
+        for ids, images, _ in (*expected, *expected):
+            batch.append(
+                engine.submit(ids, images=images, max_tokens=9, ignore_eos=True)
+            )
+            batch.append(engine.submit(text, max_tokens=9, ignore_eos=True))
+        found = [list(handle.result().token_ids) for handle in batch]
+    assert found[1::2] == [list(alone)] * 6
+    assert found[::2] == [answer for *_, answer in (*expected, *expected)]

@@ -40,6 +40,7 @@ from inl.engine.options import (
     is_conversation,
 )
 from inl.engine.prompt_encoder import PromptEncoder
+from inl.engine.prompt_images import without_images
 from inl.engine.request_handle import Completion as Completion
 from inl.engine.request_handle import RequestHandle
 from inl.engine.step_loop import Waiter, text_chunks, until_completed
@@ -112,6 +113,7 @@ class InferenceEngine:
         self.model = model
         self._encoder = PromptEncoder(model, tokenizer, self.config)
         if runner is None:
+            self._encoder.images.load(self.config)
             started = start(model, self.config, progress=progress)
         else:
             started = StartedRunner(runner, "runner", "")
@@ -150,6 +152,7 @@ class InferenceEngine:
             replace=Restarts(self._restart) if restarts else None,
         )
         self._dispatcher = RequestDispatcher(self._core)
+        self._encoder.images.share(self._dispatcher.lock, limits.axes)
         self._sequences = (
             EncoderQueue(started.runner, self._dispatcher.lock)
             if model.encoder is not None
@@ -370,6 +373,9 @@ class InferenceEngine:
         options["structured"] = cast(
             "StructuredOutput | None", text.structure_of(given, encoded)
         )
+        if not isinstance(messages, str):
+            _, images = without_images(messages)
+            options["images"] = images or options.get("images")
         handle = self._prepare(encoded.ids, self._use(options), **options)
         batch = Batch()
         batch.add(handle)
@@ -690,6 +696,7 @@ class InferenceEngine:
         self._dispatcher.fail_all(error)
         self._core.flush_tiers()
         self.runner.close()
+        self._encoder.images.close()
         if self.tiers is not None:
             self.tiers.close()
 

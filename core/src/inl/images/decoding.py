@@ -1,4 +1,4 @@
-"""Decodes images from files, bytes and data URIs, with bounds that are checked first."""
+"""Decodes images from files, bytes and data URIs, with bounds checked before."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ def decode(value: Any, where: str = "image") -> Picture:
     # Decoders raise errors of many types for damaged files.
     except Exception as error:
         raise RequestError(
-            f"{where}: cannot be decoded ({error!s:.80}); accepted: {', '.join(FORMATS)}"
+            f"{where}: cannot be decoded ({error!s:.80}); "
+            f"accepted: {', '.join(FORMATS)}"
         ) from error
     pixels = np.array(upright)
     shape = np.array(pixels.shape, "<i4").tobytes()

@@ -1,4 +1,4 @@
-"""Vision encoder of Qwen2.5-VL (Bai et al., 2025): windows of patches, then all of them.
+"""Vision encoder of Qwen2.5-VL (Bai et al., 2025): attention in windows of patches.
 
 Its patches are in the order of windows; features leave it in that order too, see
 :func:`window_order`.
@@ -192,7 +192,7 @@ def encode(ops: Ops, c: VisionConfig, w: Weights, batch: SequenceBatch) -> Array
 
 
 def pool(
-    ops: Ops, c: VisionConfig, w: Weights, hidden: Array, batch: SequenceBatch
+    ops: Ops, c: VisionConfig, w: Weights, hidden: Array, _batch: SequenceBatch
 ) -> Array:
     """Return the features [T / merge, out] of squares of patches."""
     x = ops.rms_norm(hidden, w.norm, eps=EPS)
