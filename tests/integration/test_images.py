@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import io
+import struct
+import zlib
+
 import numpy as np
 import pytest
 
@@ -9,64 +14,20 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 Image = pytest.importorskip("PIL.Image")
 
+from image_models import END, PAD, START, picture, processor, tiny_qwen25_vl  # noqa: E402
 from inl import EngineConfig, InferenceEngine  # noqa: E402
+from inl.errors import RequestError  # noqa: E402
 from inl.executor.model_loader import open_model  # noqa: E402
 from inl.executor.vision_encoder import VisionEncoder  # noqa: E402
 from inl.images.decoding import decode  # noqa: E402
 
-PAD, START, END = 90, 91, 92
-"""Token ids of an image."""
-TEXT = {
-    "vocab_size": 96, "hidden_size": 64, "intermediate_size": 96,
-    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "max_position_embeddings": 512, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
-    "tie_word_embeddings": False,
-    "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]},
-    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
-}  # fmt: skip
-VISION = {
-    "depth": 3, "hidden_size": 32, "intermediate_size": 44, "num_heads": 2,
-    "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2,
-    "window_size": 112, "out_hidden_size": 64, "fullatt_block_indexes": [1],
-    "tokens_per_second": 2,
-}  # fmt: skip
 SIZES = ((70, 45), (200, 310), (28, 28), (1, 60))
 """Width and height of images."""
 
 
-def picture(width, height, seed=0, mode="RGB"):
-    rng = np.random.default_rng(seed)
-    pixels = rng.integers(0, 256, (height, width, 3), np.uint8)
-    return Image.fromarray(pixels).convert(mode)
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("qwen25vl")
-    config = transformers.Qwen2_5_VLConfig(
-        text_config=TEXT, vision_config=VISION, image_token_id=PAD,
-        video_token_id=93, vision_start_token_id=START, vision_end_token_id=END,
-        tie_word_embeddings=False,
-    )  # fmt: skip
-    torch.manual_seed(5)
-    made = transformers.Qwen2_5_VLForConditionalGeneration(config).eval()
-    with torch.no_grad():
-        for parameter in made.parameters():
-            parameter.copy_(torch.randn_like(parameter) * 0.15)
-        for name, parameter in made.named_parameters():
-            if "norm" in name or "ln_q" in name:
-                parameter.copy_(1 + torch.randn_like(parameter) * 0.1)
-    made.save_pretrained(folder)
-    processor(folder).save_pretrained(folder)
-    return made.float(), folder
-
-
-def processor(folder=None):
-    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
-        Qwen2VLImageProcessorPil,
-    )
-
-    return Qwen2VLImageProcessorPil(size={"shortest_edge": 3136, "longest_edge": 50176})
+    return tiny_qwen25_vl(tmp_path_factory.mktemp("qwen25vl"))
 
 
 @pytest.mark.parametrize("size", [*SIZES, (500, 400), (13, 900), (1023, 17)])
@@ -115,9 +76,9 @@ def prompt_of(images, seed=0):
     rng, ids = np.random.default_rng(seed), []
     for image in images:
         grid = processor()(images=[image])["image_grid_thw"][0]
-        ids += rng.integers(3, 80, 5).tolist()
+        ids += rng.integers(3, 250, 5).tolist()
         ids += [START, *[PAD] * (int(grid.prod()) // 4), END]
-    return ids + rng.integers(3, 80, 4).tolist()
+    return ids + rng.integers(3, 250, 4).tolist()
 
 
 PROMPTS = [
@@ -186,3 +147,117 @@ def test_schedules_give_the_same_tokens(model, expected, config):
         found = [list(handle.result().token_ids) for handle in batch]
     assert found[1::2] == [list(alone)] * 6
     assert found[::2] == [answer for *_, answer in (*expected, *expected)]
+
+
+def data_uri(image, kind="png"):
+    data = io.BytesIO()
+    image.save(data, kind)
+    return f"data:image/{kind};base64,{base64.b64encode(data.getvalue()).decode()}"
+
+
+def conversation(*images):
+    parts = [{"type": "text", "text": "See"}]
+    parts += [{"type": "image", "image": image} for image in images]
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": "What?"}]}]
+
+
+def test_conversations_have_images_in_any_form(model, tmp_path):
+    image, other = picture(70, 45, 1), picture(60, 60, 3)
+    path = tmp_path / "image.png"
+    image.save(path)
+    with opened(model, "cpu") as engine:
+        messages = conversation(image, other)
+        ids = engine.chat_ids(messages)
+        assert ids.count(PAD) == 4 + 4
+        answer = expected_answer(model[0], ids, [image, other], 6)
+        options = {"max_tokens": 6, "ignore_eos": True}
+        found = [
+            engine.generate(ids, images=[image, other], **options).token_ids,
+            engine.generate(messages, **options).token_ids,
+            engine.generate(
+                conversation(path.read_bytes(), data_uri(other)), **options
+            ).token_ids,
+            engine.generate(conversation(path, other), **options).token_ids,
+        ]
+        assert [list(each) for each in found] == [answer] * 4
+        told = engine.chat(messages, **options)
+        assert told.text == engine.generate(messages, **options).text
+
+
+def test_equal_ids_with_other_images_share_no_blocks(model):
+    first, second = picture(112, 112, 1), picture(112, 112, 2)
+    ids = prompt_of([first])
+    answers = [expected_answer(model[0], ids, [each], 6) for each in (first, second)]
+    assert answers[0] != answers[1]
+    with opened(model, "cpu") as engine:
+        found = [
+            list(engine.generate(ids, images=[each], max_tokens=6).token_ids)
+            for each in (first, second, first)
+        ]
+        hits = engine.stats.prefix_hit_tokens
+    assert found == [answers[0], answers[1], answers[0]]
+    assert hits >= 16  # the third shares the first one's blocks
+
+
+@pytest.mark.parametrize(
+    ("ids", "images", "message"),
+    [
+        ([5, PAD, PAD, 6], [picture(28, 28)], "has 4 features, found fewer"),
+        ([5, *[PAD] * 5, 6], [picture(28, 28)], "more than the 1 images"),
+        ([5, *[PAD] * 4, 6], [picture(28, 28)] * 2, r"images\[1\]: has 4 features"),
+        ("no place", [picture(28, 28)], "found 1 for 0 places"),
+        ([5, *[PAD] * 4], [b"GIF89a"], "cannot be decoded"),
+        ([5, *[PAD] * 4], [picture(28, 28).tobytes()], "cannot be decoded"),
+        ([5, *[PAD] * 4], ["data:text/html;base64,aGk="], "accepts data:image"),
+        ([5, *[PAD] * 4], ["data:image/png;base64,a!"], "accepts base64"),
+        ([5, *[PAD] * 4], ["/no/such/file.png"], "No such file"),
+        ([5, *[PAD] * 4], [7], "found int"),
+        ([5, *[PAD] * 4], [picture(300, 1)], "ratio"),
+        ([5, *[PAD] * 4], picture(28, 28), "accepts a list of images"),
+        ([5, *[PAD] * 4], [picture(28, 28)] * 257, "found 257, accepts 256"),
+    ],
+)
+def test_wrong_images_are_refused(model, ids, images, message):
+    with (
+        opened(model, "reference") as engine,
+        pytest.raises(RequestError, match=message),
+    ):
+        engine.generate(ids, images=images)
+
+
+def bomb(side):
+    """A PNG of a few bytes, whose header states so many pixels a side."""
+    chunks = {b"IHDR": struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0), b"IDAT": b""}
+    parts = [
+        struct.pack(">I", len(data))
+        + name
+        + data
+        + struct.pack(">I", zlib.crc32(name + data))
+        for name, data in chunks.items()
+    ]
+    return b"".join([b"\x89PNG\r\n\x1a\n", *parts])
+
+
+def test_pixels_are_bounded_before_they_are_decoded():
+    with pytest.raises(RequestError, match="found 9000 x 9000 pixels, accepts"):
+        decode(bomb(9000))
+    with pytest.raises(RequestError, match="exceeds limit"):
+        decode(bomb(20000))
+    with pytest.raises(RequestError, match="more than 33554432 bytes"):
+        decode(bytes((32 << 20) + 1))
+
+
+def test_a_message_names_no_file_and_no_address(model):
+    """Else a client of the server would read files of its host."""
+    with opened(model, "reference") as engine:
+        for address in ("/etc/passwd", "http://169.254.169.254/latest", "file:///a"):
+            with pytest.raises(RequestError, match="accepts a data URI"):
+                engine.chat_ids(conversation(address))
+
+
+def test_a_rotated_photo_is_turned_upright():
+    image, data = picture(40, 20), io.BytesIO()
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by 90 degrees
+    image.save(data, "png", exif=exif)
+    assert decode(data.getvalue()).pixels.shape == (40, 20, 3)

@@ -40,7 +40,6 @@ from inl.engine.options import (
     is_conversation,
 )
 from inl.engine.prompt_encoder import PromptEncoder
-from inl.engine.prompt_images import without_images
 from inl.engine.request_handle import Completion as Completion
 from inl.engine.request_handle import RequestHandle
 from inl.engine.step_loop import Waiter, text_chunks, until_completed
@@ -373,9 +372,7 @@ class InferenceEngine:
         options["structured"] = cast(
             "StructuredOutput | None", text.structure_of(given, encoded)
         )
-        if not isinstance(messages, str):
-            _, images = without_images(messages)
-            options["images"] = images or options.get("images")
+        options["images"] = encoded.images or options.get("images")
         handle = self._prepare(encoded.ids, self._use(options), **options)
         batch = Batch()
         batch.add(handle)

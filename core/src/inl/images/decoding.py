@@ -65,7 +65,7 @@ def decode(value: Any, where: str = "image") -> Picture:
         raise RequestError(
             f"{where}: cannot be decoded ({error!s:.80}); "
             f"accepted: {', '.join(FORMATS)}"
-        ) from error
+        ) from None  # the cause is no fault of this process, as an OSError would be
     pixels = np.array(upright)
     shape = np.array(pixels.shape, "<i4").tobytes()
     return Picture(pixels, sha256(shape + pixels.tobytes()).digest())
@@ -81,7 +81,7 @@ def _read(value: Any, where: str) -> bytes:
             with path.open("rb") as file:
                 data = file.read(MAX_BYTES + 1)
         except (OSError, ValueError) as error:
-            raise RequestError(f"{where}: {error!s:.120}") from error
+            raise RequestError(f"{where}: {error!s:.120}") from None
     elif isinstance(value, bytes | bytearray | memoryview):
         data = bytes(value)
     else:
