@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import importlib
 import io
 import struct
 import zlib
@@ -14,20 +15,23 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 Image = pytest.importorskip("PIL.Image")
 
-from image_models import END, PAD, START, picture, processor, tiny_qwen25_vl  # noqa: E402
+from image_models import END, KINDS, PAD, START, picture, tiny_model  # noqa: E402
 from inl import EngineConfig, InferenceEngine  # noqa: E402
+from inl.device import Device  # noqa: E402
 from inl.errors import RequestError  # noqa: E402
+from inl.executor.encoder_executor import load_encoder  # noqa: E402
 from inl.executor.model_loader import open_model  # noqa: E402
 from inl.executor.vision_encoder import VisionEncoder  # noqa: E402
 from inl.images.decoding import decode  # noqa: E402
+from inl.plugin import make_backend  # noqa: E402
 
 SIZES = ((70, 45), (200, 310), (28, 28), (1, 60))
 """Width and height of images."""
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return tiny_qwen25_vl(tmp_path_factory.mktemp("qwen25vl"))
+@pytest.fixture(scope="module", params=KINDS)
+def model(request, tmp_path_factory):
+    return tiny_model(request.param, tmp_path_factory.mktemp(request.param))
 
 
 @pytest.mark.parametrize("size", [*SIZES, (500, 400), (13, 900), (1023, 17)])
@@ -35,35 +39,57 @@ def model(tmp_path_factory):
 def test_patches_are_those_of_the_processor(model, size, mode):
     settings = open_model(model[1]).vision.settings
     image = picture(*size, mode=mode)
-    theirs = processor()(images=[image], return_tensors="np")
+    theirs = model.processor(images=[image], return_tensors="np")
     found = settings.patches(decode(image).pixels, "image")
     assert found.grid == tuple(theirs["image_grid_thw"][0, 1:])
     assert np.abs(found.values - theirs["pixel_values"]).max() <= 1e-6
 
 
-@pytest.mark.parametrize("device", ["reference", "cpu"])
-def test_features_are_those_of_transformers(model, device):
-    made, folder = model
-    config = EngineConfig(backend=device, dtype="float32")
-    encoder = VisionEncoder.load(open_model(folder).vision, config)
+def encoder_on(name, vision, monkeypatch):
+    """An encoder on a backend, by the name of its library."""
+    if name == "jax":
+        pytest.importorskip("jax")
+        monkeypatch.setenv("INL_TPU_PLATFORM", "cpu")
+        backend = pytest.importorskip("inl_tpu.backend").TpuBackend(Device("tpu:0"))
+    elif name == "torch":
+        module = importlib.import_module("inl_cpu.torch_backend")
+        backend = module.TorchCpuBackend(Device("cpu:0"))
+    else:
+        backend = make_backend(name)
+    config = EngineConfig(dtype="float32")
+    return VisionEncoder(vision, load_encoder(vision, backend, config))
+
+
+@pytest.mark.parametrize("device", ["reference", "cpu", "torch", "jax"])
+def test_features_are_those_of_transformers(model, device, monkeypatch):
+    made, folder, _ = model
+    encoder = encoder_on(device, open_model(folder).vision, monkeypatch)
     for seed, size in enumerate(SIZES):
         image = picture(*size, seed)
-        given = processor()(images=[image], return_tensors="pt")
+        given = model.processor(images=[image], return_tensors="pt")
         with torch.no_grad():
             visual = made.model.visual(given["pixel_values"], given["image_grid_thw"])
-        expected = visual.pooler_output.numpy()
-        found = encoder.encode(decode(image)).features
-        assert found.shape == expected.shape
-        assert np.abs(found - expected).max() <= 1e-4 * np.abs(expected).max()
+        found = encoder.encode(decode(image))
+        added = getattr(visual, "deepstack_features", None) or []
+        assert found.added.shape[1] == len(added)
+        pairs = zip(
+            [visual.pooler_output, *added],
+            [found.features, *found.added.swapaxes(0, 1)],
+            strict=True,
+        )
+        for expected, features in pairs:
+            assert features.shape == expected.shape
+            error = np.abs(features - expected.numpy()).max()
+            assert error <= 1e-4 * expected.abs().max()
     encoder.close()
 
 
-def expected_answer(made, prompt, images, count):
+def expected_answer(model, prompt, images, count):
     """Greedy tokens of transformers for ids with a placeholder for each feature."""
-    given = processor()(images=list(images), return_tensors="pt")
+    given = model.processor(images=list(images), return_tensors="pt")
     ids = torch.tensor([prompt])
     with torch.no_grad():
-        found = made.generate(
+        found = model.model.generate(
             input_ids=ids, attention_mask=torch.ones_like(ids),
             mm_token_type_ids=(ids == PAD).int(), **given,
             max_new_tokens=count, min_new_tokens=count, do_sample=False,
@@ -71,11 +97,11 @@ def expected_answer(made, prompt, images, count):
     return found[0, len(prompt) :].tolist()
 
 
-def prompt_of(images, seed=0):
+def prompt_of(model, images, seed=0):
     """Ids of text around images."""
     rng, ids = np.random.default_rng(seed), []
     for image in images:
-        grid = processor()(images=[image])["image_grid_thw"][0]
+        grid = model.processor(images=[image])["image_grid_thw"][0]
         ids += rng.integers(3, 250, 5).tolist()
         ids += [START, *[PAD] * (int(grid.prod()) // 4), END]
     return ids + rng.integers(3, 250, 4).tolist()
@@ -90,9 +116,9 @@ PROMPTS = [
 
 @pytest.fixture(scope="module")
 def expected(model):
-    prompts = [prompt_of(images, at) for at, images in enumerate(PROMPTS)]
+    prompts = [prompt_of(model, images, at) for at, images in enumerate(PROMPTS)]
     return [
-        (ids, images, expected_answer(model[0], ids, images, 9))
+        (ids, images, expected_answer(model, ids, images, 9))
         for ids, images in zip(prompts, PROMPTS, strict=True)
     ]
 
@@ -168,8 +194,8 @@ def test_conversations_have_images_in_any_form(model, tmp_path):
     with opened(model, "cpu") as engine:
         messages = conversation(image, other)
         ids = engine.chat_ids(messages)
-        assert ids.count(PAD) == 4 + 4
-        answer = expected_answer(model[0], ids, [image, other], 6)
+        assert ids.count(PAD) == prompt_of(model, [image, other]).count(PAD) >= 8
+        answer = expected_answer(model, ids, [image, other], 6)
         options = {"max_tokens": 6, "ignore_eos": True}
         found = [
             engine.generate(ids, images=[image, other], **options).token_ids,
@@ -186,8 +212,8 @@ def test_conversations_have_images_in_any_form(model, tmp_path):
 
 def test_equal_ids_with_other_images_share_no_blocks(model):
     first, second = picture(112, 112, 1), picture(112, 112, 2)
-    ids = prompt_of([first])
-    answers = [expected_answer(model[0], ids, [each], 6) for each in (first, second)]
+    ids = prompt_of(model, [first])
+    answers = [expected_answer(model, ids, [each], 6) for each in (first, second)]
     assert answers[0] != answers[1]
     with opened(model, "cpu") as engine:
         found = [

@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from http_servers import HashServer
-from image_models import picture, tiny_qwen25_vl
+from image_models import picture, tiny_model
 from inl.config import EngineConfig
 from inl.engine.inference_engine import InferenceEngine
 from inl.executor.model_loader import open_model
@@ -37,7 +37,7 @@ class ImageServer(HashServer):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return tiny_qwen25_vl(tmp_path_factory.mktemp("qwen25vl"))[1]
+    return tiny_model("qwen2_5_vl", tmp_path_factory.mktemp("qwen2_5_vl")).folder
 
 
 @pytest.fixture(scope="module")

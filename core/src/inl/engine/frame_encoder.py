@@ -72,19 +72,23 @@ def frames(plan: Plan, limits: Limits, *, masked: bool = False) -> list[IntArray
             decode_rows=plan.decode_rows,
             flags=MASKED if masked else FLAGS[plan.kind],
         )
-        rows, offsets = _embeddings(plan)
+        rows, added, offsets = _embeddings(plan)
         if rows or offsets:
-            inputs = token_inputs(limits, rows, offsets=offsets)
+            inputs = token_inputs(limits, rows, added, offsets)
             frame = with_inputs(frame, inputs, limits)
         encoded.append(frame)
     return encoded
 
 
+Rows = dict[int, "NDArray[np.float32]"]
+
+
 def _embeddings(
     plan: Plan,
-) -> tuple[dict[int, NDArray[np.float32]], dict[int, tuple[int, ...]]]:
-    """Return embeddings and offsets of a plan's tokens, by index in the step."""
-    rows: dict[int, NDArray[np.float32]] = {}
+) -> tuple[Rows, Rows, dict[int, tuple[int, ...]]]:
+    """Return embeddings, features and offsets of tokens, by index in the step."""
+    rows: Rows = {}
+    added: Rows = {}
     offsets: dict[int, tuple[int, ...]] = {}
     first = 0
     for request, start, stop, _ in plan.chunks:
@@ -95,10 +99,12 @@ def _embeddings(
             rows.update((first + at - start, row) for at, row in found.items())
         if request.moves:
             assert isinstance(embeddings, PromptImages), "the engine made them"
+            more = embeddings.added(start, stop)
+            added.update((first + at - start, row) for at, row in more.items())
             moved = embeddings.offsets(start, stop)
             offsets.update((first + at - start, each) for at, each in moved.items())
         first += stop - start
-    return rows, offsets
+    return rows, added, offsets
 
 
 def masked_rows(plan: Plan) -> list[int]:

@@ -12,6 +12,9 @@ from inl.engine.prompt_embeddings import PromptEmbeddings
 from inl.errors import RequestError
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from inl.executor.vision_encoder import EncodedImage
 
 MAX_IMAGES = 256
@@ -62,6 +65,15 @@ class PromptImages(PromptEmbeddings):
         row, column = divmod(place, columns)
         before = self._shifts[number - 1] - place
         return before, before + row, before + column
+
+    def added(self, start: int, stop: int) -> dict[int, NDArray[np.float32]]:
+        """Return the features [F, H] that layers add at positions of a range."""
+        found: dict[int, NDArray[np.float32]] = {}
+        for first, image in zip(self._starts, self._images, strict=True):
+            end = min(stop, first + len(image.features))
+            for at in range(max(first, start), end):
+                found[at] = image.added[at - first]
+        return found
 
     def digest(self, start: int, stop: int) -> bytes:
         """Return a digest of the images in a range, and where they lie in it."""

@@ -65,13 +65,17 @@ class EncoderExecutor:
         """Return the results [n, K] of up to :data:`MAX_SEQUENCES` sequences."""
         lengths = [len(each.tokens) for each in sequences]
         bucket = self.bucket(sum(lengths), len(lengths))
-        return self.compute(padded(sequences, bucket), bucket)[: len(lengths)]
+        (results,) = self.compute(padded(sequences, bucket), bucket)
+        return results[: len(lengths)]
 
-    def compute(self, batch: SequenceBatch, bucket: Bucket) -> NDArray[np.float32]:
+    def compute(
+        self, batch: SequenceBatch, bucket: Bucket
+    ) -> list[NDArray[np.float32]]:
         """Return the results of a batch on the host, which fills ``bucket``."""
         tensors: SequenceBatch = tree_map(self._tensor, batch)
-        (results,) = self._program(bucket)(self.loaded.weights, tensors)
-        return np.asarray(widen(self.backend.numpy(results)), np.float32)
+        results = self._program(bucket)(self.loaded.weights, tensors)
+        numpy = self.backend.numpy
+        return [np.asarray(widen(numpy(each)), np.float32) for each in results]
 
     def release(self) -> None:
         """Drop programs and weights."""

@@ -10,7 +10,6 @@ import numpy as np
 
 from inl.backend.base import CachedMemory
 from inl.executor.encoder_executor import EncoderExecutor, load_encoder
-from inl.models.qwen25_vision import image_batch
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -33,6 +32,13 @@ class EncodedImage:
     """Rows and columns of features; n is their product."""
     digest: bytes
     """Of the image, by which blocks of the prefix cache are found."""
+    added: NDArray[np.float32]
+    """[n, F, H], added to hidden states after the F layers that the model names."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the features."""
+        return self.features.nbytes + self.added.nbytes
 
 
 class VisionEncoder:
@@ -60,11 +66,11 @@ class VisionEncoder:
         found = self._cache.pop(picture.digest, None)
         if found is None:
             found = self._compute(picture, where)
-            self._cached_bytes += found.features.nbytes
+            self._cached_bytes += found.nbytes
         self._cache[picture.digest] = found
         while self._cached_bytes > MAX_CACHED_BYTES and len(self._cache) > 1:
             _, dropped = self._cache.popitem(last=False)
-            self._cached_bytes -= dropped.features.nbytes
+            self._cached_bytes -= dropped.nbytes
         return found
 
     def close(self) -> None:
@@ -79,10 +85,11 @@ class VisionEncoder:
         values, grid = self.vision.settings.patches(picture.pixels, where)
         config: Any = self.executor.loaded.config
         bucket = self.executor.bucket(len(values), 1)
-        batch, order = image_batch(config, values, grid, bucket)
-        results = self.executor.compute(batch, bucket)[: len(order)]
+        batch, order = self.vision.image_batch(config, values, grid, bucket)
+        results = np.stack(self.executor.compute(batch, bucket))[:, : len(order)]
         features = np.empty_like(results)
-        features[order] = results
+        features[:, order] = results
         side = self.vision.settings.merge_size
         size = grid[0] // side, grid[1] // side
-        return EncodedImage(features, size, picture.digest)
+        added = np.ascontiguousarray(features[1:].swapaxes(0, 1))
+        return EncodedImage(features[0], size, picture.digest, added)

@@ -77,7 +77,7 @@ class PatchSettings:
         """Return the patches of an image [height, width, 3]."""
         from PIL import Image
 
-        rows, columns = self.grid_of(*pixels.shape[:2], where)
+        rows, columns = self.grid_of(pixels.shape[0], pixels.shape[1], where)
         size, merge = self.patch_size, self.merge_size
         resized = Image.fromarray(pixels).resize(
             (columns * size, rows * size), resample=Image.Resampling.BICUBIC

@@ -6,7 +6,7 @@ Its patches are in the order of windows; features leave it in that order too, se
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -142,11 +142,7 @@ def weights(c: VisionConfig) -> Weights:
 
 
 def _layer(c: VisionConfig, at: str) -> Layer:
-    h, inner, qkv = c.hidden_size, c.intermediate_size, {}
-    for number, name in enumerate("qkv"):
-        span, source = ((number * h, (number + 1) * h),), f"{at}attn.qkv"
-        qkv[name] = groups.rows(f"{source}.weight", span, 3 * h, h)
-        qkv[f"{name}_bias"] = groups.rows(f"{source}.bias", span, 3 * h)
+    h, inner = c.hidden_size, c.intermediate_size
     up, gate = (
         groups.linear(f"{at}mlp.{name}_proj", inner, h, bias=True)
         for name in ("up", "gate")
@@ -154,11 +150,21 @@ def _layer(c: VisionConfig, at: str) -> Layer:
     down = groups.linear(f"{at}mlp.down_proj", h, inner, bias=True)
     return Layer(
         groups.norm(f"{at}norm1", h),
-        Group("qkv_linear", **qkv),
+        qkv(h, f"{at}attn.qkv"),
         groups.linear(f"{at}attn.proj", h, h, bias=True),
         groups.norm(f"{at}norm2", h),
         mlp.OpenMlp(up, down, gate),
     )
+
+
+def qkv(h: int, source: str) -> Group:
+    """Return the projections of queries, keys and values, which are stored as one."""
+    params = {}
+    for number, name in enumerate("qkv"):
+        span = ((number * h, (number + 1) * h),)
+        params[name] = groups.rows(f"{source}.weight", span, 3 * h, h)
+        params[f"{name}_bias"] = groups.rows(f"{source}.bias", span, 3 * h)
+    return Group("qkv_linear", **params)
 
 
 def turning(dim: int) -> RopeScaling:
@@ -200,12 +206,10 @@ def pool(
     return ops.linear(ops.activate(ops.linear(x, w.first), kind="gelu"), w.second)
 
 
-def adapt(
-    c: VisionConfig, checkpoint: Checkpoint
-) -> tuple[VisionConfig, AdaptedCheckpoint]:
+def adapt(c: Any, checkpoint: Checkpoint) -> tuple[Any, AdaptedCheckpoint]:
     """Make the convolution of patches a matrix."""
 
-    def flat(stored: Any) -> HostArray:
+    def flat(stored: Sequence[HostArray]) -> HostArray:
         shape = c.hidden_size, c.patch
         return replace(stored[0], data=stored[0].data.reshape(shape), shape=shape)
 
@@ -245,6 +249,18 @@ def window_order(c: VisionConfig, rows: int, columns: int) -> tuple[Any, Any]:
     return np.concatenate(windows), ends.astype(np.int32)
 
 
+def squares(grid: tuple[int, int], merge: int) -> NDArray[np.intp]:
+    """Return row and column of the patches of each feature [2, features, merge].
+
+    grid: rows and columns of patches.
+    """
+    side = int(merge**0.5)
+    rows, columns = grid[0] // side, grid[1] // side
+    places = np.indices(grid).reshape(2, rows, side, columns, side)
+    found: NDArray[np.intp] = places.transpose(0, 1, 3, 2, 4)
+    return found.reshape(2, rows * columns, merge)
+
+
 def image_batch(
     c: VisionConfig, values: NDArray[np.float32], grid: tuple[int, int], bucket: Bucket
 ) -> tuple[SequenceBatch, NDArray[np.intp]]:
@@ -255,12 +271,10 @@ def image_batch(
     side, used = int(c.merge**0.5), len(values)
     rows, columns = grid[0] // side, grid[1] // side
     order, bounds = window_order(c, rows, columns)
-    places = np.stack(np.indices(grid)).reshape(2, rows, side, columns, side)
-    squares = places.transpose(0, 1, 3, 2, 4).reshape(2, rows * columns, c.merge)
     tokens = np.zeros((bucket.tokens, c.patch), np.float32)
     tokens[:used] = values.reshape(rows * columns, -1)[order].reshape(used, c.patch)
     positions = np.zeros((2, bucket.tokens), np.int32)
-    positions[:, :used] = squares[:, order].reshape(2, used)
+    positions[:, :used] = squares(grid, c.merge)[:, order].reshape(2, used)
     windows = np.full(bucket.tokens // c.merge + 1, used, np.int32)
     windows[: len(bounds)] = bounds
     batch = SequenceBatch(

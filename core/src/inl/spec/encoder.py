@@ -29,6 +29,9 @@ class SequenceBatch(NamedTuple):
     windows: Array | None = None
     """[M + 1] int32: bounds of parts of sequences, for the layers of a vision encoder
     whose tokens see their part only; ``None`` for other models."""
+    weights: Array | None = None
+    """[K, T, 1] weights of the K rows of a table of places that a patch interpolates,
+    whose indices are ``kinds`` [K, T]; ``None`` for other models."""
 
 
 class TokenSequence(NamedTuple):
@@ -63,10 +66,11 @@ class Encoder:
     """(Hugging Face config dict) -> frozen, hashable config."""
     weights: Callable[[Any], Any]
     """(config) -> NamedTuple whose leaves are groups."""
-    encode: Callable[..., Array]
+    encode: Callable[..., Any]
     """(ops, config, w, batch) -> hidden states [T, H] of a :class:`SequenceBatch`."""
-    pool: Callable[..., Array]
-    """(ops, config, w, hidden, batch) -> a result [N, K] of each sequence."""
+    pool: Callable[..., Any]
+    """(ops, config, w, hidden, batch) -> a result [N, K] of each sequence, or of each
+    group of patches; or a tuple of them."""
     adapt: Callable[[Any, Any], tuple[Any, Any]] = unchanged
     """(config, checkpoint) -> both in the layout that ``weights`` declares."""
     state: Callable[[Any], tuple[()]] = no_state
@@ -94,7 +98,8 @@ class Labels(NamedTuple):
 
 def encode(
     ops: Any, model: Encoder, config: Any, weights: Any, batch: SequenceBatch
-) -> tuple[Array]:
+) -> tuple[Array, ...]:
     """Encode sequences: the function of the program "encode"."""
     hidden = model.encode(ops, config, weights, batch)
-    return (model.pool(ops, config, weights, hidden, batch),)
+    results = model.pool(ops, config, weights, hidden, batch)
+    return results if isinstance(results, tuple) else (results,)
