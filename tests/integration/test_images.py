@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import importlib
 import io
+import json
 import struct
 import zlib
 
@@ -17,6 +18,7 @@ Image = pytest.importorskip("PIL.Image")
 
 from image_models import END, KINDS, PAD, START, picture, tiny_model  # noqa: E402
 from inl import EngineConfig, InferenceEngine  # noqa: E402
+from inl.cli.main import main  # noqa: E402
 from inl.device import Device  # noqa: E402
 from inl.errors import RequestError  # noqa: E402
 from inl.executor.encoder_executor import load_encoder  # noqa: E402
@@ -287,3 +289,22 @@ def test_a_rotated_photo_is_turned_upright():
     exif[0x0112] = 6  # turned by 90 degrees
     image.save(data, "png", exif=exif)
     assert decode(data.getvalue()).pixels.shape == (40, 20, 3)
+
+
+def test_generate_takes_files_of_images(model, tmp_path, capsys):
+    paths = [tmp_path / "a.png", tmp_path / "b.png"]
+    images = [picture(70, 45, 1), picture(60, 60, 3)]
+    for path, image in zip(paths, images, strict=True):
+        image.save(path)
+    words = ["generate", "What?", "--model", str(model.folder), "--json"]
+    words += ["--device", "reference", "--max-tokens", "6", "--dtype", "float32"]
+    for path in paths:
+        words += ["--image", str(path)]
+    assert main(words) == 0
+    told = json.loads(capsys.readouterr().out)
+    parts = [{"type": "image", "image": image} for image in images]
+    messages = [
+        {"role": "user", "content": [*parts, {"type": "text", "text": "What?"}]}
+    ]
+    with opened(model, "reference") as engine:
+        assert told["text"] == engine.generate(messages, max_tokens=6).text
