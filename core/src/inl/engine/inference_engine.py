@@ -112,6 +112,7 @@ class InferenceEngine:
         self.model = model
         self._encoder = PromptEncoder(model, tokenizer, self.config)
         if runner is None:
+            self._encoder.images.load(self.config)
             started = start(model, self.config, progress=progress)
         else:
             started = StartedRunner(runner, "runner", "")
@@ -150,6 +151,7 @@ class InferenceEngine:
             replace=Restarts(self._restart) if restarts else None,
         )
         self._dispatcher = RequestDispatcher(self._core)
+        self._encoder.images.share(self._dispatcher.lock, limits.axes)
         self._sequences = (
             EncoderQueue(started.runner, self._dispatcher.lock)
             if model.encoder is not None
@@ -370,6 +372,7 @@ class InferenceEngine:
         options["structured"] = cast(
             "StructuredOutput | None", text.structure_of(given, encoded)
         )
+        options["images"] = encoded.images or options.get("images")
         handle = self._prepare(encoded.ids, self._use(options), **options)
         batch = Batch()
         batch.add(handle)
@@ -690,6 +693,7 @@ class InferenceEngine:
         self._dispatcher.fail_all(error)
         self._core.flush_tiers()
         self.runner.close()
+        self._encoder.images.close()
         if self.tiers is not None:
             self.tiers.close()
 

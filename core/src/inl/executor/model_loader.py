@@ -12,6 +12,7 @@ from inl.checkpoints.counts import check_counts
 from inl.checkpoints.quantized.kv_cache_scheme import FIELD
 from inl.errors import CheckpointError
 from inl.executor.checkpoint_formats import open_checkpoint
+from inl.executor.vision_model import VisionModel, find_vision
 from inl.models.fields import Fields, refuse_fields
 from inl.models.registry import find_model
 from inl.spec.cache import Slotted
@@ -40,6 +41,8 @@ class LanguageModel:
     """Layers whose inputs each step also returns, for a draft head."""
     quantize: str | None = None
     """Kind that matrices are quantized to while they are loaded."""
+    vision: VisionModel | None = None
+    """The encoder of images, if the files have one that is supported."""
 
     @property
     def encoder(self) -> Encoder | None:
@@ -92,6 +95,7 @@ def read_model(checkpoint: Checkpoint) -> LanguageModel:
     Logs a warning that names the config fields that are ignored. Raises
     :class:`~inl.errors.ModelError`.
     """
+    vision = find_vision(checkpoint)
     checkpoint = causal(checkpoint)
     if checkpoint.config.get(FIELD):
         from inl.checkpoints.quantized.checkpoint import quantized
@@ -111,7 +115,7 @@ def read_model(checkpoint: Checkpoint) -> LanguageModel:
     stored = stored_specs(checkpoint)
     groups = plan_weights(model.weights(config), (), stored)
     check_tensors(groups, stored, str(checkpoint.path))
-    return LanguageModel(model, config, checkpoint)
+    return LanguageModel(model, config, checkpoint, vision=vision)
 
 
 def _warn_of(fields: Fields, checkpoint: Checkpoint) -> None:

@@ -249,6 +249,11 @@ class Request:
             )
 
     @property
+    def moves(self) -> bool:
+        """Whether its steps carry positions, see :class:`EmbeddedPositions`."""
+        return self.embeddings is not None and self.embeddings.moves
+
+    @property
     def prompt_ids(self) -> list[int]:
         """Token ids of the prompt, without the places of embeddings."""
         ids = self.tokens[: self.prompt_tokens]
