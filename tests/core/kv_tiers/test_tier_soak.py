@@ -70,7 +70,7 @@ def runner_of(limits, version, lag=None):
 class AlwaysPays(Costs):
     """Loads whenever it can: what a clock says must not decide a test."""
 
-    def pays(self):
+    def pays(self, blocks, tokens):
         return True
 
 
@@ -95,7 +95,7 @@ class World:
         identity = Identity("model", f"dtype {self.dtype}", runner.cache_layout.groups)
         disk = DiskTier(self.folder, self.random.choice([9_000, 1 << 20]), identity)
         size = self.random.choice([0, 2_000, 1 << 20])
-        self.tiers = BlockTiers(AlwaysPays(4), host_bytes=size, disk=disk)
+        self.tiers = BlockTiers(AlwaysPays(), host_bytes=size, disk=disk)
         self.core = EngineCore(
             runner, SchedulerConfig(token_budget=16, model_digest="model"),
             tiers=self.tiers,

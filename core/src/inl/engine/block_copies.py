@@ -50,7 +50,7 @@ class BlockCopies:
                 self._recorder.add(written)
             runner.write(*written)
         now = time.perf_counter()
-        self.tiers.loaded(len(plan.loads), now - started)
+        self.tiers.loaded(now - started)
         self._submitted[plan.step] = now
 
     def _read(self, stores: Sequence[BlockMove], runner: Runner) -> None:

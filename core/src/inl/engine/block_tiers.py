@@ -48,5 +48,4 @@ def started_tiers(
         model = sha256(repr(settings).encode()).hexdigest()
         identity = Identity(model, started.dtype, layout.groups)
         disk = DiskTier(Path(folder), size, identity)
-    costs = Costs(started.runner.limits.block_size)
-    return BlockTiers(costs, host_bytes=config.host_bytes, disk=disk)
+    return BlockTiers(Costs(), host_bytes=config.host_bytes, disk=disk)
