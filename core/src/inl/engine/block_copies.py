@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from inl.errors import OutOfMemory
+from inl.forks import on_fork
 from inl.kv.tier import BlockMove
+from inl.kv_tiers.host_tier import nbytes
 from inl.protocol.runner import MAX_READS, CacheWrite
 from inl.spec.cache_layout import BLOCKS, copied, divided, joined
 from inl.spec.message import MAX_TRANSFER, READ, WRITE, transfer_frame
@@ -21,6 +25,10 @@ if TYPE_CHECKING:
     from inl.protocol.runner import Runner
     from inl.recording.recorder import Recorder
     from inl.scheduling.plan import Plan
+    from inl.spec.cache_layout import Parts
+
+LEAST_THREADED, COPIES = 1 << 18, min(os.cpu_count() or 1, 8)
+"""Bytes of blocks that are copied in memory on several threads, and how many."""
 
 LEAST_TOKENS = 32
 """Tokens of a step from which the time of one is known; fewer take as long as one."""
@@ -35,6 +43,8 @@ class BlockCopies:
         """Blocks of each READ frame whose contents were not collected."""
         self._submitted: dict[int, float] = {}
         """Time at which each step was submitted."""
+        self._threads: ThreadPoolExecutor | None = None
+        on_fork(self)
         self._collected = 0.0
         """Time at which the last one was collected."""
 
@@ -45,7 +55,10 @@ class BlockCopies:
         for moves in batches(plan.loads):
             parts = [self.tiers.take(move.group, move.key) for move in moves]
             frame = transfer_frame(WRITE, moves[0].group, [m.block for m in moves])
-            written = CacheWrite(frame, joined(parts, BLOCKS))
+            together = joined(
+                parts, BLOCKS, empty=runner.host_array, each=self._each(parts[0])
+            )
+            written = CacheWrite(frame, together)
             if self._recorder is not None:
                 self._recorder.add(written)
             runner.write(*written)
@@ -85,9 +98,23 @@ class BlockCopies:
     def _collect(self, runner: Runner) -> None:
         parts, moves = runner.read(), self._reads.popleft()
         shares = divided(parts, len(moves), BLOCKS)
-        for move, share in zip(moves, shares, strict=True):
-            # A part of the batch would keep all of it in memory.
-            self.tiers.store(move.group, move.key, copied(share))
+        # A part of the batch would keep all of it in memory.
+        for move, share in zip(
+            moves, self._each(shares[0])(copied, shares), strict=True
+        ):
+            self.tiers.store(move.group, move.key, share)
+
+    def _each(self, parts: Parts) -> Callable[..., Iterable[Any]]:
+        """Return ``map``, for blocks as large as these on several threads."""
+        if nbytes(parts) < LEAST_THREADED:
+            return map
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(COPIES, thread_name_prefix="inl-copy")
+        return self._threads.map
+
+    def after_fork_in_child(self) -> None:
+        """Forget the threads, which only the parent has."""
+        self._threads = None
 
     def flush(self, pools: Sequence[BlockPool], runner: Runner) -> None:
         """Store all blocks that the device shares, and write them to files."""

@@ -1,7 +1,7 @@
 """Blocks in files of one folder, which survive the process.
 
-Files are written by a thread, atomically, and read several at a time. Whatever fails is a
-block that is not stored: it is computed again.
+Files are written by a thread, atomically, and read several at a time. Whatever fails is
+a block that is not stored: it is computed again.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from inl.kv_tiers.host_tier import HostTier
 
 if TYPE_CHECKING:
-    from inl.kv_tiers.disk_tier import DiskTier
     from inl.kv.tier import Place
+    from inl.kv_tiers.disk_tier import DiskTier
     from inl.spec.cache_layout import Parts
 
 WEIGHT = 0.2

@@ -51,6 +51,8 @@ from inl.spec.scored_tokens import with_next
 from inl.spec.step import NO_TOKEN, Scores
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from inl.backend.base import Backend
     from inl.config import EngineConfig
     from inl.executor.model_loader import LanguageModel
@@ -219,6 +221,9 @@ class LocalRunner(PipelinedRunner):
     @property
     def cache_layout(self) -> CacheLayout | None:
         return self.executor.transfers.layout
+
+    def host_array(self, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
+        return self.executor.transfers.host_array(shape, dtype)
 
     def _read(self, pending: PendingRead) -> Parts:
         return self.executor.transfers.host(pending.group, pending.count, pending.work)
