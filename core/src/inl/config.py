@@ -254,6 +254,11 @@ class EngineConfig:
         return 0 if self.kv_host is None else size_of(self.kv_host) or 0
 
     @property
+    def has_tiers(self) -> bool:
+        """Whether blocks are stored that the device has no room for."""
+        return bool(self.host_bytes) or self.kv_disk is not None
+
+    @property
     def disk_tier(self) -> tuple[int, str] | None:
         """Bytes and folder of ``kv_disk``."""
         if self.kv_disk is None:

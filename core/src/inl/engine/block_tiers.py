@@ -24,7 +24,7 @@ def started_tiers(
 
     Raises :class:`~inl.errors.RequestError` where blocks cannot be stored.
     """
-    if not config.host_bytes and config.disk_tier is None:
+    if not config.has_tiers:
         return None
     layout, reason = started.runner.cache_layout, ""
     if not (scheduling.prefix_cache and scheduling.use_kv_cache):
