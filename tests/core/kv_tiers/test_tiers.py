@@ -17,6 +17,7 @@ import pytest
 from inl.config import EngineConfig
 from inl.dtypes import wrap
 from inl.errors import RequestError
+from inl.kv_tiers import disk_tier
 from inl.kv_tiers.disk_tier import DiskTier, name_of
 from inl.kv_tiers.host_tier import HostTier
 from inl.kv_tiers.record import Identity
@@ -242,6 +243,16 @@ def test_blocks_without_room_in_memory_go_to_files(folder):
     assert not tiers.fetch([place(9)])
     tiers.clear()
     assert not any(tiers.holds(*place(number)) for number in range(4))
+
+
+def test_all_blocks_in_memory_are_written_at_the_end(folder, monkeypatch):
+    monkeypatch.setattr(disk_tier, "MAX_QUEUED_BYTES", 3 * BYTES)
+    disk = DiskTier(folder, 1 << 20, IDENTITY)
+    tiers = BlockTiers(Costs(), host_bytes=100 * BYTES, disk=disk)
+    for number in range(60):
+        tiers.store(*place(number), parts(number))
+    tiers.flush()
+    assert disk.counts["written"] == 60
 
 
 def test_loading_pays_while_it_is_faster_than_computing():

@@ -64,6 +64,8 @@ class DiskTier:
         """Bytes of each file, the least recently used first."""
         self.used_bytes = 0
         self._lock = threading.Lock()
+        self._has_room = threading.Condition(self._lock)
+        """Notified when the queue has room."""
         self._queue: SimpleQueue[Task] = SimpleQueue()
         self._queued: dict[Place, Parts] = {}
         self._queued_bytes = 0
@@ -80,16 +82,20 @@ class DiskTier:
     def __len__(self) -> int:
         return len(self._sizes)
 
-    def put(self, place: Place, parts: Parts) -> None:
-        """Queue contents to be written; does not wait."""
+    def put(self, place: Place, parts: Parts, *, waits: bool = False) -> None:
+        """Queue contents to be written, if there is room; waits: until there is."""
         size = nbytes(parts)
-        with self._lock:
-            full = self._queued_bytes + size > MAX_QUEUED_BYTES
-            if full or not self._writes or place in self:
+        with self._has_room:
+            while waits and self._writes and self._is_full(size):
+                self._has_room.wait()
+            if self._is_full(size) or not self._writes or place in self:
                 return
             self._queued[place] = parts
             self._queued_bytes += size
         self._queue.put((place, parts))
+
+    def _is_full(self, size: int) -> bool:
+        return self._queued_bytes > 0 and self._queued_bytes + size > MAX_QUEUED_BYTES
 
     def get(self, place: Place) -> Parts | None:
         """Read and check contents; ``None``, and a count, if they cannot be used."""
@@ -159,6 +165,7 @@ class DiskTier:
         """Write nothing: the thread is the parent's."""
         self._writes = False
         self._lock, self._readers = threading.Lock(), None
+        self._has_room = threading.Condition(self._lock)
 
     def _read_generation(self) -> int:
         with suppress(FileNotFoundError, ValueError):
@@ -215,9 +222,10 @@ class DiskTier:
                     self._write(place, parts)
             except OSError as error:
                 self._stop_writing(error)
-            with self._lock:
+            with self._has_room:
                 self._queued.pop(place, None)
                 self._queued_bytes -= nbytes(parts)
+                self._has_room.notify_all()
 
     def _write(self, place: Place, parts: Parts) -> None:
         own = head(self._identity, *place, self._generation)

@@ -157,7 +157,7 @@ class BlockTiers:
         if self.disk is None:
             return
         for place, parts in self.host.items():
-            self.disk.put(place, parts)
+            self.disk.put(place, parts, waits=True)
         self.disk.flush()
 
     def close(self) -> None:
