@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inl.errors import OutOfMemory
 from inl.forks import on_fork
 from inl.kv.tier import BlockMove
 from inl.kv_tiers.host_tier import nbytes
+from inl.kv_transfer.spans import TokenSpan
 from inl.protocol.runner import MAX_READS, CacheWrite
 from inl.spec.cache_layout import BLOCKS, copied, divided, joined
 from inl.spec.message import MAX_TRANSFER, READ, WRITE, transfer_frame
@@ -88,10 +89,11 @@ class BlockCopies:
         if plan.tokens >= LEAST_TOKENS:
             seconds = time.perf_counter() - started
             self.tiers.costs.computed(plan.tokens, seconds)
-        self._collect_all(runner)
+        self.collect_all(runner)
         self._collected = time.perf_counter()
 
-    def _collect_all(self, runner: Runner) -> None:
+    def collect_all(self, runner: Runner) -> None:
+        """Store everything that was asked for."""
         while self._reads:
             self._collect(runner)
 
@@ -127,7 +129,7 @@ class BlockCopies:
                 if not self.tiers.holds(group, key)
             ]
             self._read(moves, runner)
-        self._collect_all(runner)
+        self.collect_all(runner)
         self.tiers.flush()
 
     def reset(self) -> None:
@@ -144,3 +146,53 @@ def batches(moves: Sequence[BlockMove]) -> Iterator[list[BlockMove]]:
         group = list(several)
         for start in range(0, len(group), MAX_TRANSFER):
             yield group[start : start + MAX_TRANSFER]
+
+
+class BlockRun(NamedTuple):
+    """Consecutive blocks of a sequence, of which the device has the contents."""
+
+    group: int
+    first: int
+    """Index of the first one in the sequence."""
+    blocks: list[int]
+    """Their numbers in the pool."""
+
+
+def shared_runs(
+    pools: Sequence[BlockPool], keys: Sequence[bytes], starts: Sequence[int]
+) -> list[BlockRun]:
+    """Return the runs of blocks with these keys, as long as a frame holds.
+
+    starts: index of the first key of each group.
+    """
+    runs: list[BlockRun] = []
+    for group, (pool, start) in enumerate(zip(pools, starts, strict=True)):
+        run = BlockRun(group, start, [])
+        for index in range(start, len(keys)):
+            block = pool.find(keys[index])
+            if block is None:
+                continue
+            if run.first + len(run.blocks) != index or len(run.blocks) == MAX_TRANSFER:
+                run = BlockRun(group, index, [])
+            if not run.blocks:
+                runs.append(run)
+            run.blocks.append(block)
+    return runs
+
+
+def read_span(
+    runner: Runner, run: BlockRun, recorder: Recorder | None
+) -> TokenSpan | None:
+    """Read blocks now; ``None`` if the device has no memory for it.
+
+    No other READ frame is submitted. Raises what the runner raises.
+    """
+    frame = transfer_frame(READ, run.group, run.blocks)
+    try:
+        runner.submit(frame)
+    except OutOfMemory:
+        return None
+    if recorder is not None:
+        recorder.add(frame)
+    size = runner.limits.block_size
+    return TokenSpan(run.group, run.first * size, size, runner.read())
