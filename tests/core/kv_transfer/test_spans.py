@@ -113,6 +113,7 @@ def test_only_the_block_size_may_differ():
 def test_a_digest_of_tokens_is_that_of_all_before():
     assert tokens_digest([1, 2, 3], 2) == tokens_digest([1, 2, 9], 2)
     assert tokens_digest([1, 2, 3], 2) != tokens_digest([2, 1, 3], 2)
+    assert tokens_digest([1, 2, 3], 4) == ""
 
 
 def test_a_whole_host_array_is_not_shared():

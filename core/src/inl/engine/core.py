@@ -218,11 +218,15 @@ class EngineCore:
         return sum(pool.forget() for pool in self.scheduler.kv_cache.pools)
 
     def read_blocks(
-        self, request: Request, first: Sequence[int] = ()
+        self,
+        request: Request,
+        first: Sequence[int] = (),
+        most: int | None = None,
     ) -> list[TokenSpan]:
         """Read the full blocks of a request's tokens that the device shares.
 
-        first: leading blocks of each group that are not read. The request may have
+        first: leading blocks of each group that are not read. most: spans, each of 16
+        blocks at most. The request may have
         ended, or wait to be added. Returns what could be read: nothing while a step
         waits for masks, or by a runner that copies no contents.
         """
@@ -233,7 +237,7 @@ class EngineCore:
         self._is_unsettled = True
         keys, pools = self.scheduler.block_keys(request), self.scheduler.kv_cache.pools
         starts = first or (0,) * len(pools)
-        found = shared_runs(pools, keys, starts)
+        found = shared_runs(pools, keys, starts)[:most]
         try:
             if self._copies is not None and found:
                 self._copies.collect_all(self.runner)
@@ -243,6 +247,15 @@ class EngineCore:
             spans = []
         self._is_unsettled = False
         return [span for span in spans if span is not None]
+
+    def lacking_tokens(self, request: Request) -> int:
+        """Return the tokens of full blocks that neither the device nor a tier has."""
+        scheduler = self.scheduler
+        keys, tiers = scheduler.block_keys(request), None
+        if self._copies is not None:
+            tiers = self._copies.tiers
+        hits = scheduler.kv_cache.cached_prefix(keys, tiers)
+        return (len(keys) - hits) * self.runner.limits.block_size
 
     def store_blocks(self, request: Request, group: int, blocks: Blocks) -> int:
         """Store contents of a request's blocks that another engine has computed.

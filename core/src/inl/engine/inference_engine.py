@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 import weakref
 from collections.abc import (
@@ -62,15 +63,19 @@ from inl.recording.recorder import Recorder
 from inl.runners.startup import Restarts, StartedRunner, check_place, run_header, start
 from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.scheduler import Scheduler
+from inl.workers.settings import parse_address, read_secret
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from inl.engine.prefill_port import PrefillPort
+    from inl.engine.remote_prefill import RemotePrefill
     from inl.guidance.structured import StructuredOutput
     from inl.kv_tiers.tiers import BlockTiers
     from inl.kv_transfer.spans import TokenSpan
     from inl.scheduling.request import Request
+    from inl.spec.cache_layout import Parts
     from inl.speculation.drafters import Drafter
     from inl.speculation.planner import Speculation
     from inl.text.template import ChatTemplate
@@ -161,12 +166,42 @@ class InferenceEngine:
         self._adapters = AdapterRegistry(
             model, limits, self._core, self._dispatcher.lock
         )
+        self.prefill_port: PrefillPort | None = None
+        """Computes prompts for other engines, with the role "prefill"."""
+        self.remote_prefill: RemotePrefill | None = None
+        """Lets other engines compute prompts, with the role "decode"."""
         try:
             for name, path in (self.config.adapters or {}).items():
                 self.load_adapter(name, path)
+            self._start_role()
         except BaseException:
             self.close()
             raise
+
+    def _start_role(self) -> None:
+        """Listen for other engines, or find them, as the role says."""
+        config, scheduling = self.config, self._core.scheduler.config
+        if config.kv_peer is None:
+            return
+        shares = scheduling.prefix_cache and scheduling.use_kv_cache
+        if self._identity is None or scheduling.recurrent or not shares:
+            raise RequestError(
+                f"EngineConfig.role: found {config.role!r}, accepts both: the engine "
+                "shares no blocks of prompts, or cannot copy them"
+            )
+        secret = read_secret(os.environ)
+        if config.role == "prefill":
+            from inl.engine.prefill_port import PrefillPort
+
+            identity = transfer_identity(self._identity)
+            self.prefill_port = PrefillPort(self, identity, config.kv_peer, secret)
+            return
+        from inl.engine.remote_prefill import RemotePrefill
+
+        addresses = [each.strip() for each in config.kv_peer.split(",")]
+        for address in addresses:
+            parse_address(address, "EngineConfig.kv_peer")
+        self.remote_prefill = RemotePrefill(self, self._identity, addresses, secret)
 
     def _make_speculation(
         self, runner: Runner, scheduling: SchedulerConfig, drafter: Drafter | None
@@ -520,6 +555,7 @@ class InferenceEngine:
         """
         handle = self._prepare(prompt, self._use(options), **options)
         try:
+            self._fetch([handle])
             for sample in handle.samples:
                 self._dispatcher.submit(sample)
             return handle
@@ -560,7 +596,7 @@ class InferenceEngine:
         self._core.check_room(handle.request)
         batch = Batch()
         batch.add(handle)
-        self._dispatcher.step_loop.submit(batch)
+        self._submit_later(batch)
         return handle
 
     def export_request(self, handle: RequestHandle) -> MovedRequest:
@@ -650,6 +686,55 @@ class InferenceEngine:
         except ProtocolError as error:
             log.warning("moved request: %s; its tokens are computed again", error)
 
+    def _fetch(self, handles: Sequence[RequestHandle]) -> None:
+        """Wait for blocks that another engine computes of prompts to be queued."""
+        if self.remote_prefill is not None:
+            self.remote_prefill.fetch_all(handles)
+
+    def _submit_later(self, batch: Batch) -> None:
+        """Queue a batch for the background thread, once such blocks have arrived."""
+        submit = partial(self._dispatcher.step_loop.submit, batch)
+        if self.remote_prefill is None:
+            submit()
+        else:
+            self.remote_prefill.fetch_then(batch.firsts, submit)
+
+    def lacking_tokens(self, handle: RequestHandle) -> int:
+        """Return the tokens of full blocks that neither device nor tiers have."""
+        work = partial(self._core.lacking_tokens, handle.request)
+        return self._dispatcher.lock.run(work)
+
+    def read_blocks(
+        self, handle: RequestHandle, first: Sequence[int], most: int
+    ) -> list[TokenSpan]:
+        """Read blocks of a request, as the core does."""
+        work = partial(self._core.read_blocks, handle.request, first, most)
+        return self._dispatcher.lock.run(work)
+
+    def store_blocks(
+        self,
+        handle: RequestHandle,
+        group: int,
+        blocks: Sequence[tuple[int, Parts]],
+        generation: int,
+    ) -> int | None:
+        """Store contents of a request's blocks; returns how many.
+
+        ``None`` if the prefix cache was reset since :attr:`tier_generation` was read.
+        """
+
+        def store() -> int | None:
+            if generation != self.tier_generation:
+                return None
+            return self._core.store_blocks(handle.request, group, blocks)
+
+        return self._dispatcher.lock.run(store)
+
+    @property
+    def tier_generation(self) -> int:
+        """Times that all blocks were forgotten."""
+        return 0 if self.tiers is None else self.tiers.generation
+
     def after_step(self, listener: Callable[[], None] | None) -> None:
         """Call ``listener`` after each step of the background thread, on that thread.
 
@@ -721,6 +806,9 @@ class InferenceEngine:
 
         Open requests end with a :class:`~inl.errors.RunnerError`.
         """
+        for each in (self.prefill_port, self.remote_prefill):
+            if each is not None:
+                each.close()
         self._dispatcher.lock.run(self._close_runner)
         self._encoder.close()
         self.model.checkpoint.close()
@@ -785,6 +873,7 @@ class InferenceEngine:
     def _complete(self, batch: Batch) -> list[Completion]:
         """Compute steps until a batch has finished, see :meth:`_generate`."""
         completions: list[Completion] = []
+        self._fetch(batch.firsts)
         while not batch.completed:
             # Decodes text while the device computes the next step.
             completions += batch.pop_completions()
@@ -814,12 +903,13 @@ class InferenceEngine:
                 sample.listener = waiter
             batch.add(handle)
         self._core.check_room(batch.handles[0].request)
-        self._dispatcher.step_loop.submit(batch)
+        self._submit_later(batch)
 
     def _text_chunks(self, handle: RequestHandle) -> Iterator[TextPiece]:
         # Twice, as run_with_cleanup does it.
         try:
             try:
+                self._fetch([handle])
                 self._dispatcher.submit(handle)
                 yield TextPiece()
                 reader = PieceReader(handle)

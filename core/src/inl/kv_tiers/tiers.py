@@ -74,6 +74,8 @@ class BlockTiers:
         self.host, self.disk = HostTier(host_bytes), disk
         self.hits: Counter[str] = Counter()
         """Blocks that were loaded from "host" and "disk"."""
+        self.generation = 0
+        """Times that all blocks were dropped."""
         self._fetched: dict[Place, tuple[str, Parts]] = {}
         self._taken: Counter[str] = Counter()
         """Blocks of each tier that were taken since the last call of :meth:`loaded`."""
@@ -147,6 +149,7 @@ class BlockTiers:
 
     def clear(self) -> None:
         """Drop all blocks, those in files too."""
+        self.generation += 1
         self._fetched.clear()
         self.host.clear()
         if self.disk is not None:

@@ -45,7 +45,9 @@ def transfer_identity(identity: Identity) -> str:
 
 
 def tokens_digest(tokens: Sequence[int], stop: int) -> str:
-    """Return a digest of the tokens before a position."""
+    """Return a digest of the tokens before a position; empty if they are fewer."""
+    if stop > len(tokens):
+        return ""
     return sha256(np.array(tokens[:stop], "<i4").tobytes()).hexdigest()
 
 
