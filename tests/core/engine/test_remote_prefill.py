@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
 from contextlib import suppress
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -272,6 +276,30 @@ def test_a_reset_makes_a_ticket_stale(pair, alone, monkeypatch):
     found = near.generate(PROMPT, **OPTIONS)
     assert found.token_ids == alone.generate(PROMPT, **OPTIONS).token_ids
     assert near.remote_prefill.counts["stale"] == 1
+
+
+@pytest.mark.parametrize("spans", [1, 2, 4])
+def test_a_process_that_is_killed_is_no_problem(engines, alone, spans):
+    script = Path(__file__).with_name("prefill_process.py")
+    child = subprocess.Popen(
+        [sys.executable, str(script), str(spans)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        near = engines(
+            runner=HashRunner(limits_of(4)), role="decode", kv_host="1MiB",
+            kv_peer=child.stdout.readline().strip(),
+        )  # fmt: skip
+        handle = near.start(PROMPT, listener=None, **OPTIONS)
+        assert child.stdout.readline() == "now\n"
+        child.send_signal(signal.SIGKILL)
+        found = handle.result()
+    finally:
+        child.kill()
+        child.communicate()
+    assert found.token_ids == alone.generate(PROMPT, **OPTIONS).token_ids
+    assert near.remote_prefill.counts["failed"] == 1
+    assert (near.remote_prefill.counts["blocks"] > 0) == (spans > 1)
 
 
 def test_no_engine_is_no_problem(pair, alone):

@@ -90,7 +90,12 @@ class PrefillPort:
 
     def _serve(self, sock: socket.socket) -> None:
         try:
-            self._serve_ticket(sock)
+            binding = b""
+            if self._certificate is not None:
+                sock.settimeout(HELLO_SECONDS)
+                sock = self._certificate.context.wrap_socket(sock, server_side=True)
+                binding = self._certificate.digest
+            self._serve_ticket(sock, binding)
         except (OSError, InlError) as error:
             self.counts["failed"] += 1
             log.info("prefill: a ticket has ended: %s", error)
@@ -99,31 +104,23 @@ class PrefillPort:
             with self._lock:
                 self._links -= 1
 
-    def _serve_ticket(self, sock: socket.socket) -> None:
-        binding = b""
-        if self._certificate is not None:
-            sock.settimeout(HELLO_SECONDS)
-            sock = self._certificate.context.wrap_socket(sock, server_side=True)
-            binding = self._certificate.digest
+    def _serve_ticket(self, sock: socket.socket, binding: bytes) -> None:
         link = accept(sock, self._secret, binding, time.monotonic() + HELLO_SECONDS)
+        message = link.receive()
+        if message.kind is not Kind.ASK:
+            raise ProtocolError(f"ticket: found {message.kind.name}, accepts ASK")
         try:
-            message = link.receive()
-            if message.kind is not Kind.ASK:
-                raise ProtocolError(f"ticket: found {message.kind.name}, accepts ASK")
-            try:
-                ask = _Ask(message.fields)
-                handle = self._start(ask)
-            except RequestError as error:
-                self.counts["refused"] += 1
-                link.send(Kind.REFUSED, {"reason": str(error)})
-                return
-            link.extend(time.monotonic() + ask.seconds)
-            try:
-                self._push(link, ask, handle)
-            finally:
-                self._engine.cancel(handle)
+            ask = _Ask(message.fields)
+            handle = self._start(ask)
+        except RequestError as error:
+            self.counts["refused"] += 1
+            link.send(Kind.REFUSED, {"reason": str(error)})
+            return
+        link.extend(time.monotonic() + ask.seconds)
+        try:
+            self._push(link, ask, handle)
         finally:
-            link.close()
+            self._engine.cancel(handle)
 
     def _start(self, ask: _Ask) -> RequestHandle:
         """Begin to compute a prompt; raises :class:`~inl.errors.RequestError`."""
