@@ -25,6 +25,7 @@ from inl.config import EngineConfig
 from inl.engine.answers.chat_answer import ChatAnswer, chat_answer, conversation_of
 from inl.engine.answers.model_text import ModelText
 from inl.engine.batch import Batch
+from inl.engine.block_access import BlockAccess
 from inl.engine.block_tiers import identity_of, started_tiers
 from inl.engine.chat import ToolSource, tool_schemas
 from inl.engine.cleanup import run_with_cleanup
@@ -75,7 +76,6 @@ if TYPE_CHECKING:
     from inl.kv_tiers.tiers import BlockTiers
     from inl.kv_transfer.spans import TokenSpan
     from inl.scheduling.request import Request
-    from inl.spec.cache_layout import Parts
     from inl.speculation.drafters import Drafter
     from inl.speculation.planner import Speculation
     from inl.text.template import ChatTemplate
@@ -190,18 +190,21 @@ class InferenceEngine:
                 "shares no blocks of prompts, or cannot copy them"
             )
         secret = read_secret(os.environ)
+        blocks = BlockAccess(self._core, self._dispatcher.lock, self.tiers)
         if config.role == "prefill":
             from inl.engine.prefill_port import PrefillPort
 
             identity = transfer_identity(self._identity)
-            self.prefill_port = PrefillPort(self, identity, config.kv_peer, secret)
+            self.prefill_port = PrefillPort(
+                self, blocks, identity, config.kv_peer, secret
+            )
             return
         from inl.engine.remote_prefill import RemotePrefill
 
         addresses = [each.strip() for each in config.kv_peer.split(",")]
         for address in addresses:
             parse_address(address, "EngineConfig.kv_peer")
-        self.remote_prefill = RemotePrefill(self, self._identity, addresses, secret)
+        self.remote_prefill = RemotePrefill(blocks, self._identity, addresses, secret)
 
     def _make_speculation(
         self, runner: Runner, scheduling: SchedulerConfig, drafter: Drafter | None
@@ -698,42 +701,6 @@ class InferenceEngine:
             submit()
         else:
             self.remote_prefill.fetch_then(batch.firsts, submit)
-
-    def lacking_tokens(self, handle: RequestHandle) -> int:
-        """Return the tokens of full blocks that neither device nor tiers have."""
-        work = partial(self._core.lacking_tokens, handle.request)
-        return self._dispatcher.lock.run(work)
-
-    def read_blocks(
-        self, handle: RequestHandle, first: Sequence[int], most: int
-    ) -> list[TokenSpan]:
-        """Read blocks of a request, as the core does."""
-        work = partial(self._core.read_blocks, handle.request, first, most)
-        return self._dispatcher.lock.run(work)
-
-    def store_blocks(
-        self,
-        handle: RequestHandle,
-        group: int,
-        blocks: Sequence[tuple[int, Parts]],
-        generation: int,
-    ) -> int | None:
-        """Store contents of a request's blocks; returns how many.
-
-        ``None`` if the prefix cache was reset since :attr:`tier_generation` was read.
-        """
-
-        def store() -> int | None:
-            if generation != self.tier_generation:
-                return None
-            return self._core.store_blocks(handle.request, group, blocks)
-
-        return self._dispatcher.lock.run(store)
-
-    @property
-    def tier_generation(self) -> int:
-        """Times that all blocks were forgotten."""
-        return 0 if self.tiers is None else self.tiers.generation
 
     def after_step(self, listener: Callable[[], None] | None) -> None:
         """Call ``listener`` after each step of the background thread, on that thread.

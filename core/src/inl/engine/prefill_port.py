@@ -18,6 +18,7 @@ from inl.workers.encryption import Certificate, new_certificate
 from inl.workers.settings import is_encrypted, parse_address, show_address
 
 if TYPE_CHECKING:
+    from inl.engine.block_access import BlockAccess
     from inl.engine.inference_engine import InferenceEngine
     from inl.engine.request_handle import RequestHandle
 
@@ -40,9 +41,14 @@ class PrefillPort:
     """
 
     def __init__(
-        self, engine: InferenceEngine, identity: str, address: str, secret: bytes | None
+        self,
+        engine: InferenceEngine,
+        blocks: BlockAccess,
+        identity: str,
+        address: str,
+        secret: bytes | None,
     ) -> None:
-        self._engine, self._identity = engine, identity
+        self._engine, self._blocks, self._identity = engine, blocks, identity
         host, port = parse_address(address, "EngineConfig.kv_peer")
         self._secret = link_secret(secret, host)
         self._certificate: Certificate | None = None
@@ -143,7 +149,7 @@ class PrefillPort:
         sent = [0] * self._engine.runner.limits.groups
         while True:
             is_last = handle.completed
-            while spans := self._engine.read_blocks(handle, sent, SPANS):
+            while spans := self._blocks.read(handle.request, sent, SPANS):
                 for span in spans:
                     fields = {
                         "ticket": ask.ticket, "group": span.group,

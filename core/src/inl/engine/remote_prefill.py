@@ -25,7 +25,7 @@ from inl.kv_transfer.spans import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from inl.engine.inference_engine import InferenceEngine
+    from inl.engine.block_access import BlockAccess
     from inl.engine.request_handle import RequestHandle
     from inl.kv_tiers.record import Identity
 
@@ -52,14 +52,14 @@ class Refused(Exception):
 class RemotePrefill:
     """Asks prefilling engines at ``addresses`` in turn, before requests are queued.
 
-    Thread-safe. engine: has tiers, whose memory receives the blocks.
+    Thread-safe. blocks: of an engine with tiers, whose memory receives contents.
     """
 
     def __init__(
-        self, engine: InferenceEngine, identity: Identity, addresses: Sequence[str],
+        self, blocks: BlockAccess, identity: Identity, addresses: Sequence[str],
         secret: bytes | None, *, seconds: float = SECONDS,
     ) -> None:  # fmt: skip
-        self._engine, self._identity = engine, identity
+        self._blocks, self._identity = blocks, identity
         self._addresses, self._secret, self._seconds = tuple(addresses), secret, seconds
         self._turn, self._away = count(), dict.fromkeys(self._addresses, 0.0)
         self.counts: Counter[str] = Counter()
@@ -116,7 +116,7 @@ class RemotePrefill:
             return False
         if self._closed or handle.completed:
             return False
-        return self._engine.lacking_tokens(handle) >= LEAST_TOKENS
+        return self._blocks.lacking_tokens(request) >= LEAST_TOKENS
 
     def _address(self) -> str | None:
         """Return the next engine that answers, as far as is known."""
@@ -151,7 +151,7 @@ class RemotePrefill:
     def _receive(self, link: Link, handle: RequestHandle) -> None:
         request, ticket = handle.request, secrets.token_hex(16)
         link.is_wanted = lambda: not (handle.completed or self._closed)
-        generation = self._engine.tier_generation
+        generation = self._blocks.generation
         adapter = handle.options.get("adapter")
         link.send(Kind.ASK, {
             "ticket": ticket, "identity": transfer_identity(self._identity),
@@ -175,7 +175,7 @@ class RemotePrefill:
             digest = tokens_digest(request.tokens, span.stop)
             if not digest or message.fields.get("tokens") != digest:
                 raise Refused("foreign", "contents of other tokens")
-            stored = self._engine.store_blocks(handle, span.group, blocks, generation)
+            stored = self._blocks.store(request, span.group, blocks, generation)
             if stored is None:
                 raise Refused("stale", "the prefix cache was reset")
             self._count("blocks", stored)
@@ -189,6 +189,8 @@ def _span(message: Message) -> TokenSpan:
     fields = message.fields
     if message.kind is Kind.SPAN:
         with suppress(KeyError, TypeError, ValueError):
-            places = (int(fields[name]) for name in ("group", "start", "block_size"))
-            return TokenSpan(*places, message.parts)
+            return TokenSpan(
+                int(fields["group"]), int(fields["start"]), int(fields["block_size"]),
+                message.parts,
+            )  # fmt: skip
     raise ProtocolError(f"ticket: found {message.kind.name} with {fields!r:.100}")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @cache
 def copy_stream(place: torch.device) -> torch.cuda.Stream:
     """Return the stream of copies to the host, which steps do not wait for."""
-    return torch.cuda.Stream(place)
+    return torch.cuda.Stream(place)  # type: ignore[no-untyped-call]
 
 
 def read(state: State, group: Paged, blocks: torch.Tensor) -> Blocks:
