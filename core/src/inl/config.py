@@ -55,6 +55,10 @@ REQUEST_BOUNDS = (
 """Fields that bound what requests may hold."""
 
 
+ROLES = ("both", "prefill", "decode")
+"""What an engine computes of a request."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Device, memory and scheduling settings of an engine.
@@ -111,6 +115,14 @@ class EngineConfig:
     kv_disk: str | None = None
     """Files for blocks that the host's memory has no room for, which later processes
     read too: a size and a folder, such as "100GiB:/var/cache/inl". ``None``: none."""
+    role: str = "both"
+    """"prefill" computes prompts for other engines too, which connect to ``kv_peer``;
+    "decode" lets the engines at ``kv_peer`` compute long prompts, and computes itself
+    what does not arrive, with the same tokens; it needs ``kv_host``. "both" does
+    neither. Engines of two hosts need one secret, in ``INL_WORKER_SECRET_FILE``."""
+    kv_peer: str | None = None
+    """Address of the role "prefill", such as "10.0.0.1:7100", or addresses of the role
+    "decode", separated by commas."""
     cache_bytes: int | None = None
     """Bytes for cached keys and values, per device. ``None``: a quarter of the memory
     that is free; on a GPU nine tenths of it, less what the largest step needs."""
@@ -251,11 +263,22 @@ class EngineConfig:
         size, _, folder = str(self.kv_disk).partition(":")
         valid = self.kv_disk is None or (bool(folder) and bool(size_of(size)))
         self._check("kv_disk", valid, accepted)
+        self._check("role", self.role in ROLES, ", ".join(ROLES))
+        needs_peer = self.role != "both"
+        accepted = "HOST:PORT" if needs_peer else "None with the role both"
+        self._check("kv_peer", bool(self.kv_peer) == needs_peer, accepted)
+        if self.role == "decode":
+            self._check("kv_host", self.host_bytes > 0, "a size with the role decode")
 
     @property
     def host_bytes(self) -> int:
         """Bytes of ``kv_host``."""
         return 0 if self.kv_host is None else size_of(self.kv_host) or 0
+
+    @property
+    def has_tiers(self) -> bool:
+        """Whether blocks are stored that the device has no room for."""
+        return bool(self.host_bytes) or self.kv_disk is not None
 
     @property
     def disk_tier(self) -> tuple[int, str] | None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 from inl.checkpoints.sampling import sampling_defaults
 from inl.engine.chat import chat_ids, prepare_chat
 from inl.engine.image_prompts import ImagePrompts
+from inl.engine.moved_request import portable_options
 from inl.engine.options import (
     NO_BANS,
     GenerationOptions,
@@ -156,6 +157,8 @@ class PromptEncoder:
             )
             for request in requests
         ]
+        for sample in samples:
+            sample.options = portable_options(options, sample.request)
         first, *others = samples
         first.further_samples = tuple(others)
         return first
