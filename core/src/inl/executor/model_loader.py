@@ -38,6 +38,13 @@ class LanguageModel:
     """Layers whose inputs each step also returns, for a draft head."""
     quantize: str | None = None
     """Kind that matrices are quantized to while they are loaded."""
+    unadapted: Checkpoint | None = None
+    """The checkpoint before its layout was adapted to the architecture's."""
+
+    @property
+    def files(self) -> Checkpoint:
+        """The checkpoint with the layers that predict further tokens."""
+        return self.unadapted or self.checkpoint
 
     @property
     def name(self) -> str:
@@ -99,11 +106,12 @@ def read_model(checkpoint: Checkpoint) -> LanguageModel:
     except CheckpointError as error:
         raise CheckpointError(f"{checkpoint.path}: {error}") from None
     _warn_of(fields, checkpoint)
+    unadapted = checkpoint
     config, checkpoint = model.adapt(config, checkpoint)
     stored = stored_specs(checkpoint)
     groups = plan_weights(model.weights(config), (), stored)
     check_tensors(groups, stored, str(checkpoint.path))
-    return LanguageModel(model, config, checkpoint)
+    return LanguageModel(model, config, checkpoint, unadapted=unadapted)
 
 
 def _warn_of(fields: Fields, checkpoint: Checkpoint) -> None:

@@ -35,6 +35,7 @@ FAMILIES = (
     ("LlamaForCausalLM", "llama", "llama"),
     ("Llama4ForCausalLM", "llama4_text", "llama4"),
     ("Llama4ForConditionalGeneration", "llama4", "llama4"),
+    ("MiMoForCausalLM", "mimo", "qwen2"),
     ("MiniMaxM2ForCausalLM", "minimax_m2", "minimax_m2"),
     ("Ministral3ForCausalLM", "ministral3", "ministral3"),
     ("MistralForCausalLM", "mistral", "mistral"),
