@@ -10,6 +10,7 @@ from eagle_heads import PLAIN_REQUESTS, VOCAB, proposals
 from inl import EngineConfig, InferenceEngine
 from inl.errors import CheckpointError, RequestError, WeightMismatch
 from inl.executor.model_loader import read_model
+from inl.speculation.drafters import TimedDrafter
 from inl.testing.tiny import MemoryCheckpoint, tiny_llama
 from mtp_layers import LAYOUTS, PlainMtp, mtp_tensors
 
@@ -108,6 +109,20 @@ def test_hidden_states_of_other_positions_give_other_drafts(make, target):
     run(engine, [PREFIX[:9]], max_tokens=8)
     model = PlainMtp(*files, shift=1)
     assert any(answer != model.drafts(text, len(answer)) for text, answer in seen)
+
+
+def test_each_draft_but_the_first_counts_a_step_of_the_head(make, target):
+    engine = make(with_layer(target), speculation="mtp")
+    drafter = engine.speculation.drafter
+    assert isinstance(drafter, TimedDrafter)
+    assert drafter.seconds(1, 3) == 0.0  # not measured
+    run(engine, [PREFIX[:9]], max_tokens=8)
+    run(engine, [PREFIX[:9]] * 3, max_tokens=8)
+    (one, few) = (drafter.seconds(rows, 2) for rows in (1, 3))
+    assert min(one, few) > 0
+    assert drafter.seconds(1, 1) == 0
+    assert drafter.seconds(1, 4) == pytest.approx(3 * one)
+    assert drafter.seconds(99, 2) in (one, few)
 
 
 def test_files_without_such_a_layer_are_refused(make, target):

@@ -32,8 +32,9 @@ WITHOUT_EFFECT: Final = frozenset({
     "initializer_factor", "aux_loss_alpha", "seq_aux", "ep_size", "use_mamba_kernels",
     "tie_last_hidden_states", "keys_to_ignore_at_inference", "expert_capacity",
     "mamba_ssm_dtype",
-    # Layers that predict more than one token, whose tensors are not read.
+    # Layers that predict further tokens, which the tensors' names tell.
     "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings",
+    "num_nextn_predict_layers", "num_mtp_layers",
     # Classification heads and encoders, which causal models do not have.
     "id2label", "label2id", "num_labels", "problem_type", "finetuning_task",
     "is_encoder_decoder", "is_decoder", "add_cross_attention", "tie_encoder_decoder",
