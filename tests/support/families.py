@@ -406,5 +406,17 @@ GGUF_FORMS = {
     "phi3": ("phi3", {}),
     "phi3-long": ("phi3", {}),
     "olmo2": ("olmo2", {}),
+    "arcee": ("arcee", {}),
+    "seed-oss": ("seed_oss", {}),
+    "ernie4.5": ("ernie4_5", {}),
+    "hunyuan": ("hunyuan-dense", {}),
+    "exaone4": ("exaone4", {}),
+    "gemma": ("gemma", {}),
+    "ministral3": ("mistral3", {}),
+    "glm4-moe": ("glm4moe", {}),
+    "dots1": ("dots1", {"sliding_window": None}),
+    "olmoe": ("olmoe", {}),
+    "minimax-m2": ("minimax-m2", {}),
+    "gpt-oss": ("gpt-oss", {"swiglu_limit": 7.0, "swiglu_alpha": 1.702}),
 }
 """Family: its ``general.architecture``, and what such files cannot say otherwise."""
