@@ -20,6 +20,7 @@ WITHOUT_EFFECT: Final = frozenset({
     "unsloth_fixed", "use_unsloth", "model_name", "transformers.js_config",
     # Token ids, for callers.
     "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id",
+    "eod_token_id",
     "decoder_start_token_id", "tokenizer_class", "prefix", "task_specific_params",
     # Training, and how modules of transformers are called.
     "initializer_range", "use_cache", "return_dict", "output_hidden_states",

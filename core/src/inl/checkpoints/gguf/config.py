@@ -34,6 +34,15 @@ SIGMOID: Final = 2
 GATING: Final = "expert_gating_func"
 YARN_LOG: Final = "rope.scaling.yarn_log_multiplier"
 
+EXPERT_COUNTS: Final = {
+    "mixtral": "num_local_experts", "minimax_m2": "num_local_experts",
+    "gpt_oss": "num_local_experts", "glm4_moe": "n_routed_experts",
+    "dots1": "n_routed_experts",
+}  # fmt: skip
+"""Config field with the number of experts, by ``model_type``; else ``num_experts``."""
+WHOLE_EXPERTS: Final = ("mixtral", "minimax_m2", "gpt_oss", "olmoe")
+"""Families whose experts have the width of a config's ``intermediate_size``."""
+
 YARN: Final = (
     ("rope.scaling.yarn_beta_fast", "beta_fast"),
     ("rope.scaling.yarn_beta_slow", "beta_slow"),
@@ -138,11 +147,13 @@ def _sizes(field: _Fields) -> dict[str, Any]:
 def _experts(field: _Fields, kind: str, inner: int) -> dict[str, Any]:
     """Fields of mixtures of experts; llama.cpp normalizes the routing weights."""
     count, used = field.integer("expert_count"), field.integer("expert_used_count")
-    if kind in ("mixtral", "minimax_m2", "gpt_oss"):
-        return {"num_local_experts": count, "num_experts_per_tok": used}
-    return {
-        "num_experts": count,
+    found = {
+        EXPERT_COUNTS.get(kind, "num_experts"): count,
         "num_experts_per_tok": used,
+    }
+    if kind in WHOLE_EXPERTS:
+        return found
+    return found | {
         "moe_intermediate_size": field.integer(
             "expert_feed_forward_length", max(1, inner // used)
         ),
@@ -275,7 +286,6 @@ def _sigmoid(field: _Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
     found = {
         "num_hidden_layers": layers,
         "num_nextn_predict_layers": fields["num_hidden_layers"] - layers,
-        "n_routed_experts": fields["num_experts"],
         "n_shared_experts": field.metadata.get(f"{field.name}.expert_shared_count", 0),
         "first_k_dense_replace": field.metadata.get(
             f"{field.name}.leading_dense_block_count", 0
@@ -302,10 +312,6 @@ def _glm4_moe(field: _Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def _dots1(field: _Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
     return {**_sigmoid(field, fields), "sliding_window": None}
-
-
-def _olmoe(_field: _Fields, _fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {"norm_topk_prob": False}
 
 
 def _arcee(_field: _Fields, _fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -378,7 +384,6 @@ EXTRAS: Final[Mapping[str, Callable[[_Fields, Mapping[str, Any]], dict[str, Any]
     "gemma": _gemma1,
     "glm4moe": _glm4_moe,
     "dots1": _dots1,
-    "olmoe": _olmoe,
     "gpt-oss": _gpt_oss,
 }
 """Functions for the fields that only one architecture has."""
