@@ -103,6 +103,14 @@ FAMILIES: dict[str, dict[str, list[Any]]] = {
         "attention_multiplier": [0.3, ABSENT],
     },
     "cwm": {},
+    "stablelm": {
+        "use_qkv_bias": [True, False, ABSENT], "layer_norm_eps": [0.1, ABSENT],
+        "partial_rotary_factor": [0.5, 0.25, ABSENT],
+        "use_parallel_residual": [*[False] * 4, ABSENT, True],
+    },
+    "nemotron": {
+        "norm_eps": [0.1, ABSENT], "partial_rotary_factor": [0.5, 0.25, ABSENT, 1.0],
+    },
     "ministral": {},
     "helium": {},
     "glm4_moe_lite": {

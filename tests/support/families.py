@@ -287,6 +287,14 @@ FAMILIES = {
             "shared_intermediate_size": 24,
         },
     ),
+    "stablelm": (
+        "StableLm",
+        rope(partial_rotary_factor=0.5) | {"use_qkv_bias": True},
+    ),
+    "nemotron": (
+        "Nemotron",
+        rope(partial_rotary_factor=0.5) | {"head_dim": 12, "attention_bias": True},
+    ),
     "olmoe": ("Olmoe", rope() | {"num_experts": 6, "num_experts_per_tok": 2}),
     "minimax-m2": (
         "MiniMaxM2",

@@ -15,6 +15,7 @@ from inl.models import (
     layer_norm,
     llama4,
     moe,
+    nemotron,
     post_norm,
     qwen3_next,
 )
@@ -299,6 +300,14 @@ MUTANTS = {
     },
     "glm4-moe": ROPE | NORMS | SILU | TURNED | HEAD_NORMS | BIAS | SIGMOID,
     "dots1": ROPE | SPLIT | NORMS | SILU | HEAD_NORMS | SIGMOID,
+    "stablelm": ROPE | NORMS | SILU | BIAS | TURNED | {
+        "mean in norms": Mutant(patch=(layer_norm, "enter", entered_uncentered)),
+    },
+    "nemotron": ROPE | NORMS | BIAS | TURNED | {
+        "activation": field(activation="relu"),
+        "mean in norms": Mutant(patch=(layer_norm, "enter", entered_uncentered)),
+        "offset of norms": Mutant(patch=(nemotron, "OFFSET", 0.0)),
+    },
     "cwm": ROPE | SCALED | SPLIT | NORMS | SILU,
     "ministral": ROPE | SPLIT | NORMS | SILU,
     "helium": ROPE | NORMS | SILU | BIAS | {

@@ -96,6 +96,9 @@ FIELDS = {
         "sliding_window": 7,
         "layer_types": ["sliding_attention", "full_attention"] * 2,
     },
+    "nemotron": {"head_dim": 12, "mlp_bias": True},
+    "stablelm": {"use_qkv_bias": True, "num_attention_heads": 4,
+                 "num_key_value_heads": 2, "partial_rotary_factor": 0.5},
     "olmoe": {"num_experts": 6, "num_experts_per_tok": 2},
     "seed_oss": {"head_dim": 12, "attention_out_bias": True},
 }  # fmt: skip

@@ -109,7 +109,8 @@ class Weights(NamedTuple):
     layers: tuple[Any, ...]
     norm: Norm | Group
     head: Linear | Group | None
-    target_norm: Norm | Group | None
+    target_norm: Any
+    """The target's last norm; ``None`` in the tree."""
     embed_norm: Norm | Group
     hidden_norm: Norm | Group
     join: Linear | Group
@@ -119,8 +120,9 @@ class Weights(NamedTuple):
 def find_names(names: list[str], layers: int) -> Names | None:
     """Return the names of a checkpoint's layout, if it has such a layer."""
     for layout in LAYOUTS:
-        *texts, hidden_first = layout
-        found = Names(*(text.format(layers) for text in texts), hidden_first)
+        found = layout._replace(**{
+            name: getattr(layout, name).format(layers) for name in ("layer", *_OWN)
+        })  # fmt: skip
         if f"{found.join}.weight" in names:
             return found
     return None

@@ -47,6 +47,7 @@ FAMILIES = (
     ("Ministral3ForCausalLM", "ministral3", "ministral3"),
     ("MistralForCausalLM", "mistral", "mistral"),
     ("MixtralForCausalLM", "mixtral", "mixtral"),
+    ("NemotronForCausalLM", "nemotron", "nemotron"),
     ("OlmoeForCausalLM", "olmoe", "olmoe"),
     ("Olmo2ForCausalLM", "olmo2", "olmo2"),
     ("Olmo3ForCausalLM", "olmo3", "olmo3"),
@@ -61,6 +62,7 @@ FAMILIES = (
     ("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", "qwen3_5_moe"),
     ("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", "qwen3_5_moe"),
     ("SeedOssForCausalLM", "seed_oss", "seed_oss"),
+    ("StableLmForCausalLM", "stablelm", "stablelm"),
     ("Starcoder2ForCausalLM", "starcoder2", "starcoder2"),
     ("SmolLM3ForCausalLM", "smollm3", "smollm3"),
 )
