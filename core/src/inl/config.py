@@ -165,8 +165,9 @@ class EngineConfig:
     speculation: str | None = None
     """Source of drafted tokens, several of which a step verifies; outputs are the same
     with and without. "ngram" searches prompt and output for the last tokens, "model"
-    asks ``draft_model``, "eagle" an EAGLE-3 head of the model in ``draft_model``, any
-    other name a drafter of a plugin; ``None`` decodes one token per step."""
+    asks ``draft_model``, "eagle" an EAGLE-3 head of the model in ``draft_model``, "mtp"
+    the layer of the model's own checkpoint that predicts further tokens, any other name
+    a drafter of a plugin; ``None`` decodes one token per step."""
     draft_model: str | Path | None = None
     """Folder, GGUF file or known name of a small model with the same tokenizer, for
     ``speculation="model"``; the folder of a draft head, for "eagle"."""
@@ -339,7 +340,7 @@ class EngineConfig:
         from inl.plugin import registry
 
         names = sorted(registry().names("drafter"))
-        accepted = "None, ngram, model or eagle"
+        accepted = "None, ngram, model, eagle or mtp"
         accepted += f", or of a plugin: {', '.join(names) or 'none is installed'}"
         self._check("speculation", self.speculation in names, accepted)
 
@@ -353,8 +354,8 @@ class EngineConfig:
             self._check("draft_model", valid, accepted)
         valid = self.draft_backend is None or self.speculation == "model"
         self._check("draft_backend", valid, 'None without speculation="model"')
-        if self.speculation == "eagle":
-            accepted = '1 with speculation="eagle"'
+        if self.has_draft_head:
+            accepted = f'1 with speculation="{self.speculation}"'
             self._check("depth", self.depth in (None, 1), f"None or {accepted}")
             self._check("tensor_parallel", self.tensor_parallel == 1, accepted)
             valid = self.placement is None or self.division.count == 1
@@ -372,12 +373,17 @@ class EngineConfig:
         accepted = "None or 1 with speculation or use_kv_cache=False"
         self._check("decode_steps", valid, accepted)
 
+    @property
+    def has_draft_head(self) -> bool:
+        """Whether drafts are computed from the hidden states of steps."""
+        return self.speculation in ("eagle", "mtp")
+
     def steps_in_flight(self, preferred: int) -> int:
         """Return the number of steps in flight; a draft head reads each step first.
 
         preferred: the backend's preference.
         """
-        return self.depth or (1 if self.speculation == "eagle" else preferred)
+        return self.depth or (1 if self.has_draft_head else preferred)
 
     def repeated_steps(self, preferred: int) -> int:
         """Return the most decoding steps of a step of the runner.

@@ -247,7 +247,7 @@ class InferenceEngine:
             prefix_cache=self.config.prefix_cache,
             replay=is_replayed(self.model),
             recurrent=is_recurrent(self.model),
-            recomputes_block=self.config.speculation == "eagle",
+            recomputes_block=self.config.has_draft_head,
             decode_steps=limits.decode_steps,
             model_digest=model_digest(checkpoint),
             max_queued_requests=self.config.max_queued_requests,

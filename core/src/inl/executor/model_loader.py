@@ -43,12 +43,19 @@ class LanguageModel:
     """Kind that matrices are quantized to while they are loaded."""
     vision: VisionModel | None = None
     """The encoder of images, if the files have one that is supported."""
+    unadapted: Checkpoint | None = None
+    """The checkpoint before its layout was adapted to the architecture's."""
 
     @property
     def encoder(self) -> Encoder | None:
         """The architecture, if it is an encoder, which takes no steps."""
         model: Any = self.model
         return model if isinstance(model, Encoder) else None
+
+    @property
+    def files(self) -> Checkpoint:
+        """The checkpoint with the layers that predict further tokens."""
+        return self.unadapted or self.checkpoint
 
     @property
     def name(self) -> str:
@@ -111,11 +118,12 @@ def read_model(checkpoint: Checkpoint) -> LanguageModel:
     except CheckpointError as error:
         raise CheckpointError(f"{checkpoint.path}: {error}") from None
     _warn_of(fields, checkpoint)
+    unadapted = checkpoint
     config, checkpoint = model.adapt(config, checkpoint)
     stored = stored_specs(checkpoint)
     groups = plan_weights(model.weights(config), (), stored)
     check_tensors(groups, stored, str(checkpoint.path))
-    return LanguageModel(model, config, checkpoint, vision=vision)
+    return LanguageModel(model, config, checkpoint, vision=vision, unadapted=unadapted)
 
 
 def _warn_of(fields: Fields, checkpoint: Checkpoint) -> None:
