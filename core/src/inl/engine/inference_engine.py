@@ -111,6 +111,8 @@ class InferenceEngine:
             started = StartedRunner(runner, "runner", "")
         self.device = started.device
         """Device of the runner; changes if a lost worker is replaced elsewhere."""
+        self.dtype = started.dtype
+        """Dtype that the runner computes in; empty for a runner that was given."""
         limits = started.runner.limits
         context = min(model.config.max_tokens, limits.max_tokens)
         self.context = min(context, self.config.context or context)
@@ -520,6 +522,7 @@ class InferenceEngine:
         *,
         listener: Callable[[], None] | None,
         adapter_use: AdapterUse | None = None,
+        output_ids: Sequence[int] = (),
         **options: Unpack[GenerationOptions],
     ) -> RequestHandle:
         """Queue a prompt for the engine's background thread and return its handle.
@@ -527,10 +530,20 @@ class InferenceEngine:
         Never waits for a step. listener: called after each event of the request, and
         of its further samples, on the thread that steps; ``None`` for those who use
         :meth:`after_step`. adapter_use: from :meth:`use_adapter`, in place of the
-        option ``adapter``. Raises :class:`~inl.errors.RequestError`.
+        option ``adapter``. output_ids: tokens that an engine of the same model has
+        generated with the same options and seed, after which the output goes on. Raises
+        :class:`~inl.errors.RequestError`.
         """
         use = self._use(options) if adapter_use is None else adapter_use
         handle = self._prepare(prompt, use, **options)
+        if output_ids:
+            vocab = self.runner.limits.vocab
+            if (highest := max(output_ids)) >= vocab:
+                raise RequestError(
+                    f"output_ids: found token {highest}, the vocabulary is 0 to "
+                    f"{vocab - 1}"
+                )
+            handle.resume(output_ids)
         for sample in handle.samples:
             sample.listener = listener
         self._core.check_room(handle.request)
