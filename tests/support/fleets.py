@@ -110,6 +110,10 @@ class Fleet:
     def client(self):
         return self.server.client
 
+    def add(self, address):
+        """Use another engine, too."""
+        self._loop.call_soon_threadsafe(self.server.add, address)
+
     @property
     def counts(self):
         return self.client.counts

@@ -289,7 +289,6 @@ class FleetClient:
             (model,) = described.models
             self.names = dict.fromkeys((model.name, *model.adapters), 0)
         elif reason := _difference(first.identity, described.identity):
-            self.counts["refused"] += 1
             return f"has other weights or options than the fleet: {reason}"
         self._engine_numbers += 1
         engine.number = self._engine_numbers
@@ -300,6 +299,10 @@ class FleetClient:
         self.admission.max_running += places
         self._announce()
         return ""
+
+    def refused(self, engine: EngineLink) -> None:  # noqa: ARG002 - its log has it
+        """Record that an engine is not used."""
+        self.counts["refused"] += 1
 
     def changed(self, engine: EngineLink) -> None:
         """React to another state of an engine that is connected."""
@@ -317,7 +320,7 @@ class FleetClient:
 
     def lost(self, engine: EngineLink) -> None:
         """Leave an engine whose link has ended."""
-        self.counts["lost"] += engine.state is not State.DRAINING
+        self.counts["lost"] += not engine.is_draining
         del self._by_number[engine.number]
         self._abandon(engine)
         self.router.remove(engine.number)

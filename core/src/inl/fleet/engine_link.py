@@ -73,6 +73,9 @@ class Engines(Protocol):
     def opened(self, engine: EngineLink, described: Replica) -> str:
         """Use an engine; returns why it cannot be used, or nothing."""
 
+    def refused(self, engine: EngineLink) -> None:
+        """Record that an engine is not used."""
+
     def changed(self, engine: EngineLink) -> None:
         """React to another state."""
 
@@ -102,7 +105,9 @@ class EngineLink:
         self._link: Link | None = None
         self._ours = new_hello()
         self._theirs: Hello | None = None
-        self._is_open = self._is_draining = False
+        self.is_draining = False
+        """Whether it has said that it stops."""
+        self._is_open = False
         self._problem = ""
         """What the engine says is wrong with it."""
         self._ended = asyncio.Event()
@@ -174,7 +179,7 @@ class EngineLink:
         """Set the state of an engine that is connected."""
         if problem := problem or self._problem:
             self._set(State.SILENT, problem)
-        elif self._is_draining:
+        elif self.is_draining:
             self._set(State.DRAINING, "is stopping")
         else:
             self._set(State.READY, "")
@@ -204,7 +209,7 @@ class EngineLink:
             if self._problem:
                 self._judge("")
         elif isinstance(message, Drain):
-            self._is_draining = True
+            self.is_draining = True
             self._judge("")
         else:
             self._engines.received(self, message)
@@ -220,13 +225,14 @@ class EngineLink:
         if reason := self._engines.opened(self, described):
             self._refuse(reason)
             return
-        self._is_open, self._is_draining, self._problem = True, False, ""
+        self._is_open, self.is_draining, self._problem = True, False, ""
         log.info("engine %s: connected, on %s", self.address, self.device)
         self._set(State.READY, "")
 
     def _refuse(self, reason: str) -> None:
         if (self.state, self.reason) != (State.REFUSED, reason):
             log.warning("engine %s is not used: %s", self.address, reason)
+            self._engines.refused(self)
         self._set(State.REFUSED, reason)
         if self._link is not None:
             self._link.close()

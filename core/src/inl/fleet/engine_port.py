@@ -205,6 +205,7 @@ class EnginePort:
             self._server.max_batch,
             limits.block_size * min(limits.blocks) if caches else 0,
             engine.context,
+            dict(engine.sampling_defaults),
             sorted(engine.core.scheduler.config.eos_ids),
         )
 

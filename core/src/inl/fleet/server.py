@@ -57,9 +57,10 @@ class FleetServer:
         self._responses = response_store(config)
         self.client = FleetClient(config, self._responses)
         self._local = local
-        self._secrets = dict.fromkeys(addresses, secret)
+        self._addresses, self._secret = list(addresses), secret
         self._name, self._place = name, place
         self._http: HttpServer | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._stopping = asyncio.Event()
         self._is_draining = False
         self._created = int(time.time())
@@ -71,25 +72,29 @@ class FleetServer:
         started: called with the URL once an engine is ready and connections are
         accepted.
         """
-        client, tasks = self.client, [asyncio.create_task(self.client.watch())]
+        tasks = self._tasks
+        tasks.append(asyncio.create_task(self.client.watch()))
         try:
+            for address in self._addresses:
+                self.add(address)
             if self._local is not None:
                 tasks.append(asyncio.create_task(self._local.run()))
                 for address in self._local.addresses:
-                    self._secrets[address] = self._local.secret
-            for address, secret in self._secrets.items():
-                engine = EngineLink(address, secret, client)
-                client.engines.append(engine)
-                tasks.append(asyncio.create_task(engine.run()))
-            await self._serve(started, tasks)
+                    self.add(address, self._local.secret)
+            await self._serve(started)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _serve(
-        self, started: Callable[[str], None], tasks: Sequence[asyncio.Task[None]]
-    ) -> None:
+    def add(self, address: str, secret: bytes | None = None) -> None:
+        """Use another engine; secret: by default that of all engines."""
+        engine = EngineLink(address, secret or self._secret, self.client)
+        self.client.engines.append(engine)
+        self._tasks.append(asyncio.create_task(engine.run()))
+
+    async def _serve(self, started: Callable[[str], None]) -> None:
+        tasks = self._tasks
         ready = asyncio.create_task(self._until_ready())
         stopping = asyncio.create_task(self._stopping.wait())
         try:

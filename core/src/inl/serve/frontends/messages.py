@@ -99,6 +99,7 @@ class Replica(msgspec.Struct, array_like=True, tag="replica"):
     places: int
     cache_tokens: int
     context: int
+    sampling_defaults: dict[str, float]
     end_ids: list[int]
 
 
