@@ -73,7 +73,11 @@ def run(
         storage,
         vllm_metrics=logs.vllm_metrics,
         frontends=count_frontends(
-            network.frontends, engine_options.device, otel=logs.otel
+            "0"
+            if fleet.is_given and network.frontends == "auto"
+            else network.frontends,
+            engine_options.device,
+            otel=logs.otel,
         ),
     )
     adapters = arguments.adapter_settings(arguments.adapters(adapter))

@@ -77,6 +77,11 @@ class FleetOptions:
         ),
     ] = None
 
+    @property
+    def is_given(self) -> bool:
+        """Whether engines and front-ends are different processes."""
+        return bool(self.engine_only or self.replica or self.replicas)
+
 
 @dataclass(frozen=True, kw_only=True)
 class SecurityOptions:

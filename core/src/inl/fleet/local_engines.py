@@ -103,6 +103,7 @@ class LocalEngines:
             process_group=0,
         )
         self.processes[index] = process
+        log.info("engine %s: process %d starts", self.addresses[index], process.pid)
         assert process.stdin is not None, "a pipe"
         with contextlib.suppress(BrokenPipeError):
             data = pickle.dumps(self._settings[index])
