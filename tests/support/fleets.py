@@ -180,7 +180,11 @@ class Proxy:
         with suppress(OSError):
             while True:
                 near, _ = self._listening.accept()
-                far = socket.create_connection(self._target)
+                try:
+                    far = socket.create_connection(self._target)
+                except OSError:  # the engine is being started
+                    near.close()
+                    continue
                 self._sockets += [near, far]
                 for pair in ((near, far), (far, near)):
                     thread = threading.Thread(target=self._pump, args=pair, daemon=True)

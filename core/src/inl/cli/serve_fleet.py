@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from inl.errors import RequestError
 from inl.plugin import choose_device, registry
@@ -104,7 +104,11 @@ def make_fleet(
         # The front-end checks keys and counts those of all engines together.
         inner = replace(config, api_keys=(), admin_keys=(), max_per_key=None)
         settings = [
-            (models, inner, replace(engine, backend=device))
+            {
+                "models": models,
+                "server": _changed(inner),
+                "engine": _changed(replace(engine, backend=device)),
+            }
             for device in _devices(engine.backend, options.replicas)
         ]
         local = LocalEngines(MODULE, settings, config.drain_seconds)
@@ -116,6 +120,16 @@ def make_fleet(
         place=model,
         local=local,
     )
+
+
+def _changed(config: ServerConfig | EngineConfig) -> dict[str, Any]:
+    """Return the fields of settings that are not defaults."""
+    values = {each.name: getattr(config, each.name) for each in fields(config)}
+    return {
+        each.name: values[each.name]
+        for each in fields(config)
+        if values[each.name] != each.default
+    }
 
 
 def _devices(device: str | Device, count: int) -> list[str | Device]:

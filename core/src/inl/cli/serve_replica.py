@@ -9,16 +9,19 @@ import socket
 import sys
 
 from inl.cli.serve_models import make_server
+from inl.config import EngineConfig
 from inl.fleet.engine_port import EnginePort
 from inl.fleet.local_engines import read_settings, report_served, until_parent_ends
 from inl.serve.http_server import loop_factory, raise_open_files
+from inl.serve.settings import ServerConfig
 from inl.serve.signals import handle_signals
 from inl.workers.settings import SECRET, read_secret, show_address
 
 
 def main() -> None:
     """Serve front-ends on an inherited socket until the parent ends."""
-    models, config, engine = read_settings()
+    given = read_settings()
+    config, engine = ServerConfig(**given["server"]), EngineConfig(**given["engine"])
     secret = read_secret(os.environ)
     os.environ.pop(SECRET, None)  # not for processes that libraries start
     listening = socket.socket(fileno=int(sys.argv[1]))
@@ -28,7 +31,7 @@ def main() -> None:
     logging.getLogger("inl").addHandler(handler)
     logging.getLogger("inl").setLevel(logging.INFO)
     raise_open_files()
-    with make_server(models, config, engine) as server:
+    with make_server(given["models"], config, engine) as server:
         server.port = EnginePort(server, address, secret, listening)
 
         async def serve() -> None:

@@ -466,7 +466,9 @@ class FleetClient:
             self._end_group(group, finished=False)
         elif group is not None:
             self._parts.pop(group.first + list(group.parts).index(part))
-        self._move(part, time.monotonic(), avoided=group and group.engine)
+        self._move(
+            part, time.monotonic(), avoided=None if group is None else group.engine
+        )
 
     # Continuing.
 
@@ -586,7 +588,9 @@ class FleetClient:
                 continue
             engine = self._by_number[choice[0]]
             number = message.number = self.numbers(1)
-            future = asyncio.get_running_loop().create_future()
+            future: asyncio.Future[Forwarded] = (
+                asyncio.get_running_loop().create_future()
+            )
             self._forwards[number] = engine, future
             engine.send(message)
             try:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
-import pickle
 import secrets
 import socket
 import subprocess
@@ -38,9 +38,9 @@ EXIT_SECONDS = 10.0
 class LocalEngines:
     """Processes with one engine each, on ports of the loopback interface.
 
-    module: run with ``python -m``. settings: of each process, which reads them with
-    :func:`read_settings`. Every process has one listening socket, which the next one
-    gets if it ends.
+    module: run with ``python -m``. settings: of each process, as JSON-like data, which
+    it reads with :func:`read_settings`. Every process has one listening socket, which
+    the next one gets if it ends.
     """
 
     def __init__(
@@ -106,8 +106,9 @@ class LocalEngines:
         log.info("engine %s: process %d starts", self.addresses[index], process.pid)
         assert process.stdin is not None, "a pipe"
         with contextlib.suppress(BrokenPipeError):
-            data = pickle.dumps(self._settings[index])
-            process.stdin.write(len(data).to_bytes(8, "little") + data)
+            # Paths and devices have names.
+            line = json.dumps(self._settings[index], default=str)
+            process.stdin.write(line.encode() + b"\n")
             process.stdin.flush()
         return process
 
@@ -133,8 +134,7 @@ def read_settings() -> Any:
 
     It is closed when the parent ends.
     """
-    size = int.from_bytes(sys.stdin.buffer.read(8), "little")
-    return pickle.loads(sys.stdin.buffer.read(size))
+    return json.loads(sys.stdin.buffer.readline())
 
 
 def report_served() -> None:

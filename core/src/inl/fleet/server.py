@@ -130,7 +130,7 @@ class FleetServer:
         await models.default.opened()
         self.description = f"{settings.name} of {len(client.engines)} engines"
         client.app = self._operations()
-        client.own = {route.path for route in client.app.routes}
+        client.own = {getattr(route, "path", "") for route in client.app.routes}
         return models
 
     def stop(self) -> None:
