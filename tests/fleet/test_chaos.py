@@ -143,7 +143,7 @@ def test_every_stream_is_the_undisturbed_one_whatever_happens_to_engines():
         assert not fleet.client._groups
         seconds = sorted(fleet.client.continue_seconds)
         print(
-            f"{len(found)} streams, {fleet.counts['continued']} continued; from loss "
+            f"{len(found)} streams, {fleet.counts['continued']} continued; noticing "
             f"to the next token p50 {seconds[len(seconds) // 2]:.3f} s, "
             f"most {seconds[-1]:.3f} s"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -36,6 +37,15 @@ REQUESTS = {
                   | {"temperature": 0}),
 }  # fmt: skip
 
+TOOL = {"type": "function", "function": {"name": "visit", "parameters": CITY}}
+REQUESTS["tools"] = (
+    CHAT,
+    {"messages": TALK, "seed": 10, "max_tokens": 240, "tools": [TOOL]}
+    | {"tool_choice": {"type": "function", "function": {"name": "visit"}}},
+)
+
+QUICK = ("sampled", "penalties", "logprobs", "samples", "schema", "messages")
+
 CHANGING = {"id", "item_id", "created", "created_at", "completed_at", "call_id"}
 CHANGING |= {"response_id"}
 
@@ -43,13 +53,8 @@ CHANGING |= {"response_id"}
 def parsed(lines):
     """Return the events of a stream without what differs between two equal ones."""
 
-    def plain(value):
-        if isinstance(value, dict):
-            return {k: plain(v) for k, v in value.items() if k not in CHANGING}
-        return [*map(plain, value)] if isinstance(value, list) else value
-
     datas = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
-    return [plain(json.loads(data)) for data in datas if data != "[DONE]"]
+    return [without_names(json.loads(data)) for data in datas if data != "[DONE]"]
 
 
 TEXTS = ("content", "text", "delta", "arguments", "partial_json", "reasoning_content")
@@ -113,7 +118,13 @@ def disturbed(fleet, path, body, disturb, after=12):
     return lines
 
 
-@pytest.mark.parametrize("name", REQUESTS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in QUICK else pytest.param(name, marks=pytest.mark.full)
+        for name in REQUESTS
+    ],
+)
 def test_a_stream_of_a_killed_engine_goes_on_as_if_nothing_had_happened(
     name, plain, engines
 ):
@@ -128,3 +139,41 @@ def test_a_stream_of_a_killed_engine_goes_on_as_if_nothing_had_happened(
         assert fleet.counts["continued"] >= 1
         assert not fleet.counts["diverged"]
         assert not fleet.client.admission.open
+
+
+def test_log_probabilities_of_a_prompt_come_once_from_the_engine_that_answers(
+    plain, engines
+):
+    path, body = TEXT, {"prompt": list(range(90)), "prompt_logprobs": 1, "n": 2}
+    body |= {"logprobs": 1, "seed": 11, **LONG}
+    wanted = plain.send("POST", path, body)[2]
+    with (
+        Fleet([each.address for each in engines]) as fleet,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        until(lambda: fleet.send("GET", "/load")[2]["replicas"][1]["state"] == "ready")
+        asked = pool.submit(fleet.send, "POST", path, body)
+        until(lambda: any(part.handle.token_ids for part in fleet.parts))
+        fleet.engine_of(engines).kill()
+        status, _, found = asked.result()
+        assert status == 200
+        assert without_names(found) == without_names(wanted)
+        assert fleet.counts["continued"] == 2
+
+
+def without_names(value):
+    if isinstance(value, dict):
+        return {k: without_names(v) for k, v in value.items() if k not in CHANGING}
+    return [*map(without_names, value)] if isinstance(value, list) else value
+
+
+def test_a_stop_string_may_lie_across_the_loss_of_an_engine(plain, engines):
+    body = {"prompt": [5, 6, 7], "seed": 12, **LONG}
+    text = plain.send("POST", TEXT, body)[2]["choices"][0]["text"]
+    body["stop"] = [text[-160:-120]]
+    wanted = joined(undisturbed(plain, TEXT, body))
+    with Fleet([each.address for each in engines]) as fleet:
+        until(lambda: fleet.send("GET", "/load")[2]["replicas"][1]["state"] == "ready")
+        lines = disturbed(fleet, TEXT, body, lambda: fleet.engine_of(engines).kill())
+        assert joined(lines) == wanted
+        assert fleet.counts["continued"] == 1

@@ -115,6 +115,11 @@ class Fleet:
         self._loop.call_soon_threadsafe(self.server.add, address)
 
     @property
+    def parts(self):
+        """Completions that engines compute."""
+        return list(self.client._parts.values())
+
+    @property
     def counts(self):
         return self.client.counts
 

@@ -91,7 +91,7 @@ class FleetClient:
         self.counts: Counter[str] = Counter()
         """Totals: "lost", "refused", "continued", "diverged", "failed"."""
         self.continue_seconds: list[float] = []
-        """Newest times from the loss of an engine to the next token."""
+        """Newest times from noticing the loss of an engine to the next token."""
         self.app: ASGIApp | None = None
         self.own: Collection[str] = ()
         self._responses = responses
