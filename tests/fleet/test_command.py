@@ -85,9 +85,10 @@ def test_engines_end_with_the_process_that_has_started_them():
 
 
 def test_options_that_exclude_each_other_are_refused():
-    def mode(config=None, models=(("m", "m"),), **options):
-        given = FleetOptions(**options)
-        return fleet_mode(given, models, config or ServerConfig(), has_model=True)
+    def mode(config=None, models=(("m", "m"),), otel=False, **options):
+        given, config = FleetOptions(**options), config or ServerConfig()
+        others = {"--otel": otel}
+        return fleet_mode(given, models, config, has_model=True, others=others)
 
     assert mode().value == "clients"
     assert mode(engine_only=True).value == "engine"
@@ -97,6 +98,7 @@ def test_options_that_exclude_each_other_are_refused():
         (None, [("m", "m"), ("n", "n")], {"replicas": 2}),
         (ServerConfig(frontends=2), [("m", "m")], {"replica": ["a:1"]}),
         (ServerConfig(idle_unload=5), [("m", "m")], {"engine_only": True}),
+        (None, [("m", "m")], {"replicas": 2, "otel": True}),
     ]:
         with pytest.raises(RequestError, match="accepts one"):
             mode(config, models, **options)

@@ -94,7 +94,14 @@ def run(
     )
     logging.getLogger("inl.serve.access").disabled = not logs.access_log
     models = named_models(model, name, more or ())
-    mode = fleet_mode(fleet, models, config, has_model=model is not None)
+    traced = logs.trace is not None and not fleet.engine_only
+    mode = fleet_mode(
+        fleet,
+        models,
+        config,
+        has_model=model is not None,
+        others={"--otel": logs.otel, "--trace": traced},
+    )
     if mode is Mode.FLEET:
         _serve_fleet(make_fleet(fleet, models, config, engine, name, model))
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -41,8 +41,12 @@ def fleet_mode(
     config: ServerConfig,
     *,
     has_model: bool,
+    others: Mapping[str, bool],
 ) -> Mode:
-    """Return what to serve; raises :class:`~inl.errors.RequestError`."""
+    """Return what to serve; raises :class:`~inl.errors.RequestError`.
+
+    others: further options that a fleet has no use for, and whether each is given.
+    """
     given = {
         "--engine-only": options.engine_only,
         "--replica": bool(options.replica),
@@ -60,6 +64,7 @@ def fleet_mode(
         ("--frontends", config.frontends),
         ("--idle-unload", config.idle_unload is not None),
         ("--files", config.files is not None),
+        *others.items(),
     ):
         if is_set:
             raise RequestError(f"{first}: found it with {name}; accepts one of them")
