@@ -159,6 +159,10 @@ WRONG_IMPORTS = {
         "inl.serve.frontends.remote",
         "inl.executor.model_loader",
     ),
+    "fleet knows engines by their messages only": (
+        "inl.fleet.router",
+        "inl.scheduling.request",
+    ),
     "models are written over ops and import no devices": (
         "inl.models.blocks",
         "inl.backend.base",
