@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pluggy
 
 if TYPE_CHECKING:
+    from inl.device import DeviceInfo
     from pathlib import Path
 
     from inl.checkpoints.checkpoint import Checkpoint
@@ -82,9 +83,15 @@ class RegisterPlace(Protocol):
     """Registers what starts a worker for the devices ``SCHEME:.../DEVICE``.
 
     It is called with an ``inl.workers.place.Request`` and returns a ``Started``.
+    devices: lists the devices there, pairs of a name and a ``DeviceInfo``.
     """
 
-    def __call__(self, scheme: str, start: str | Callable[[Any], Any]) -> None: ...
+    def __call__(
+        self,
+        scheme: str,
+        start: str | Callable[[Any], Any],
+        devices: str | Callable[[], Sequence[tuple[str, DeviceInfo]]] | None = None,
+    ) -> None: ...
 
 
 class RegisterFormat(Protocol):
