@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import tempfile
 from collections.abc import Callable
 from functools import reduce
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import distributed, multiprocessing
 
-from inl.backend.base import Rank
+from inl.backend.collectives import Rank
+from inl.backend.rank_sockets import reserve_address
 from inl_torch.collectives import ProcessCollectives
 
 CHAIN = 64
@@ -52,10 +51,10 @@ def microseconds(step: Callable[[Any], Any], x: Any) -> float:
     return statistics.median(times[2:])
 
 
-def serve(number: int, ranks: int, meeting: str) -> None:
+def serve(number: int, ranks: int, address: str) -> None:
     place = torch.device("cuda", number)
     torch.cuda.set_device(place)
-    ours = ProcessCollectives(Rank(number, ranks, meeting, 60.0), place)
+    ours = ProcessCollectives(Rank(number, ranks, address, 60.0), place)
 
     def library(x: Any) -> Any:
         y = x.clone()
@@ -63,7 +62,7 @@ def serve(number: int, ranks: int, meeting: str) -> None:
         return y
 
     def gather(x: Any) -> Any:
-        return reduce(torch.add, ours._gathered(x).unbind(0))
+        return reduce(torch.add, ours._gathered(x, "tensor").unbind(0))
 
     ways = {
         "ours": lambda x: ours.all_reduce(x, "tensor"), "gather": gather,
@@ -88,9 +87,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, default=2)
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        meeting = str(Path(folder) / "meeting")
-        multiprocessing.spawn(serve, (given.ranks, meeting), nprocs=given.ranks)
+    address, reserved = reserve_address()
+    with reserved:
+        multiprocessing.spawn(serve, (given.ranks, address), nprocs=given.ranks)
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ REQUESTS = {
     "ollama context": ("/api/generate", {"prompt": "Three?", "context": [1, 50, 60]}
                        | {"options": {"temperature": 0, "num_predict": 5}}
                        | {"stream": False}),
-    "refused": (CHAT, {"messages": TALK, "guided_json": {}}),
+    "refused": (CHAT, {"messages": TALK, "guided_json": 3}),
     "too long": (TEXT, {"prompt": [5] * 2000}),
     "unknown": (TEXT, {"prompt": "A", "model": "other"}),
 }  # fmt: skip

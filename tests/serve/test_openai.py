@@ -210,9 +210,13 @@ def test_embeddings_of_bad_input_are_refused(client, given, match):
     assert caught.value.type == "invalid_request_error"
 
 
-def test_fewer_dimensions_are_refused(client):
-    with pytest.raises(openai.BadRequestError, match="dimensions"):
-        client.embeddings.create(model="default", input="a", dimensions=8)
+def test_the_first_dimensions_have_length_1(client):
+    whole, _ = embedded(client, ["Rain"])
+    short, _ = embedded(client, ["Rain"], dimensions=8)
+    expected = whole[:, :8] / np.linalg.norm(whole[:, :8])
+    assert np.allclose(short, expected, atol=1e-6)
+    with pytest.raises(openai.BadRequestError, match="dimensions: found 9999"):
+        client.embeddings.create(model="default", input="a", dimensions=9999)
 
 
 def test_a_timeout_of_the_client_ends_the_request(client):

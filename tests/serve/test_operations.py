@@ -224,6 +224,7 @@ OPTIONS = {
     "--dtype float32": ("engine", "dtype", "float32"),
     "--kv-dtype int8": ("engine", "kv_dtype", "int8"),
     "--quantize fp8": ("engine", "quantize", "fp8"),
+    "--placement tensor=2": ("engine", "placement", "tensor=2"),
     "--tensor-parallel 2": ("engine", "tensor_parallel", 2),
     "--allow-hosted": ("engine", "allow_hosted", True),
     "--invariant": ("engine", "invariant", True),

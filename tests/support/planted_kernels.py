@@ -11,6 +11,9 @@ from inl.dtypes import widen, wrap
 from inl.ops import catalog
 from inl.plugin import simple_backend
 from inl.spec.kernel import Kernel
+from inl.testing.check import perform
+from inl.testing.conformance import checks_of
+from inl.testing.findings import findings
 from inl.testing.target import Target
 
 
@@ -50,3 +53,13 @@ def with_fault(name, wrong):
         assert found
 
     return kernels
+
+
+def failures(target, section, beginning=""):
+    """What the checks of a section find whose names have this beginning."""
+    checks = checks_of(target, [section])
+    results = [
+        perform(check, {}) for check in checks if check.name.startswith(beginning)
+    ]
+    assert results
+    return findings(results)

@@ -1,26 +1,48 @@
-"""Engines on tensor-parallel ranks of NumPy backends, one thread each."""
+"""Engines on ranks of NumPy backends, one thread each."""
 
 from __future__ import annotations
 
 from inl import InferenceEngine
+from inl.backend.collectives import PIPELINE, TENSOR, Rank
 from inl.backend.reference import ReferenceBackend, Rendezvous, ThreadCollectives
 from inl.device import Device
+from inl.executor.pipeline import Stage
 from inl.runners.group_runner import RankRunner
 from inl.runners.local_runner import start_runner
 
 
-def over(language, ranks, config):
-    """An engine on that many ranks."""
-    rendezvous = Rendezvous(ranks)
+def over(language, ranks, config, stages=1, *, limits=None, collectives=lambda c: c):
+    """An engine on that many ranks along tensor, and stages along pipeline.
 
-    def make(rank):
-        collectives = ThreadCollectives(ranks, rank, rendezvous) if ranks > 1 else None
-        backend = ReferenceBackend(
-            Device("reference"), dtype=config.dtype, collectives=collectives
-        )
-        return start_runner(language, backend, config, rank=rank)
-
-    if ranks == 1:
-        return InferenceEngine(language, config=config, runner=make(0))
-    runner = RankRunner(make, ranks, abort=rendezvous.abort)
+    collectives: changes those of a rank.
+    """
+    runner = runner_over(
+        language, ranks, config, stages, limits=limits, collectives=collectives
+    )
     return InferenceEngine(language, config=config, runner=runner)
+
+
+def runner_over(
+    language, ranks, config, stages=1, *, limits=None, collectives=lambda c: c
+):
+    """The runner of such an engine."""
+    count = ranks * stages
+    axes = (PIPELINE, stages), (TENSOR, ranks)
+    rendezvous = Rendezvous(count)
+
+    def make(number):
+        own = None
+        if count > 1:
+            own = collectives(ThreadCollectives(count, number, rendezvous, axes))
+        backend = ReferenceBackend(
+            Device("reference"), dtype=config.dtype, collectives=own
+        )
+        rank = Rank(number, count, axes=axes)
+        return start_runner(
+            language, backend, config, limits=limits, rank=rank.position(TENSOR),
+            stage=Stage(rank.position(PIPELINE), stages),
+        )  # fmt: skip
+
+    if count == 1:
+        return make(0)
+    return RankRunner(make, count, abort=rendezvous.abort, stages=stages)

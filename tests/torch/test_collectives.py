@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import secrets
 import signal
 import socket
 import subprocess
@@ -37,6 +36,7 @@ from inl.testing.tiny import plain_logits, tiny_llama
 
 PROMPTS = [[5, 17, 80, 3, 44, 9], [61], [7, 7, 12, 90, 33] * 7]
 COUNT = 24
+TORCH = {"INL_CPU": "torch", "INL_THREADS": "1"}
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +167,7 @@ def test_two_ranks_in_bfloat16_stay_as_close_as_one(begin, made):
 
 def test_ranks_that_were_started_by_hand(begin, made, monkeypatch):
     """Two workers join at one address; each takes a seat."""
-    monkeypatch.setenv("INL_WORKER_SECRET", secrets.token_hex(32))
+    monkeypatch.setenv("INL_WORKER_SECRET", "5a" * 32)
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
     words = [sys.executable, "-m", "inl", "worker", address]
@@ -238,7 +238,7 @@ def test_a_lost_group_is_restarted_and_requests_continue(begin):
 def test_errors_of_ranks_are_raised_and_no_process_is_left(begin, tmp_path):
     with pytest.raises(RequestError, match="float16"):
         begin(2, dtype="float16")
-    assert not list(tmp_path.glob("inl-ranks-*"))
+    assert not list(tmp_path.iterdir())
 
 
 def test_indivisible_heads_are_refused_before_a_start(begin):
@@ -255,3 +255,14 @@ def test_ranks_use_consecutive_devices():
     config = EngineConfig(backend=f"worker:{python}/auto", tensor_parallel=2)
     with pytest.raises(DeviceError, match="name the first device"):
         rank_devices(config)
+
+
+@pytest.mark.full
+def test_verbs_along_two_axes():
+    """Four processes: every verb along pipeline and tensor, over gloo."""
+    done = subprocess.run(
+        [sys.executable, "-m", "inl", "check", "cpu", "--only", "ranks", "--full"],
+        capture_output=True, text=True, timeout=300, env=os.environ | TORCH,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "ranks  8 passed  0 failed" in done.stdout

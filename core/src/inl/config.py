@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from inl.errors import RequestError
-from inl.placement.mesh import parse_mesh
+from inl.placement.placement import Placement, parse_placement
 from inl.plugin.contribution import OWN_DRAFTERS
 from inl.spec.step import SAMPLERS
 from inl.weights.quantize.report import KINDS
@@ -66,14 +66,18 @@ class EngineConfig:
     """Device such as "cpu" or "cuda:1". "auto" selects the best available one;
     "worker:PATH_TO_PYTHON/cuda:1" runs on a device of another Python interpreter,
     "join:HOST:PORT/cuda:1" of another host."""
+    placement: str | Placement | None = None
+    """Devices that share the model, as sizes of axes: "tensor=4,data=2" divides heads
+    and inner lanes ("tensor"), and the rows of steps or the blocks of caches ("data");
+    "pipeline" divides the layers, "expert" the experts. They are the named device and
+    those after it, or those that it lists ("tensor=2,devices=cuda:0+cuda:2"). A TPU
+    drives all by one program, other devices by one process each. "tensor" must divide
+    the query heads, and divide or be a multiple of the key-value heads. ``None`` is
+    one device."""
     tensor_parallel: int = 1
-    """Number of devices that share the model, one process each: the named one and the
-    following ones. Must divide the query heads, and divide or be a multiple of the
-    key-value heads."""
+    """Short for ``placement="tensor=N"`` with one process for each device."""
     mesh: str | None = None
-    """Devices that one program drives: the named one and the following ones, such as
-    "tensor=4,data=2". "tensor" divides heads and inner lanes, "data" the blocks of the
-    caches, "expert" the experts. For TPUs; ``None`` is one device."""
+    """Short for a ``placement`` whose devices one program drives, as TPUs do."""
     dtype: str = "auto"
     """Compute dtype, such as "bfloat16". "auto" is the backend's preferred one."""
     kv_dtype: str = "auto"
@@ -231,7 +235,7 @@ class EngineConfig:
         accepted = f"None, {', '.join(KINDS)}"
         self._check("quantize", valid, accepted)
         self._check_tiers()
-        self._check_mesh()
+        self._check_placement()
         self._check_drafts()
         self._check_decode_steps()
         self._check_adapters()
@@ -288,12 +292,25 @@ class EngineConfig:
         valid = self.max_adapter_rank <= MAX_ADAPTER_RANK
         self._check("max_adapter_rank", valid, f"1 to {MAX_ADAPTER_RANK}")
 
-    def _check_mesh(self) -> None:
-        """Check the mesh, and that it is the only division of the model."""
+    @property
+    def division(self) -> Placement:
+        """The placement that ``placement``, ``tensor_parallel`` or ``mesh`` says."""
+        if self.placement is None and self.mesh is None:
+            return Placement(tensor=self.tensor_parallel)
         if self.mesh is not None:
-            parse_mesh(self.mesh)
-        valid = self.mesh is None or self.tensor_parallel == 1
-        self._check("tensor_parallel", valid, "1 with a mesh, which has its own axes")
+            return parse_placement(self.mesh, "mesh")
+        return parse_placement(self.placement)
+
+    def _check_placement(self) -> None:
+        """Check the division of the model, which one of three options sets."""
+        assert self.division, "it is parsed"
+        valid = self.mesh is None or self.placement is None
+        self._check("mesh", valid, "None with a placement")
+        valid = (
+            self.mesh is None and self.placement is None
+        ) or self.tensor_parallel == 1
+        accepted = "1 with a placement or a mesh, which have their own axes"
+        self._check("tensor_parallel", valid, accepted)
 
     def _check_plugin_drafter(self) -> None:
         from inl.plugin import registry
@@ -317,6 +334,8 @@ class EngineConfig:
             accepted = '1 with speculation="eagle"'
             self._check("depth", self.depth in (None, 1), f"None or {accepted}")
             self._check("tensor_parallel", self.tensor_parallel == 1, accepted)
+            valid = self.placement is None or self.division.count == 1
+            self._check("placement", valid, 'one device with speculation="eagle"')
         valid = self.max_drafts is None or self.max_drafts <= MAX_DRAFTS
         self._check("max_drafts", valid, f"None or 1 to {MAX_DRAFTS}")
         valid = self.speculation is None or self.use_kv_cache

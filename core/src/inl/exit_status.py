@@ -80,4 +80,5 @@ def kill_group(process: Popen[Any]) -> None:
     if hasattr(os, "killpg"):
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
-    process.kill()
+    if process.poll() is None:
+        process.kill()

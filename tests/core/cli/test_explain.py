@@ -148,6 +148,11 @@ def test_the_options_of_an_engine(capsys, tiny_folder, tmp_path):
     assert ops(report("--invariant")["ops"])["linear"] == "missing"
     hosted = report("--invariant", "--allow-hosted")["ops"]
     assert ops(hosted)["linear"] == "hosted"
-    code, _, err = run(capsys, tiny_folder, "--tensor-parallel", "2")
+    for words in ("--tensor-parallel", "2"), ("--placement", "tensor=2"):
+        divided = ops(report(*words)["ops"])
+        assert divided["all_reduce"] == "native"
+    code, _, err = run(capsys, tiny_folder, "--placement", "expert=2")
     assert code == 2
-    assert "does not support 2 ranks; accepted: tensor_parallel=1" in err
+    assert (
+        "placement expert=2: found expert=2; models are divided along pipeline" in err
+    )

@@ -54,7 +54,8 @@ def test_defaults_are_those_of_the_engine():
 def test_each_option_sets_its_field(each):
     values = {
         "device": "cuda:1", "dtype": "float16", "kv_dtype": "fp8", "quantize": "int4",
-        "tensor_parallel": 2, "mesh": "tensor=2", "speculation": "ngram",
+        "placement": "tensor=2", "tensor_parallel": 2, "mesh": "tensor=2",
+        "speculation": "ngram",
         "draft_model": "m", "draft_device": "cpu", "max_drafts": 3,
         "generation_config": "none", "kv_host": "8GiB", "kv_disk": "1TiB:folder",
     }  # fmt: skip

@@ -21,7 +21,7 @@ from inl.recording.trace_file import read_trace
 from inl.runners.startup import start
 from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.request import Request
-from inl.spec.embedded_rows import read_rows, with_rows
+from inl.spec.embedded_rows import read_inputs, with_rows
 from inl.spec.message import HEADER_WORD
 from inl.testing.hash_runner import HashRunner
 from inl.testing.play import admission, one_step
@@ -228,7 +228,7 @@ def test_damaged_frames_are_refused(folder, make, rows, cut, message):
         runner = make(runner.limits)
     runner.submit(admission(runner.limits, 1, [1]))
     frame = one_step(runner.limits, [(1, [5, 6])], step=1, decoding=0)
-    frame = with_rows(frame, rows)
+    frame = with_rows(frame, rows, runner.limits)
     with pytest.raises(ProtocolError, match=message):
         runner.submit(frame[: len(frame) - cut])
     runner.close()
@@ -239,20 +239,27 @@ def of_16_bits(rows):
     return (rows.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
 
 
+def limits_of(width):
+    return Limits(
+        slots=2, blocks=(2,), block_size=4, max_blocks_per_seq=2, vocab=50,
+        embedding=width,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("width", [1, 2, 5, 48])
 def test_embeddings_of_16_bits_take_half_a_frame(width):
     rng = np.random.default_rng(width)
     exact = {at: rng.standard_normal(width).astype(np.float32) for at in (1, 4, 5)}
     rounded = {at: of_16_bits(row) for at, row in exact.items()}
-    frame = np.zeros(40, np.int32)
+    frame, limits = np.zeros(40, np.int32), limits_of(width)
     for rows, words in ((exact, width), (rounded, (width + 1) // 2)):
-        whole = with_rows(frame, rows)
+        whole = with_rows(frame, rows, limits)
         assert len(whole) == 40 + 3 * (1 + words)
-        indices, found = read_rows(whole, 40, 6, width)
-        assert indices.tolist() == [1, 4, 5]
-        assert found.tobytes() == np.stack(list(rows.values())).tobytes()
+        found = read_inputs(whole, 40, 6, limits)
+        assert found.indices.tolist() == [1, 4, 5]
+        assert found.rows.tobytes() == np.stack(list(rows.values())).tobytes()
     with pytest.raises(ProtocolError, match="accepts a multiple of"):
-        read_rows(np.append(whole, np.int32(0)), 40, 6, width + 2)
+        read_inputs(np.append(whole, np.int32(0)), 40, 6, limits_of(width + 2))
 
 
 def test_embeddings_of_16_bits_give_the_tokens_of_ids(tmp_path):

@@ -44,12 +44,14 @@ FIELDS = {
     "kv_dtype": ("auto", "int9"),
     "quantize": (None, "int9"),
     "velocity": (None, "fast"),
+    "placement": (None, "rows=2"),
     "tensor_parallel": (1, 3),
     "mesh": (None, "rows=2"),
     "invariant": (False, 1),
     "on_worker_loss": ("raise", "ignore"),
 }  # fmt: skip
 ELSEWHERE = {
+    "placement": "plugins/cpu/test_ranks.py",
     "tensor_parallel": "torch/test_collectives.py",
     "mesh": "plugins/tpu/test_tpu_mesh.py",
     "kv_dtype": "plugins/cpu/test_kv_dtype.py",
@@ -71,6 +73,8 @@ ELSEWHERE = {
     "restart_device": "integration/test_worker_environment.py",
     "worker_seconds": "core/runners/test_restart.py",
     "trace": "core/recording/test_drafts.py",
+    "kv_host": "core/engine/test_tier_options.py",
+    "kv_disk": "core/engine/test_tier_options.py",
 }  # fmt: skip
 """Field -> a test file that has it, for those not in FIELDS or only refused there."""
 OPTIONS = {

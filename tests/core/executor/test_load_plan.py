@@ -23,7 +23,8 @@ from inl.config import EngineConfig
 from inl.device import Device
 from inl.errors import BackendUnavailable, RequestError, RunnerError
 from inl.executor.load_plan import LoadPlan
-from inl.placement.mesh import Mesh, MeshSizes
+from inl.placement.mesh import Mesh
+from inl.placement.placement import Placement
 from inl.progress import ProgressReporter
 from inl.runners.group_runner import RankRunner
 from inl.runners.local_runner import start_runner
@@ -74,18 +75,6 @@ def test_adapters_divide_the_feed_forward_layer():
     assert "norm_mlp" in tables[0] - tables[1]
 
 
-@pytest.fixture
-def with_ranks(monkeypatch):
-    offers = ReferenceBackend.offers
-
-    def offering(self, kind):
-        known = offers(self, kind)
-        return Ranks(lambda _: self) if kind is Ranks and known is None else known
-
-    monkeypatch.setattr(ReferenceBackend, "offers", offering)
-
-
-@pytest.mark.usefixtures("with_ranks")
 def test_the_kernels_of_a_rank(monkeypatch):
     """Explained on one device that is in no group."""
     backend = ReferenceBackend(DEVICE)
@@ -110,7 +99,6 @@ def test_the_kernels_of_a_rank(monkeypatch):
     assert found == bound_of[0]
 
 
-@pytest.mark.usefixtures("with_ranks")
 def test_the_weights_of_a_planned_rank_are_its_part_and_cannot_be_loaded():
     config = config_of(tensor_parallel=2)
     plan = LoadPlan.of(language(), ReferenceBackend(DEVICE), config)
@@ -125,7 +113,7 @@ def test_the_weights_of_a_planned_rank_are_its_part_and_cannot_be_loaded():
 
 
 def test_kernels_of_a_mesh_reduce_over_it_themselves(monkeypatch):
-    mesh = Mesh(MeshSizes(tensor=2), None, 1, None, None)
+    mesh = Mesh(Placement(tensor=2), None, 1, None, None)
     monkeypatch.setattr(
         ReferenceBackend, "offers", lambda _, kind: mesh if kind is Mesh else None
     )
@@ -140,9 +128,21 @@ def test_kernels_of_a_mesh_reduce_over_it_themselves(monkeypatch):
     assert plan.unloaded.ranks == 2
 
 
-def test_a_device_without_ranks_is_refused():
+def test_a_device_without_ranks_is_refused(monkeypatch):
+    offers = ReferenceBackend.offers
+    monkeypatch.setattr(
+        ReferenceBackend,
+        "offers",
+        lambda self, kind: None if kind is Ranks else offers(self, kind),
+    )
     with pytest.raises(BackendUnavailable, match="does not support 2 ranks"):
         open_backend(config_of(tensor_parallel=2))
+
+
+def test_an_axis_that_ranks_do_not_divide_is_refused():
+    words = "placement expert=2: found expert=2; models are divided along pipeline"
+    with pytest.raises(BackendUnavailable, match=words):
+        open_backend(config_of(placement="expert=2"))
 
 
 @pytest.mark.parametrize("taken", [False, True])

@@ -1,4 +1,7 @@
-"""Every family over two ranks that do not divide its vocabulary: tokens as on one."""
+"""Every family over two ranks or stages: tokens as on one device.
+
+The ranks do not divide its vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from inl import EngineConfig
 from inl.errors import WeightMismatch
 from inl.executor.model_loader import LanguageModel
 from inl.plugin.builtin import FAMILIES
+from inl.spec.cache import Slotted
 from rank_engines import over
 
 NAMES = sorted({module for _, _, module in FAMILIES})
@@ -44,3 +48,21 @@ def test_ranks_compute_the_probabilities_of_one(name, random_checkpoint):
     assert two.token_ids == one.token_ids
     for mine, theirs in zip(two.logprobs, one.logprobs, strict=True):
         assert dict(mine.top) == pytest.approx(dict(theirs.top), abs=1e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_stages_compute_the_probabilities_of_one(name, random_checkpoint):
+    model = importlib.import_module(f"inl.models.{name}").MODEL
+    files = random_checkpoint(model, name, vocab_size=95)
+    language = LanguageModel(model, model.config(files.config), files)
+    if any(isinstance(item, Slotted) for item in model.state(language.config)):
+        with pytest.raises(WeightMismatch, match=r"state .*: found pipeline=2; acc"):
+            over(language, 1, CONFIG, 2).close()
+        return
+    found = []
+    for stages in (1, 2):
+        with over(language, 1, CONFIG, stages) as engine:
+            found.append(engine.generate(IDS, max_tokens=5, logprobs=20))
+    one, two = found
+    assert two.token_ids == one.token_ids
+    assert two.logprobs == one.logprobs

@@ -28,7 +28,7 @@ def test_a_backend_of_functions_opens_the_ranks_of_its_device():
     assert opened.offers(Collectives) is None
 
     def total(number):
-        rank = Rank(number=number, ranks=2, meeting="", seconds=1.0)
+        rank = Rank(number=number, ranks=2, seconds=1.0)
         joined = opened.offers(Ranks).joining(rank)
         assert joined.device == Device("npu:3")
         found = joined.offers(Collectives)

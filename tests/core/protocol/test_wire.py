@@ -130,6 +130,9 @@ def test_values_come_back():
     repeated = replace(LIMITS, buckets=(Bucket(3, 3, repeat=4),), decode_steps=4)
     ready = wire_json.Ready(repeated, "cpu:0", "float32")
     assert wire_json.read_ready(wire_json.ready(ready), "w") == ready
+    inputs = replace(LIMITS, axes=3, spans=True, feature_layers=(0, 2))
+    ready = wire_json.Ready(inputs, "cpu:0", "float32")
+    assert wire_json.read_ready(wire_json.ready(ready), "w") == ready
     step, rows = wire_arrays.read_masks(SAMPLES["masks"])
     assert (step, rows.tolist()) == (3, [[1] * 4] * 2)
     reply = wire_arrays.read_reply(SAMPLES["reply"])
@@ -139,7 +142,7 @@ def test_values_come_back():
         wire_arrays.read_progress(wire_arrays.PROGRESS.pack(1, 2, 3))
     # A new field of either must also be sent.
     assert Reply._fields == ("step", "tokens", "scores", "hidden")
-    assert len(fields(Limits)) == 16
+    assert len(fields(Limits)) == 19
     assert reply.scores is None
     assert reply.hidden is None
     told = wire_arrays.read_reply(SAMPLES["pooled reply"])
@@ -281,8 +284,8 @@ def test_a_field_of_a_later_version_is_refused_by_its_name(place):
         "limits": whole["limits"],
         "bucket": whole["limits"]["buckets"][1],
     }[place]
-    at["axes"] = [2, 2]
-    with pytest.raises(ProtocolError, match="found 'axes', which this version does"):
+    at["planets"] = [2, 2]
+    with pytest.raises(ProtocolError, match="found 'planets', which this version does"):
         wire_json.read_ready(wire_json.text(whole), "w")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import signal
 import socket
 import subprocess
@@ -25,6 +24,8 @@ from inl.workers import heartbeat, place
 from inl.workers.address import WorkerAddress, parse_worker
 from started_workers import Child
 from waiting import is_running, until
+
+SECRET = "5a" * 32
 
 PLUGIN = """
 from inl.plugin import hookimpl
@@ -291,7 +292,7 @@ def by_hand(address):
 
 def test_a_worker_that_joins(serve, by_hand, address, small, answer_of, monkeypatch):
     """It may be there before the engine, and one with a wrong secret is no obstacle."""
-    secret = secrets.token_hex(32)
+    secret = SECRET
     monkeypatch.setenv("INL_WORKER_SECRET", secret)
     child = by_hand()
     wrong = by_hand(secret="00" * 32)
@@ -311,7 +312,7 @@ def test_a_worker_that_joins(serve, by_hand, address, small, answer_of, monkeypa
 def test_a_worker_that_joins_in_place_of_a_lost_one(
     serve, by_hand, address, answer_of, small, monkeypatch
 ):
-    monkeypatch.setenv("INL_WORKER_SECRET", secrets.token_hex(32))
+    monkeypatch.setenv("INL_WORKER_SECRET", SECRET)
     by_hand()
 
     def again(error):

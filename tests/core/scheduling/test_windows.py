@@ -121,7 +121,8 @@ def test_block_ids_are_checked_per_group(two):
 
 def test_windows_cross_the_wire(two):
     value = asdict(two)
-    value |= {name: list(value[name]) for name in ("blocks", "buckets", "windows")}
+    names = ("blocks", "buckets", "windows", "feature_layers")
+    value |= {name: list(value[name]) for name in names}  # as JSON has them
     assert read_limits(value, "here") == two
     del value["windows"]  # another release's
     assert read_limits(value, "here") == replace(two, windows=())

@@ -21,7 +21,9 @@ def test_a_correct_backend_passes_and_prints_its_card(check):
     assert card["device"] == "faulty:0"
     assert card["dtypes"] == ["float32"]
     assert {"inl", "python", "plugin", "numpy"} <= card["versions"].keys()
-    assert set(card["sections"]) == {"backend", "kernel", "runner", "blocks", "engine"}
+    assert set(card["sections"]) == {
+        "backend", "kernel", "runner", "blocks", "engine", "feature",
+    }  # fmt: skip
     for counts in card["sections"].values():
         assert counts["passed"] > 0
         assert counts["failed"] == 0

@@ -17,10 +17,7 @@ from inl.ops import catalog
 from inl.spec.cache import Cache
 from inl.spec.kernel import Kernel
 from inl.spec.step import Bucket
-from inl.testing.check import perform
-from inl.testing.conformance import checks_of
-from inl.testing.findings import findings
-from planted_kernels import target_of, tensor, with_fault
+from planted_kernels import failures, target_of, tensor, with_fault
 
 
 def ignored_window(run):
@@ -153,15 +150,6 @@ KERNELS = {
     "wide head": ("rope", wide_head, "8/1x256"),
 }
 """Fault -> op, wrong kernel, and a part of the report beside the kernel's name."""
-
-
-def failures(target, section, beginning=""):
-    checks = checks_of(target, [section])
-    results = [
-        perform(check, {}) for check in checks if check.name.startswith(beginning)
-    ]
-    assert results
-    return findings(results)
 
 
 @pytest.mark.parametrize("fault", KERNELS)

@@ -28,7 +28,7 @@ from inl_rocm.backend import RocmBackend
 
 PROMPTS = [[5, 17, 80, 3, 44, 9], [61]]
 COUNT = 8
-RANK = Rank(0, 2, "/none/meeting", 1.0)
+RANK = Rank(0, 2, "127.0.0.1:1", 1.0)
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_the_group_is_one_of_rccl(ranks, monkeypatch):
         vars(asked).update(options, library=library)
         raise Joined
 
-    monkeypatch.setattr(distributed, "FileStore", lambda *_: None)
+    monkeypatch.setattr(distributed, "TCPStore", lambda *_: None)
     monkeypatch.setattr(distributed, "is_backend_available", lambda _name: True)
     monkeypatch.setattr(distributed, "init_process_group", join)
     with pytest.raises(Joined):

@@ -19,12 +19,13 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from inl.backend.collectives import AXES
 from inl.checkpoints.blocks.dtypes import packed_bytes
 from inl.dtypes import HostArray
 from inl.executor.model_step import advance
 from inl.executor.tracing import trace
 from inl.models.llama import MODEL
-from inl.placement.mesh import MeshSizes, parse_mesh
+from inl.placement.placement import parse_placement
 from inl.spec.dispatch import ResolvedOps
 from inl.spec.limits import Limits
 from inl.spec.message import layout
@@ -92,7 +93,7 @@ def stored_layers(weights, kind):
 
 def compiled(devices, sizes, layers, planted, kind):
     """The text of a decoding step, the shape of a device's cache, and its memory."""
-    mesh = Mesh(np.array(devices[: sizes.devices]).reshape(sizes), MeshSizes._fields)
+    mesh = Mesh(np.array(devices[: sizes.count]).reshape(sizes.sizes), AXES)
 
     def spec(shape, dtype, axes=()):
         place = NamedSharding(mesh, PartitionSpec(*axes))
@@ -141,7 +142,7 @@ def results(text, op):
 def main(topology, mesh, layers, planted="", kind=""):
     found = topologies.get_topology_desc(platform="tpu", topology_name=topology)
     text, cache, memory = compiled(
-        found.devices, parse_mesh(mesh), int(layers), planted, kind
+        found.devices, parse_placement(mesh), int(layers), planted, kind
     )
     print(json.dumps({
         "device": found.devices[0].device_kind,

@@ -28,6 +28,7 @@ from inl.dtypes import HostArray
 from inl.errors import InlError
 from inl.executor.model_loader import LanguageModel
 from inl.models import llama, mixtral
+from inl.placement.placement import parse_placement
 from inl.runners.local_runner import start_runner
 from inl.runners.startup import over_mesh
 from inl.spec.limits import Limits
@@ -117,7 +118,7 @@ MODELS = {
 
 
 def runner(language, mesh, kv_dtype="auto", **given):
-    backend = over_mesh(TpuBackend(Device("tpu:0")), mesh)
+    backend = over_mesh(TpuBackend(Device("tpu:0")), parse_placement(mesh))
     config = EngineConfig(dtype="float32", kv_dtype=kv_dtype)
     return start_runner(language, backend, config, limits=replace(LIMITS, **given))
 

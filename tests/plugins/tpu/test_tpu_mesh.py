@@ -13,9 +13,14 @@ import jax
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from inl.errors import DeviceError, RequestError
-from inl.placement.mesh import MeshSizes, parse_mesh
+from inl.backend.collectives import AbsentVerb
+from inl.errors import BackendUnavailable, DeviceError, RequestError
+from inl.placement.placement import Placement, parse_placement
+from inl.plugin import make_backend
+from inl.runners.startup import over_mesh
+from inl.spec.op import Spec
 from inl_jax import validate_sharding
+from inl_jax.mesh.collectives import MeshCollectives
 
 FOLDER = Path(__file__).parent
 SECONDS = 600
@@ -43,11 +48,40 @@ def check_traffic(facts, divided):
 
 
 def test_meshes_are_read():
-    assert parse_mesh("tensor=4, data=2") == MeshSizes(data=2, tensor=4)
-    assert str(parse_mesh("expert=2,tensor=4")) == "tensor=4,expert=2"
+    assert parse_placement("tensor=4, data=2") == Placement(data=2, tensor=4)
+    assert str(parse_placement("expert=2,tensor=4")) == "tensor=4,expert=2"
     for wrong in ("", "tensor", "rows=2", "tensor=0", "tensor=2,tensor=2", "data=x", 3):
         with pytest.raises(RequestError, match="accepted: AXIS=SIZE"):
-            parse_mesh(wrong)
+            parse_placement(wrong)
+
+
+@pytest.mark.parametrize(
+    "placement", ["data=2,tensor=2,expert=2", "pipeline=2,tensor=4"]
+)
+def test_verbs_are_their_bodies(placement):
+    """On eight devices, along each axis of the placement, of size 1 too."""
+    done = subprocess.run(
+        [sys.executable, str(FOLDER / "mesh_verbs.py"), placement],
+        capture_output=True, text=True, timeout=SECONDS,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout) == {"wrong": [], "compared": 4 * 4 * 3 * 8}
+
+
+def test_what_one_program_cannot_do_is_refused():
+    verbs = MeshCollectives(Placement(tensor=2))
+    x = jax.numpy.ones(2)
+    for call in (
+        lambda: verbs.send(x, "tensor", 1),
+        lambda: verbs.recv(Spec((2,), "float32"), "tensor", 1),
+        lambda: verbs.barrier("tensor"),
+    ):  # fmt: skip
+        with pytest.raises(AbsentVerb, match="MeshCollectives does not offer"):
+            call()
+    with pytest.raises(
+        BackendUnavailable, match="found pipeline=2; models are divided"
+    ):
+        over_mesh(make_backend("tpu:0"), Placement(pipeline=2))
 
 
 def test_a_wrong_sharding_is_named():

@@ -6,6 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from inl.backend.collectives import Collectives as Collectives
+from inl.backend.collectives import Rank as Rank
+from inl.backend.collectives import Ranks as Ranks
 from inl.spec.cache import Paged, Slotted, State
 from inl.spec.limits import TOKEN_BUDGET, Limits
 from inl.spec.step import Array, Bucket
@@ -193,48 +196,6 @@ class Backend(ABC):
     def offers(self, kind: type[C]) -> C | None:  # noqa: ARG002
         """Return the capability of this type, or ``None`` if it is not supported."""
         return None
-
-
-class Collectives(ABC):
-    """Capability: communication between ranks; all make the same calls."""
-
-    invariant: bool = False
-    """Whether the bits of a sum depend only on the ranks' values."""
-
-    @abstractmethod
-    def size(self, axis: str) -> int:
-        """Return the number of ranks of ``axis``."""
-
-    @abstractmethod
-    def all_reduce(self, x: Array, axis: str) -> Array:
-        """Sum over the ranks of ``axis``; every rank gets the same bits."""
-
-    @abstractmethod
-    def all_gather(self, x: Array, axis: str) -> Array:
-        """Concatenate the ranks' tensors along the last axis."""
-
-
-class Rank(NamedTuple):
-    """One of several processes that compute a model in tensor parallel."""
-
-    number: int
-    """Index of the rank, from 0."""
-    ranks: int
-    """Number of ranks."""
-    meeting: str
-    """Path of a file that does not exist yet, used for rendezvous."""
-    seconds: float
-    """Timeout of the rendezvous."""
-
-
-class Ranks(NamedTuple):
-    """Capability: opens the backend as one rank of a group, one process per rank."""
-
-    joining: Callable[[Rank], Backend]
-    """Opens the same device as a backend that offers :class:`Collectives`. Blocks until
-    all ranks have joined; raises :class:`~inl.errors.RunnerError` on timeout."""
-    invariant_ranks: int = 1
-    """Largest group whose :attr:`Collectives.invariant` is set."""
 
 
 class StorageDtypes(NamedTuple):

@@ -7,14 +7,14 @@ after donation fails on every machine.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, final
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, final
 
 import numpy as np
 
 from inl.backend.base import (
     Backend,
-    Collectives,
     DeviceMemory,
     ForkSafety,
     Program,
@@ -22,8 +22,11 @@ from inl.backend.base import (
     StorageDtypes,
     Traits,
 )
+from inl.backend.collectives import AXES, Collectives, Rank, Ranks
 from inl.backend.host import host_memory
+from inl.backend.peer_collectives import PeerCollectives
 from inl.backend.provisional import DeviceLoops
+from inl.backend.rank_sockets import SocketLink
 from inl.backend.simple import plain_state
 from inl.dtypes import E4M3, FLOATS, HostArray, widen, wrap
 from inl.errors import DeviceError, KernelFailed, RunnerError
@@ -41,6 +44,8 @@ if TYPE_CHECKING:
     from inl.spec.program import ProgramInfo
 
 C = TypeVar("C")
+MANY = 1 << 30
+"""Ranks of the largest group whose sums are invariant: no group is larger."""
 SPOILED = 0x7FBAD000
 """Fills consumed integer buffers."""
 
@@ -100,8 +105,13 @@ class ReferenceBackend(Backend):
     def offers(self, kind: type[C]) -> C | None:
         dtypes = StorageDtypes(FLOATS, self._storing)
         loops = DeviceLoops(while_loop, np)
-        capabilities = (self._collectives, dtypes, ForkSafety(), loops)
+        ranks = Ranks(self._join, MANY, AXES, in_threads=True)
+        capabilities = (self._collectives, dtypes, ForkSafety(), loops, ranks)
         return next((each for each in capabilities if isinstance(each, kind)), None)
+
+    def _join(self, rank: Rank) -> ReferenceBackend:
+        collectives = PeerCollectives(rank, SocketLink(rank))
+        return ReferenceBackend(self.device, dtype=self._dtype, collectives=collectives)
 
     def _storing(self, dtype: str) -> ReferenceBackend:
         return ReferenceBackend(self.device, dtype=dtype, collectives=self._collectives)
@@ -165,49 +175,75 @@ def spoil(array: Any) -> None:
     array.setflags(write=False)
 
 
-class ThreadCollectives(Collectives):
-    """Collectives between threads of this process, for tests."""
+class ThreadCollectives(PeerCollectives):
+    """Collectives between threads of this process.
 
-    def __init__(self, ranks: int, rank: int, shared: Rendezvous) -> None:
-        self._ranks, self._rank, self._shared = ranks, rank, shared
+    axes: of the ranks, see :class:`~inl.backend.collectives.Rank`.
+    """
 
-    def size(self, axis: str) -> int:  # noqa: ARG002
-        return self._ranks
-
-    def all_reduce(self, x: Any, axis: str) -> Any:  # noqa: ARG002
-        parts = self._shared.exchange(self._rank, x)
-        total = parts[0]
-        for part in parts[1:]:
-            total = total + part
-        return total
-
-    def all_gather(self, x: Any, axis: str) -> Any:  # noqa: ARG002
-        return np.concatenate(self._shared.exchange(self._rank, x), axis=-1)
+    def __init__(
+        self,
+        ranks: int,
+        rank: int,
+        shared: Rendezvous,
+        axes: tuple[tuple[str, int], ...] = (),
+    ) -> None:
+        position = Rank(number=rank, ranks=ranks, axes=axes)
+        super().__init__(position, _ThreadLink(rank, shared))
 
 
 class Rendezvous:
-    """Exchanges arrays between the threads of a rank group."""
+    """Passes arrays between the threads of a rank group."""
 
     def __init__(self, ranks: int, *, seconds: float = 60.0) -> None:
-        self._parts: list[Any] = [None] * ranks
-        self._barrier = threading.Barrier(ranks, timeout=seconds)
+        self._seconds = seconds
+        self._changed = threading.Condition()
+        self._messages: dict[tuple[int, int], deque[Any]] = {
+            (source, target): deque()
+            for source in range(ranks)
+            for target in range(ranks)
+        }
+        self._is_broken = False
 
-    def exchange(self, rank: int, x: Any) -> list[Any]:
-        """Publish ``x`` and return the arrays of all ranks, in order.
+    def send(self, x: Any, source: int, target: int) -> None:
+        """Queue a copy of ``x``."""
+        with self._changed:
+            self._messages[source, target].append(np.array(x))
+            self._changed.notify_all()
 
-        Raises :class:`RunnerError` if a rank does not arrive in time.
+    def recv(self, source: int, target: int) -> Any:
+        """Return the next array of a rank.
+
+        Raises :class:`RunnerError` if it does not arrive in time.
         """
-        self._parts[rank] = x
-        try:
-            self._barrier.wait()
-            parts = list(self._parts)
-            self._barrier.wait()
-        except threading.BrokenBarrierError:
-            raise RunnerError(
-                f"rank {rank}: another rank stopped or timed out"
-            ) from None
-        return parts
+        queue = self._messages[source, target]
+        with self._changed:
+            waiting = self._changed.wait_for(
+                lambda: bool(queue) or self._is_broken, self._seconds
+            )
+            if self._is_broken or not waiting:
+                self._break()
+                raise RunnerError(f"rank {target}: another rank stopped or timed out")
+            return queue.popleft()
 
     def abort(self) -> None:
         """Make every waiting rank fail."""
-        self._barrier.abort()
+        with self._changed:
+            self._break()
+
+    def _break(self) -> None:
+        self._is_broken = True
+        self._changed.notify_all()
+
+
+class _ThreadLink(NamedTuple):
+    """Messages of one rank of a :class:`Rendezvous`."""
+
+    rank: int
+    shared: Rendezvous
+
+    def send(self, x: Any, target: int) -> None:
+        self.shared.send(x, self.rank, target)
+
+    def recv(self, source: int) -> Any:
+        return self.shared.recv(source, self.rank)

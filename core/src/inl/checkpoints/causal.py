@@ -55,10 +55,12 @@ OF_TEXT: Final = {
     "qwen2_vl": "qwen2", "qwen2_vl_text": "qwen2", "qwen2_5_vl": "qwen2",
     "qwen2_5_vl_text": "qwen2", "qwen3_vl": "qwen3", "qwen3_vl_text": "qwen3",
 }  # fmt: skip
-"""Language models that a text turns into others: its three positions are the same."""
+"""Language models that rotate by positions along three axes, and those that they are
+otherwise."""
 ROTATIONS: Final = ("rope_scaling", "rope_parameters")
-OF_IMAGES: Final = ("mrope_section", "mrope_interleaved")
-"""Fields of ``ROTATIONS`` that a text does not depend on."""
+DEEPSTACK: Final = "deepstack_visual_indexes"
+"""Field of a vision encoder with layers whose features the first layers of the language
+model add."""
 FLAT: Final = re.compile("(vision|image|video)_")
 """Beginning of a field of images where the language model's are beside it."""
 SHARED: Final = ("quantization_config", "architectures", "eos_token_id")
@@ -122,19 +124,21 @@ def _text_config(
     fields = {**DEFAULTS[kind], **text, **shared}
     own = fields.get("model_type", kind)
     if isinstance(own, str) and own in OF_TEXT:
-        fields |= {name: _of_text(fields[name]) for name in ROTATIONS if name in fields}
+        fields |= {name: _of_axes(fields[name]) for name in ROTATIONS if name in fields}
         fields["model_type"] = OF_TEXT[own]
+    vision = config.get("vision_config")
+    if isinstance(vision, Mapping) and DEEPSTACK in vision:
+        fields[DEEPSTACK] = vision[DEEPSTACK]
     if TIED in DEFAULTS[kind]:
         tied = config.get(TIED, DEFAULTS[kind][TIED])
     return {**fields, TIED: tied}
 
 
-def _of_text(rotation: Any) -> Any:
-    """Return the rotation of positions that are the same along all three axes."""
+def _of_axes(rotation: Any) -> Any:
+    """Return a rotation by positions along axes, whose frequencies are the usual."""
     if not isinstance(rotation, Mapping):
         return rotation
-    kept = {name: value for name, value in rotation.items() if name not in OF_IMAGES}
-    for name in ("type", "rope_type"):
-        if kept.get(name) == "mrope":
-            kept[name] = "default"
-    return kept
+    kinds = {name: rotation[name] for name in ("type", "rope_type") if name in rotation}
+    return {**rotation} | {
+        name: "default" for name, kind in kinds.items() if kind == "mrope"
+    }

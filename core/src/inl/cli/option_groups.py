@@ -108,15 +108,22 @@ class KernelOptions:
 class EngineOptions(KernelOptions):
     """Settings of an engine that a command measures."""
 
+    placement: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AXIS=SIZE,...",
+            help="Devices that share the model, starting at --device: axes data, "
+            "pipeline, tensor, expert. [default: one device]",
+        ),
+    ] = None
     tensor_parallel: Annotated[
-        int, typer.Option(help="Number of devices, starting at --device.")
+        int, typer.Option(help="Short for --placement tensor=N.")
     ] = 1
     mesh: Annotated[
         str | None,
         typer.Option(
             metavar="AXIS=SIZE,...",
-            help="Devices of one program, starting at --device: axes data, tensor, "
-            "expert. [default: one device]",
+            help="Short for a --placement whose devices one program drives.",
         ),
     ] = None
 

@@ -76,7 +76,8 @@ def run(
         device=found.kind, **facts,
     )  # fmt: skip
     if as_json:
-        print(json.dumps({"context": planned_context, **facts, **asdict(plan)}))
+        more = {"context": planned_context, "placement": str(plan.placement)}
+        print(json.dumps({**more, **facts, **asdict(plan)}))
         return
     _show(plan, found, batch, planned_context)
 
@@ -164,6 +165,7 @@ def _show(plan: Parallelism, devices: Devices, batch: int, context: int) -> None
         f"{plan.pipeline_parallel}, {plan.data_parallel} "
         f"{'copy' if plan.data_parallel == 1 else 'copies'}"
     )
+    print(f"each copy: --placement {plan.placement}")
     parts = {
         "weights": plan.weight_bytes,
         "keys and values": plan.kv_bytes,

@@ -11,7 +11,8 @@ from inl.errors import BackendUnavailable, RequestError
 from inl.executor.load_plan import LoadPlan, configure
 from inl.executor.model_executor import bound_tracer
 from inl.plugin import make_backend
-from inl.runners.startup import over_mesh
+from inl.runners.rank_startup import RANK_AXES
+from inl.runners.startup import check_axes, has_ranks, over_mesh
 from inl.scheduling.buckets import Buckets
 from inl.spec.dispatch import Tracer
 from inl.spec.step import Bucket
@@ -42,12 +43,15 @@ def open_backend(config: EngineConfig) -> Backend:
 
     Raises :class:`~inl.errors.BackendUnavailable` for a device without ranks or meshes.
     """
-    backend = over_mesh(make_backend(config.backend), config.mesh)
-    if config.tensor_parallel > 1 and backend.offers(Ranks) is None:
+    backend = make_backend(config.backend)
+    if not has_ranks(config):
+        return over_mesh(backend, config.division)
+    if backend.offers(Ranks) is None:
         raise BackendUnavailable(
             f"{backend.device}: {type(backend).__name__} does not support "
-            f"{config.tensor_parallel} ranks; accepted: tensor_parallel=1"
+            f"{config.division.count} ranks; accepted: tensor_parallel=1"
         )
+    check_axes(str(backend.device), config.division, RANK_AXES)
     return backend
 
 

@@ -72,7 +72,7 @@ def frames(plan: Plan, limits: Limits, *, masked: bool = False) -> list[IntArray
             flags=MASKED if masked else FLAGS[plan.kind],
         )
         rows = _embeddings(plan)
-        encoded.append(with_rows(frame, rows) if rows else frame)
+        encoded.append(with_rows(frame, rows, limits) if rows else frame)
     return encoded
 
 

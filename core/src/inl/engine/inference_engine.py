@@ -29,6 +29,7 @@ from inl.engine.cleanup import run_with_cleanup
 from inl.engine.core import EngineCore, Stats, StepRecord
 from inl.engine.dispatcher import RequestDispatcher
 from inl.engine.embedder import embedding_request, unit_length
+from inl.engine.encoder_queue import EncoderQueue
 from inl.engine.options import (
     GenerationOptions,
     Prompt,
@@ -43,6 +44,9 @@ from inl.engine.request_handle import Completion as Completion
 from inl.engine.request_handle import RequestHandle
 from inl.engine.step_loop import Waiter, text_chunks, until_completed
 from inl.engine.text_piece import PieceReader, TextPiece
+from inl.engine.text_scores import Classification as Classification
+from inl.engine.text_scores import Ranked as Ranked
+from inl.engine.text_scores import TextScores
 from inl.errors import RequestError, RunnerError
 from inl.executor.load_plan import configure
 from inl.executor.model_loader import (
@@ -58,11 +62,13 @@ from inl.recording.recorder import Recorder
 from inl.runners.startup import Restarts, StartedRunner, check_place, run_header, start
 from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.scheduler import Scheduler
+from inl.spec.encoder import TokenSequence
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from inl.checkpoints.sentence_transformers import Prompts
     from inl.guidance.structured import StructuredOutput
     from inl.kv_tiers.tiers import BlockTiers
     from inl.speculation.drafters import Drafter
@@ -144,6 +150,17 @@ class InferenceEngine:
             replace=Restarts(self._restart) if restarts else None,
         )
         self._dispatcher = RequestDispatcher(self._core)
+        self._sequences = (
+            EncoderQueue(started.runner, self._dispatcher.lock)
+            if model.encoder is not None
+            else None
+        )
+        """Sequences of an encoder; ``None`` for a model that generates."""
+        engine = weakref.proxy(self)
+        self._texts = TextScores(
+            model, self._encoder, lambda given: engine._rows(given),
+            context=self.context,
+        )  # fmt: skip
         self._model_text: ModelText | None = None
         self._adapters = AdapterRegistry(
             model, limits, self._core, self._dispatcher.lock
@@ -565,26 +582,79 @@ class InferenceEngine:
         return len(handles)
 
     def embed(
-        self, prompts: str | Sequence[int] | Sequence[str | Sequence[int]]
+        self,
+        prompts: str | Sequence[int] | Sequence[str | Sequence[int]],
+        *,
+        dimensions: int | None = None,
+        prompt_name: str | None = None,
     ) -> NDArray[np.float32]:
         """Return embeddings of texts or lists of token ids, float32 [n, H].
 
-        One text, or one list of token ids, is one row: ``embed("text")[0]``. Each is
-        the hidden state after the last token, of length 1, as the model's head would
-        read it. Computed in batches, in turns with the steps that generate. Raises
+        One text, or one list of token ids, is one row: ``embed("text")[0]``. Of an
+        encoder they are pooled as its files say, by default the mean, of length 1. Of a
+        model that generates each is the hidden state after the last token, of length 1,
+        as the model's head would read it. Computed in batches, in turns with the steps
+        that generate. dimensions: keeps the first ones, of length 1 again. prompt_name:
+        one of the prompts of sentence-transformers, written before each text. Raises
         :class:`~inl.errors.RequestError` for what cannot be encoded, otherwise as
         :meth:`generate`.
         """
-        import numpy as np
-
         texts, _ = as_prompts(prompts)
+        return self._texts.embed(texts, dimensions=dimensions, prompt_name=prompt_name)
+
+    def classify(
+        self,
+        texts: str | Sequence[str | Sequence[int]],
+        seconds: str | Sequence[str] | None = None,
+    ) -> list[Classification]:
+        """Return the class of each text, by a model with a head that classifies.
+
+        seconds: second text of each pair. Raises :class:`~inl.errors.RequestError`.
+        """
+        firsts, _ = as_prompts(texts)
+        return self._texts.classify(
+            firsts, [seconds] if isinstance(seconds, str) else seconds
+        )
+
+    def score(
+        self, firsts: Sequence[str], seconds: Sequence[str]
+    ) -> NDArray[np.float32]:
+        """Return the score of each pair of texts, float32 [n].
+
+        By a cross-encoder, or as the cosine of embeddings. Raises as :meth:`embed`.
+        """
+        return self._texts.score(firsts, seconds)
+
+    def rank(
+        self, query: str, documents: Sequence[str], *, top: int | None = None
+    ) -> list[Ranked]:
+        """Return documents by descending :meth:`score` for a query.
+
+        top: number of documents to return. Raises as :meth:`embed`.
+        """
+        return self._texts.rank(query, documents, top)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the labels of :meth:`classify`; none for another model."""
+        return self._texts.labels
+
+    @property
+    def prompts(self) -> Prompts:
+        """Prompts of :meth:`embed`, which the model's folder may name."""
+        return self._texts.prompts
+
+    def _rows(self, sequences: Sequence[TokenSequence]) -> list[NDArray[np.float32]]:
+        """Return the result of each sequence, by an encoder or the pooled steps."""
         batch, started, vocab = Batch(), time.perf_counter(), self.runner.limits.vocab
         requests = []
-        for index, prompt in enumerate(texts):
-            ids, name = self._encoder.encode(prompt, self.context), f"prompts[{index}]"
+        for index, (ids, _) in enumerate(sequences):
+            name = f"prompts[{index}]"
             request = embedding_request(name, ids, context=self.context, vocab=vocab)
             requests.append(request)
             batch.add(RequestHandle(request, None, (), started))
+        if self._sequences is not None:
+            return self._sequences.encode(sequences)
         handles = list(batch.handles)
         run_with_cleanup(
             partial(self._complete, batch), partial(self._dispatcher.cancel, handles)
@@ -594,9 +664,7 @@ class InferenceEngine:
             handle.completion()  # raises its error
             assert request.hidden is not None, "it has finished"
             rows.append(unit_length(f"prompts[{index}]", request.hidden))
-        if not rows:
-            return np.empty((0, self.model.config.hidden_size), np.float32)
-        return np.stack(rows)
+        return rows
 
     def reset_prefix_cache(self) -> int:
         """Forget all cached prefixes; returns the number of blocks that are free now.
@@ -653,6 +721,10 @@ class InferenceEngine:
         **options: Unpack[GenerationOptions],
     ) -> RequestHandle:
         """Make and check the handle of a request without queuing it."""
+        if self._sequences is not None:
+            raise RequestError(
+                f"{self.model.name}: is an encoder and generates no text; use embed()"
+            )
         handle = self._encoder.prepare(
             prompt, context=self.context, vocab=self.runner.limits.vocab, **options
         )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from inl.backend.base import CacheBytes
+from inl.backend.collectives import PIPELINE
 from inl.backend.state_bytes import array_bytes, block_bytes
 from inl.config import EngineConfig
 from inl.dtypes import wrap
@@ -23,6 +24,7 @@ from inl.spec.tree import leaves
 
 if TYPE_CHECKING:
     from inl.backend.base import Backend
+    from inl.spec.kernel import Kernel
 
 LEAST_SHARE = 0.25
 """Share of the free memory that the cache has even where little is left for programs,
@@ -128,6 +130,21 @@ def embedding_width(model: Model, shaped: Any) -> int:
     return int(getattr(shaped, "hidden_size", 0))
 
 
+def with_inputs(
+    limits: Limits, model: Model, shaped: Any, kernels: Sequence[Kernel]
+) -> Limits:
+    """Return limits with the inputs of tokens that a model takes on these kernels.
+
+    Spans need a kernel of their own: without one a backend computes texts only.
+    """
+    inputs = model.inputs(shaped)
+    can_span = any(kernel.op == "span_attention" for kernel in kernels)
+    return replace(
+        limits, axes=inputs.axes, spans=inputs.spans and can_span,
+        feature_layers=inputs.feature_layers,
+    )  # fmt: skip
+
+
 def _group_blocks(
     paged: Sequence[Paged],
     costs: Sequence[int],
@@ -161,7 +178,7 @@ def _group_blocks(
     return tuple(1 + count for count in counts(seq_blocks + most - 1))
 
 
-def min_limits(limits: Limits, backend: Backend) -> Limits:
+def min_limits(limits: Limits, backend: Backend, *, stages: int = 1) -> Limits:
     """Return limits that every rank has memory for; free memory may differ."""
     mesh, collectives = mesh_of(backend), collectives_of(backend)
     sizes = np.array([[limits.max_blocks_per_seq, *limits.blocks]], np.int32)
@@ -170,7 +187,10 @@ def min_limits(limits: Limits, backend: Backend) -> Limits:
     elif collectives is None:
         return limits
     else:
-        all_sizes = collectives.all_gather(backend.tensor(wrap(sizes)), AXIS)
-        least = backend.numpy(all_sizes).data.reshape(-1, sizes.size).min(0)
+        least = sizes.reshape(-1)
+        for axis in (AXIS, PIPELINE) if stages > 1 else (AXIS,):
+            one = backend.tensor(wrap(least.reshape(1, -1)))
+            gathered = backend.numpy(collectives.all_gather(one, axis)).data
+            least = gathered.reshape(-1, sizes.size).min(0)
     seq_blocks, *blocks = least.tolist()
     return replace(limits, max_blocks_per_seq=seq_blocks, blocks=tuple(blocks))

@@ -209,7 +209,8 @@ class CacheTransfers:
         return composed_slots(ResolvedOps(tracer))
 
     def _tracer(self) -> Any:
-        return Tracer(self._selection, Bucket(1, 1), self._limits.block_size)
+        bucket = Bucket(tokens=1, rows=1)
+        return Tracer(self._selection, bucket, self._limits.block_size)
 
     def _strict(self) -> State:
         return strict_state(self._spec, self._limits)

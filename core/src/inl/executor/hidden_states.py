@@ -20,6 +20,10 @@ class HiddenOps:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._ops, name)
 
+    def around(self, ops: Ops) -> HiddenOps:
+        """Return the same over other ops."""
+        return HiddenOps(ops)
+
     def norm_logits(
         self, residual: Any, delta: Any, samples: Any, norm: Any, _w: Any, *, eps: float
     ) -> Any:

@@ -17,14 +17,17 @@ from inl.config import EngineConfig
 from inl.dtypes import FLOATS, SIZES, wrap
 from inl.errors import RequestError, RunnerError
 from inl.executor.cache_dtype import CacheDtype, cache_dtype, caching_in
-from inl.executor.cache_sizing import min_limits, plan_limits
+from inl.executor.cache_sizing import min_limits, plan_limits, with_inputs
 from inl.executor.loaded import Loaded
 from inl.executor.model_executor import bound_tracer, used_whole_models
+from inl.executor.pipeline import Stage, check_stages, stage_of
 from inl.executor.repeated_frames import with_programs
 from inl.executor.tied_weights import without_copies
 from inl.executor.tuning_results import load_tuning_results
-from inl.placement.mesh import MeshSizes, mesh_of
+from inl.placement.mesh import mesh_of
+from inl.placement.placement import Placement
 from inl.placement.ranks import (
+    collectives_of,
     count_ranks,
     over_ranks,
     planned_ranks,
@@ -77,16 +80,23 @@ class LoadPlan:
         config: EngineConfig,
         *,
         limits: Limits | None = None,
+        stage: Stage | None = None,
     ) -> LoadPlan:
         """Plan a model for an engine's config.
 
         backend: one device, a mesh or a rank of a group; a single device with
-        ``config.tensor_parallel`` above 1 has the plan of one rank, which cannot be
-        loaded. limits: planned from the free memory by default. Ranks of a group must
-        make the same call. Raises :class:`~inl.errors.RequestError` and
+        ``config.placement`` of several has the plan of one rank, which cannot be
+        loaded. limits: planned from the free memory by default. stage: of the pipeline
+        whose part is planned; the first of those of ``config`` by default. Ranks of a
+        group must make the same call. Raises :class:`~inl.errors.RequestError` and
         :class:`~inl.errors.ModelError` for settings that model or backend do not have,
         and :class:`~inl.errors.OutOfMemory`.
         """
+        if language.encoder is not None:
+            raise RequestError(
+                f"{language.name}: is an encoder, which takes no steps; accepted: a "
+                "model that generates"
+            )
         dtype = compute_dtype(backend, config.dtype)
         language = stored_for(configure(language, config), backend, dtype)
         backend = in_dtype(backend, dtype)
@@ -94,23 +104,35 @@ class LoadPlan:
         shaped = replace(language.config, dtype=dtype)
         cache = cache_dtype(backend, config.kv_dtype, language.checkpoint)
         model = caching_in(language.model, cache, language.checkpoint)
-        ranks, mesh = planned_ranks(backend, config.tensor_parallel), mesh_of(backend)
+        ranks, mesh = planned_ranks(backend, config.division.tensor), mesh_of(backend)
         if mesh is not None:
             check_mesh(model, shaped, mesh, config)
         model = divisible(model, shaped, ranks)
-        sizes = mesh.sizes if mesh else MeshSizes()
+        sizes = mesh.sizes if mesh else Placement()
+        stage = stage or Stage(count=1 if mesh else config.division.pipeline)
+        adapters = config.adapter_slots if limits is None else limits.adapters
+        check_stages(model, shaped, stage.count, adapters)
+        selection, stored = (
+            kernel_selection(backend, config),
+            stored_specs(language.checkpoint),
+        )
+        if stage.count > 1:
+            model = stage_of(
+                model, shaped, stage, collectives_of(backend), selection=selection,
+                stored=stored, ranks=ranks,
+            )  # fmt: skip
         unloaded = Loaded(
-            model, shaped, None, None, kernel_selection(backend, config), ranks,
+            model, shaped, None, None, selection, ranks,
             expert_ranks=sizes.expert, taps=language.taps,
         )  # fmt: skip
-        adapters = config.adapter_slots if limits is None else limits.adapters
-        groups = _planned(unloaded, stored_specs(language.checkpoint), adapters)
+        groups = _planned(unloaded, stored, adapters)
         check_shares(groups, model.state(shaped), ranks)
         if limits is None:
             planned = plan_limits(
                 model, shaped, backend, config, ranks=ranks, sharers=sizes.data
             )
-            limits = min_limits(planned, backend)
+            planned = min_limits(planned, backend, stages=stage.count)
+            limits = with_inputs(planned, model, shaped, unloaded.selection.kernels)
         return cls(
             language, backend, config, replace(unloaded, groups=groups),
             with_programs(backend, limits), cache,
@@ -154,10 +176,12 @@ class LoadPlan:
         """
         language, backend = self.language, self.backend
         dtype = self.unloaded.config.dtype
-        if count_ranks(backend) != self.unloaded.ranks:
+        planned = self.config.division.count > 1 and mesh_of(backend) is None
+        if planned or count_ranks(backend) != self.unloaded.ranks:
             raise RunnerError(
-                f"{backend.device}: found a plan for a rank of {self.unloaded.ranks} "
-                "outside of their group; start the ranks by inl.runners.startup.start"
+                f"{backend.device}: found a plan for a rank of "
+                f"{self.config.division.count} outside of their group; start the ranks "
+                "by inl.runners.startup.start"
             )
         unloaded = self._without_copies()
         if rank == 0:
@@ -192,7 +216,8 @@ class LoadPlan:
         backend, checkpoint = self.backend, self.language.checkpoint
         packed = backend.offers(WeightCache)  # type: ignore[type-abstract]
         # Only checked weights are stored: those of the cache are not checked again.
-        if packed is None or self.unloaded.ranks > 1 or not self.config.check_weights:
+        is_part = collectives_of(backend) is not None
+        if packed is None or is_part or not self.config.check_weights:
             return load()
         opened = checkpoint.identities()
         files = {path: opened.get(path) for path in checkpoint.files()}
@@ -260,7 +285,7 @@ def kernel_selection(backend: Backend, config: EngineConfig) -> KernelSelection:
     kernels = (*backend.kernels(), *registry_for(kind).kernels(kind))
     if config.quantize and (packed := backend.offers(PackedKernels)):
         kernels = (*kernels, *packed.kernels())
-    collectives = selected_collectives(backend, config.tensor_parallel)
+    collectives = selected_collectives(backend, config.division.tensor)
     if collectives is not None:
         kernels = tuple(over_ranks(kernels, collectives))
     return KernelSelection(

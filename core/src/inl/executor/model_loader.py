@@ -15,6 +15,7 @@ from inl.executor.checkpoint_formats import open_checkpoint
 from inl.models.fields import Fields, refuse_fields
 from inl.models.registry import find_model
 from inl.spec.cache import Slotted
+from inl.spec.encoder import Encoder
 from inl.spec.model import Model
 from inl.weights.load import stored_specs
 from inl.weights.plan import check_tensors, plan_weights
@@ -32,12 +33,19 @@ class LanguageModel:
     """A checkpoint and its architecture, without weights."""
 
     model: Model
+    """Architecture; an encoder's is :attr:`encoder`."""
     config: Any
     checkpoint: Checkpoint
     taps: tuple[int, ...] = ()
     """Layers whose inputs each step also returns, for a draft head."""
     quantize: str | None = None
     """Kind that matrices are quantized to while they are loaded."""
+
+    @property
+    def encoder(self) -> Encoder | None:
+        """The architecture, if it is an encoder, which takes no steps."""
+        model: Any = self.model
+        return model if isinstance(model, Encoder) else None
 
     @property
     def name(self) -> str:

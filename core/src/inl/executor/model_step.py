@@ -35,17 +35,20 @@ def forward(
     """Decode the message and compute the logits [S, V] of the sampled tokens.
 
     table_width: columns of the block tables that the step reads; ``None`` is all.
-    embedded: rows in place of those that tokens look up. Returns the logits, the step's
-    arrays and the state.
+    embedded: inputs of tokens beside their ids. Returns the logits, the step's arrays
+    and the state.
     """
-    if embedded is not None:
-        ops = cast("Ops", EmbeddingOps(ops, embedded))
     step, state = _begin(ops, message, state, table_width)
+    if embedded is not None:
+        ops = cast("Ops", EmbeddingOps(ops, embedded, step))
     sampled_step = prune_last_layer(ops, model, step)
     if isinstance(weights, AdaptedWeights):
         ops = adapter_ops(ops, weights, step, sampled_step)
         weights = weights.model
-    carry, state = _layers(ops, model, config, weights, step, sampled_step, state)
+    features = None if embedded is None else embedded.features
+    carry, state = _layers(
+        ops, model, config, weights, step, sampled_step, state, features
+    )
     logits = model.head(ops, config, weights, carry, sampled_step or step)
     if model.vocab_size is not None:
         logits = logits[:, : model.vocab_size]
@@ -73,16 +76,28 @@ def _layers(
     step: Step,
     sampled_step: Step | None,
     state: State,
+    features: Array | None = None,
 ) -> tuple[Any, State]:
-    """Compute all layers; returns what the head reads, and the state."""
+    """Compute all layers; returns what the head reads, and the state.
+
+    features: [F, T, H], added after the layers that the model names.
+    """
     carry = model.embed(ops, config, weights, step)
     last = len(weights.layers) - 1
+    layers = () if features is None else model.inputs(config).feature_layers
     for index, w in enumerate(weights.layers):
         pruned = index == last and sampled_step is not None
         options = {"sampled_step": sampled_step} if pruned else {}
         carry, state = model.layer(
             ops, config, w, carry, step, state, index=index, **options
         )
+        if index in layers:
+            assert features is not None, "the model takes features"
+            added = features[layers.index(index)]
+            if pruned:
+                added = ops.take_rows(added, step.samples)
+            held: Any = carry
+            carry = held._replace(residual=held.residual + added)
     return carry, state
 
 

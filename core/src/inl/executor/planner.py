@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from inl.errors import RequestError
+from inl.placement.placement import Placement
 
 GB = 10**9
 USABLE = 0.9
@@ -85,6 +86,11 @@ class Parallelism:
     """Of the model; what was not given is guessed."""
     reasons: tuple[str, ...]
     """Why this placement, in sentences."""
+
+    @property
+    def placement(self) -> Placement:
+        """The placement of one copy, for ``EngineConfig(placement=...)``."""
+        return Placement(pipeline=self.pipeline_parallel, tensor=self.tensor_parallel)
 
     @property
     def total_bytes(self) -> int:

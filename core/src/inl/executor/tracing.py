@@ -10,6 +10,7 @@ from inl.executor.model_step import forward, sample, score
 from inl.executor.taps import with_taps
 from inl.spec.cache import Cache, Paged, Slotted, State
 from inl.spec.dispatch import Choices, Tracer
+from inl.spec.embedded_rows import EmbeddedRows
 from inl.spec.limits import Limits
 from inl.spec.message import TOKEN_BIAS_SIZE, admit_size, layout
 from inl.spec.model import Model
@@ -63,6 +64,15 @@ def trace(
     if is_scored:
         return tracer
     logits, step, *_, state = results
+    if not limits.takes_rows_only:
+        # The ops of steps with inputs of tokens, whose calls are not those of a step.
+        with_inputs = Tracer(selection, bucket, limits.block_size, tracer.choices)
+        embedded = strict_inputs(bucket.tokens, limits, config.dtype)
+        body(
+            cast("Ops", with_inputs), model, config, weights, message,
+            strict_state(model.state(config), limits, ranks=ranks),
+            table_width=table_width, embedded=embedded, **options,
+        )  # fmt: skip
     logits = StrictArray((logits.shape[0], limits.vocab), logits.dtype)  # of all ranks
     masks = StrictArray((logits.shape[0], -(-limits.vocab // 32)), "int32")
     ops.mask_logits(logits, masks)
@@ -74,6 +84,16 @@ def trace(
     if limits.penalty_vocab:
         ops.set_token_bias(StrictArray((TOKEN_BIAS_SIZE,), "int32"), state.tables)
     return tracer
+
+
+def strict_inputs(tokens: int, limits: Limits, dtype: str) -> EmbeddedRows:
+    """Return the specs of the inputs of a step's tokens."""
+    width, layers = limits.embedding, len(limits.feature_layers)
+    rows = StrictArray((tokens, width), dtype)
+    offsets = StrictArray((limits.axes, tokens), "int32") if limits.axes else None
+    spans = StrictArray((tokens, 2), "int32") if limits.spans else None
+    added = StrictArray((layers, tokens, width), dtype) if layers else None
+    return EmbeddedRows(StrictArray((tokens, 1), dtype), rows, offsets, spans, added)
 
 
 def strict_state(

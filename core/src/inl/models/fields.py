@@ -26,16 +26,20 @@ WITHOUT_EFFECT: Final = frozenset({
     "output_attentions", "output_router_logits", "router_aux_loss_coef",
     "router_jitter_noise", "attention_dropout", "attn_dropout", "resid_pdrop",
     "embd_pdrop", "residual_dropout", "embedding_dropout", "hidden_dropout",
-    "classifier_dropout", "pretraining_tp", "chunk_size_feed_forward", "torchscript",
+    "classifier_dropout", "attention_probs_dropout_prob", "hidden_dropout_prob",
+    "pretraining_tp", "chunk_size_feed_forward", "torchscript",
     "use_bfloat16", "attn_implementation", "experts_implementation", "use_return_dict",
     "gradient_checkpointing", "cache_implementation", "cache_config",
     "initializer_factor", "aux_loss_alpha", "seq_aux", "ep_size", "use_mamba_kernels",
     "tie_last_hidden_states", "keys_to_ignore_at_inference", "expert_capacity",
-    "mamba_ssm_dtype",
+    "mamba_ssm_dtype", "initializer_cutoff_factor", "mlp_dropout", "sparse_prediction",
+    "sparse_pred_ignore_index", "deterministic_flash_attn", "reference_compile",
+    "repad_logits_with_grad",
     # Layers that predict more than one token, whose tensors are not read.
     "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings",
     # Classification heads and encoders, which causal models do not have.
     "id2label", "label2id", "num_labels", "problem_type", "finetuning_task",
+    "decoder_bias", "cls_token_id",
     "is_encoder_decoder", "is_decoder", "add_cross_attention", "tie_encoder_decoder",
     "cross_attention_hidden_size", "pruned_heads", "summary_type",
     # Sampling defaults, which configs of old versions have.

@@ -15,7 +15,7 @@ from inl.models.config import whole
 from inl.models.fields import with_defaults
 from inl.models.rope import local_ropes
 from inl.models.views import one_full_in
-from inl.spec.model import Model
+from inl.spec.model import Model, ModelInputs
 
 THETA, LOCAL_THETA = 1e6, 1e4
 DEFAULTS = {**gemma.DEFAULTS, "max_position_embeddings": 131072}
@@ -40,4 +40,12 @@ def config(hf: Mapping[str, Any]) -> gemma.GemmaConfig:
     )
 
 
-MODEL = Model(config, gemma.weights, llama.state, gemma.embed, gemma.layer, gemma.head)
+def inputs(_config: gemma.GemmaConfig) -> ModelInputs:
+    """Return that the tokens of an image attend to each other."""
+    return ModelInputs(spans=True)
+
+
+MODEL = Model(
+    config, gemma.weights, llama.state, gemma.embed, gemma.layer, gemma.head,
+    inputs=inputs,
+)  # fmt: skip

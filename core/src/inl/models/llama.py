@@ -16,14 +16,14 @@ from inl.models.config import (
     one_of,
     whole,
 )
-from inl.models.rope import THETA, Rope, read_rope, rotating_lanes, scaled_rope
+from inl.models.rope import AXES, THETA, Rope, read_rope, rotating_lanes, scaled_rope
 from inl.models.views import View, paged, views
 from inl.ops.embedding import Embedding
 from inl.ops.linear import Linear
 from inl.ops.norm import Norm
 from inl.ops.rope import RopeScaling
 from inl.spec.cache import Paged
-from inl.spec.model import COMPUTATIONS, Model
+from inl.spec.model import COMPUTATIONS, Model, ModelInputs
 from inl.spec.step import Array, Step
 from inl.spec.weights import Group
 
@@ -63,6 +63,8 @@ class LlamaConfig:
     """A context above ``max_tokens``, and the rotation of all of its tokens."""
     attention_scale: float | None = None
     """Factor on attention scores; ``None`` is ``head_dim ** -0.5``."""
+    feature_layers: tuple[int, ...] = ()
+    """Layers after which features of images are added (Meng et al., 2024)."""
 
 
 Derived = TypeVar("Derived", bound=LlamaConfig)
@@ -113,6 +115,12 @@ def with_rope(hf: Mapping[str, Any], rope: Rope) -> LlamaConfig:
         raise CheckpointError(
             f"config field 'head_dim': found {head_dim}, accepted: even"
         )
+    axes = rope.scaling.axes
+    if axes and len(axes) != (rope.scaling.rotary_dim or head_dim) // 2:
+        raise CheckpointError(
+            f"config field 'rope_scaling.mrope_section': found {len(axes)} planes, "
+            f"expected those of a head of {head_dim} lanes"
+        )
     bias = flag(hf, "attention_bias", False)
     layers = whole(hf, "num_hidden_layers")
     return LlamaConfig(
@@ -133,6 +141,7 @@ def with_rope(hf: Mapping[str, Any], rope: Rope) -> LlamaConfig:
         out_bias=bias,
         mlp_bias=flag(hf, "mlp_bias", False),
         views=views((None,) * layers),
+        feature_layers=tuple(range(len(hf.get("deepstack_visual_indexes") or ()))),
     )
 
 
@@ -208,5 +217,11 @@ def head(ops: Ops, c: LlamaConfig, w: Weights, carry: Any, step: Step) -> Array:
     return blocks.head(ops, c, w.norm, w.head, carry, step)
 
 
-MODEL = Model(config, weights, state, embed, layer, head)
+def inputs(c: LlamaConfig) -> ModelInputs:
+    """Return the axes of positions, and the layers that add features."""
+    axes = AXES if c.rope_scaling.axes else 0
+    return ModelInputs(axes=axes, feature_layers=c.feature_layers)
+
+
+MODEL = Model(config, weights, state, embed, layer, head, inputs=inputs)
 COMPUTATIONS[embed, layer, head] = "llama"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from inl.errors import UnknownArchitecture
 from inl.plugin import builtin_registry, registry
@@ -14,6 +14,7 @@ from inl.spec.model import Model
 def find_model(hf: Mapping[str, Any], path: Path) -> Model:
     """Return the model for a config's ``model_type``, else for its ``architectures``.
 
+    An encoder too (:attr:`~inl.executor.model_loader.LanguageModel.encoder`).
     ``architectures`` decides where no family has the ``model_type``: derived models
     keep the class whose config they have. Raises :class:`UnknownArchitecture`, which
     lists the registered names.
@@ -23,7 +24,7 @@ def find_model(hf: Mapping[str, Any], path: Path) -> Model:
         # No plugin can replace a built-in model: do not wait for their imports.
         model = builtin_registry().model(name) or registry().model(name)
         if model is not None:
-            return model
+            return cast("Model", model)
     known = registry()
     raise UnknownArchitecture(
         f"{path}: config fields 'model_type' and 'architectures': found "

@@ -29,6 +29,10 @@ THETA: Final = 10000.0
 ORIGINAL: Final = "original_max_position_embeddings"
 COMMON: Final = ("rope_type", "type", "rope_theta", "partial_rotary_factor", ORIGINAL)
 """Names that fields of any kind may have."""
+SECTIONS: Final = ("mrope_section", "mrope_interleaved")
+"""Fields of a rotation by positions along several axes."""
+AXES: Final = 3
+"""Axes of the positions of images and text: time, height and width."""
 FULL, LOCAL = "full_attention", "sliding_attention"
 """Kinds of layers in ``rope_parameters``."""
 
@@ -66,12 +70,40 @@ def scaled_rope(rope: Mapping[str, Any], hf: Mapping[str, Any]) -> Rope:
             f"accepted: {', '.join(KINDS)}"
         )
     parse, names = KINDS[kind]
-    note_unknown(rope, hf, names)
+    note_unknown(rope, hf, (*names, *SECTIONS))
     base, tokens = number(rope, "rope_theta", THETA), context_length(hf)
     scaling = parse(rope, hf)
     if kind == "yarn":
         tokens = max(tokens, int(scaling.factor * scaling.original))
+    if rope.get(SECTIONS[0]) is not None:
+        scaling = scaling._replace(axes=axes_of(rope))
     return Rope(base, scaling, tokens)
+
+
+def axes_of(rope: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the axis by which each plane turns; raises :class:`CheckpointError`.
+
+    ``mrope_section`` has the planes of each axis, one axis after the other or
+    interleaved, where those of axis 0 fill the rest.
+    """
+    name = SECTIONS[0]
+    sizes = rope[name]
+    if (
+        not isinstance(sizes, list | tuple)
+        or len(sizes) != AXES
+        or not all(type(size) is int and size >= 0 for size in sizes)
+    ):
+        raise CheckpointError(
+            f"config field 'rope_scaling.{name}': found {show(sizes)}, expected {AXES} "
+            "numbers of planes"
+        )
+    if not flag(rope, SECTIONS[1], False):
+        return tuple(axis for axis, size in enumerate(sizes) for _ in range(size))
+    axes = [0] * sum(sizes)
+    for axis in range(1, AXES):
+        for plane in range(axis, min(AXES * sizes[axis], len(axes)), AXES):
+            axes[plane] = axis
+    return tuple(axes)
 
 
 def kind_of(rope: Mapping[str, Any]) -> Any:

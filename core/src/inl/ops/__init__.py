@@ -13,6 +13,7 @@ from inl.ops import (  # noqa: F401
     chunks,
     collective,
     embedding,
+    full_attention,
     fused,
     group_route,
     heads,
@@ -24,6 +25,7 @@ from inl.ops import (  # noqa: F401
     moe_dispatch,
     mu,
     norm,
+    pool,
     prune_last_layer,
     recurrent,
     rope,
@@ -31,6 +33,7 @@ from inl.ops import (  # noqa: F401
     sample,
     sink_attention,
     slots,
+    span_attention,
     step,
     verify,
 )

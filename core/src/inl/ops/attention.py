@@ -173,8 +173,13 @@ def softmax_over_cache(
     cap: float | None,
     group: int,
     sinks: Any,
+    spans: Any = None,
 ) -> Any:
-    """Return the result of :data:`attention`; sinks: [heads] logits, or ``None``."""
+    """Return the result of :data:`attention`.
+
+    sinks: [heads] logits, or ``None``. spans: [T, 2], see
+    :data:`~inl.ops.span_attention.span_attention`, or ``None``.
+    """
     out = np.zeros_like(q)
     _tokens, heads, dim = q.shape
     k_scale, v_scale = (1, 1) if cache.scales is None else cache.scales.astype(q.dtype)
@@ -198,6 +203,9 @@ def softmax_over_cache(
             scores = cap * np.tanh(scores / cap)
         distance = step.positions[start:stop, None] - np.arange(length)
         visible = distance >= 0
+        if spans is not None:
+            first, end = spans[start:stop, :1], spans[start:stop, 1:]
+            visible |= (np.arange(length) >= first) & (np.arange(length) < end)
         if window is not None:
             visible &= distance < window
         scores = np.where(visible, scores, np.finfo(scores.dtype).min)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from inl.ops.embedding import Embedding
+    from inl.ops.full_attention import DistanceBias
     from inl.ops.group_route import ExpertBias
     from inl.ops.heads import HeadLinear
     from inl.ops.inl import InlBlock
@@ -160,6 +161,32 @@ class Ops(Protocol):
     ) -> Array:
         """Causal attention of ``q`` [T, heads, d] over the cached keys of its row."""
 
+    def axis_rope_table(
+        self,
+        positions: Array,
+        /,
+        *,
+        dim: int,
+        theta: float,
+        scaling: RopeScaling,
+    ) -> tuple[Array, Array]:
+        """:data:`rope_table` of ``positions`` [axes, T] along several axes."""
+
+    def biased_attention(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        starts: Array,
+        w: DistanceBias | Group,
+        /,
+        *,
+        scale: float,
+    ) -> Array:
+        """:data:`full_attention` with a bias of each head by the distance of key and
+        query.
+        """
+
     def causal_conv(
         self,
         x: Array,
@@ -232,6 +259,19 @@ class Ops(Protocol):
         activation: str,
     ) -> Array:
         """Apply the chosen experts to each token and sum their outputs by weight."""
+
+    def full_attention(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        starts: Array,
+        /,
+        *,
+        scale: float,
+        window: int | None,
+    ) -> Array:
+        """Attention of ``q`` [T, heads, d] to all keys of its sequence."""
 
     def gated_activation(self, gate: Array, up: Array, /, *, activation: str) -> Array:
         """``activation(gate) * up``, elementwise, in float32."""
@@ -436,6 +476,9 @@ class Ops(Protocol):
     ) -> tuple[Array, Array, Array, Array]:
         """Reduce and add ``delta``, normalize, and project to queries, keys, values."""
 
+    def pool(self, x: Array, starts: Array, /, *, kind: str) -> Array:
+        """Pool the tokens of each sequence of ``x`` [T, H]: [N, H]."""
+
     def prune_last_layer(self, step: Step, /) -> Step:
         """Reduce a step to the last token of each row."""
 
@@ -575,6 +618,21 @@ class Ops(Protocol):
     def soft_cap(self, x: Array, /, *, cap: float) -> Array:
         """Soft limit ``cap * tanh(x / cap)``, elementwise, in float32."""
 
+    def span_attention(
+        self,
+        q: Array,
+        cache: Cache,
+        step: Step,
+        spans: Array,
+        /,
+        *,
+        scale: float,
+        window: int | None,
+        cap: float | None,
+        group: int,
+    ) -> Array:
+        """:data:`~inl.ops.attention.attention` in which spans see themselves wholly."""
+
     def take_rows(self, x: Array, index: Array, /) -> Array:
         """Gather rows ``index`` [S] of ``x`` [T, ...]: [S, ...]."""
 
@@ -600,6 +658,11 @@ class Ops(Protocol):
         /,
     ) -> Array:
         """One gated feed-forward expert per token: ``down(silu(gate(x)) * up(x))``."""
+
+    def unit_rows(self, x: Array, /) -> Array:
+        """Scale each row of ``x`` [N, H] to length 1, in float32; a row of zeros
+        stays.
+        """
 
     def verify(
         self,

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from inl.spec.op import Case, Sizes, Spec, elements, op
 from inl.spec.step import Array
+
+if TYPE_CHECKING:
+    from inl.ops.protocol import Ops
 
 SIZES = ((1, 1, 1, 2), (5, 9, 3, 64), (3, 4, 4, 128))
 """(tokens, heads, kv_heads, head_dim) of the cases of :data:`rope`."""
@@ -41,6 +44,10 @@ class RopeScaling(NamedTuple):
     """Lanes of a head that rotate; 0 is all. Planes that do not rotate come last."""
     whole_planes: bool = True
     """Whether the ramp of "yarn" begins and ends at whole planes."""
+    axes: tuple[int, ...] = ()
+    """Axis of the position by which each rotating plane turns, where tokens have
+    positions along several axes (Wang et al., 2024); empty: all by the only one. A
+    table of positions along one axis does not depend on it."""
 
 
 def frequencies(dim: int, theta: float, scaling: RopeScaling) -> Any:
@@ -127,6 +134,50 @@ def rope_table(
     angles = positions[:, None] * frequencies(dim, theta, scaling)
     length = gains(dim, scaling)
     return np.cos(angles) * length, np.sin(angles) * length
+
+
+def _axis_cases(rng: np.random.Generator) -> Iterable[Case]:
+    positions = rng.integers(0, 900, (3, 7)).astype(np.int32)
+    for name, scaling in (
+        ("sections", RopeScaling(axes=(0, 0, 1, 1, 1, 2, 2, 2))),
+        ("interleaved", RopeScaling(axes=(0, 1, 2, 0, 1, 2, 0, 0))),
+        ("yarn", RopeScaling("yarn", 4.0, 1.0, 32.0, 2048, gain=1.14,
+                             axes=(0, 0, 1, 1, 2, 2, 2, 2))),
+        ("partial", RopeScaling(rotary_dim=8, axes=(0, 1, 1, 2))),
+    ):  # fmt: skip
+        yield Case(name, (positions,), {"dim": 16, "theta": 1e4, "scaling": scaling})
+
+
+@op(cases=_axis_cases, rounds=False)
+def axis_rope_table(
+    ops: Ops, positions: Array, *, dim: int, theta: float, scaling: RopeScaling
+) -> tuple[Array, Array]:
+    """:data:`rope_table` of ``positions`` [axes, T] along several axes.
+
+    Plane i turns by the positions along axis ``scaling.axes[i]``.
+    """
+    # A plane that does not turn along an axis has cosine 1 and sine 0 in its table, so
+    # that products and sums of the tables of all axes have each plane's own.
+    rates = frequencies(dim, theta, scaling)[: len(scaling.axes)]
+    rotary_dim = 2 * len(scaling.axes)
+    plain = theta ** (-np.arange(0, rotary_dim, 2, dtype=np.float64) / rotary_dim)
+    tables = []
+    for axis in range(positions.shape[0]):
+        own = np.array(scaling.axes) == axis
+        divisors = np.where(own, plain / rates, np.inf)
+        turning = RopeScaling("divided", divisors=tuple(divisors.tolist()),
+                              rotary_dim=scaling.rotary_dim)  # fmt: skip
+        tables.append(
+            ops.rope_table(positions[axis], dim=dim, theta=theta, scaling=turning)
+        )
+    cos, sin = tables[0]
+    for other, also in tables[1:]:
+        cos, sin = cos * other, sin + also
+    if scaling.gain == 1.0:
+        return cos, sin
+    if scaling.rotary_dim not in (0, dim):
+        raise ValueError("a gain of planes that do not all rotate")
+    return cos * scaling.gain, sin * scaling.gain
 
 
 def _cases(rng: np.random.Generator, sizes: Sizes = SIZES) -> Iterable[Case]:

@@ -1,73 +1,31 @@
-"""Meshes: devices in up to three dimensions that one program drives."""
+"""Meshes: the devices of a placement that one program drives."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from inl.errors import RequestError
+from inl.backend.collectives import DATA as DATA
+from inl.backend.collectives import EXPERT as EXPERT
+from inl.backend.collectives import TENSOR as TENSOR
 from inl.spec.step import Array
 
 if TYPE_CHECKING:
     from inl.dtypes import HostArray
-
-DATA, TENSOR, EXPERT = "data", "tensor", "expert"
+    from inl.placement.placement import Placement
 
 EXPERT_OP = "experts"
 """Op whose weights are divided over the expert axis of a mesh."""
 
 
-class MeshSizes(NamedTuple):
-    """Number of devices along each axis of a mesh."""
-
-    data: int = 1
-    """Devices that share the blocks of the caches."""
-    tensor: int = 1
-    """Devices that share the heads and the inner lanes of each layer."""
-    expert: int = 1
-    """Devices that share the experts of each layer."""
-
-    @property
-    def devices(self) -> int:
-        """Number of devices."""
-        return math.prod(self)
-
-    def __str__(self) -> str:
-        named = self._asdict().items()
-        return ",".join(f"{name}={size}" for name, size in named if size > 1) or "1"
-
-
-def parse_mesh(text: object) -> MeshSizes:
-    """Read sizes such as "tensor=4,data=2"; an axis that is not named has size 1.
-
-    Raises :class:`~inl.errors.RequestError`.
-    """
-    axes = MeshSizes._fields
-    sizes: dict[str, int] = {}
-    for part in text.split(",") if isinstance(text, str) else ("",):
-        name, _, size = (word.strip() for word in part.partition("="))
-        if name not in axes or name in sizes or not is_size(size):
-            raise RequestError(
-                f"mesh: found {text!r:.80}, accepted: AXIS=SIZE separated by commas, "
-                f"such as tensor=4,data=2; each of {', '.join(axes)} at most once, and "
-                "sizes of 1 or more"
-            )
-        sizes[name] = int(size)
-    return MeshSizes(**sizes)
-
-
-def is_size(text: str) -> bool:
-    """Whether the text is a whole number of 1 to 9999."""
-    return text.isascii() and text.isdigit() and 0 < int(text[:5]) < 10_000
-
-
 class Meshes(NamedTuple):
     """Capability: opens the device and those after it as a mesh for one program."""
 
-    over: Callable[[MeshSizes], Any]
+    over: Callable[[Placement], Any]
     """Returns a backend that offers :class:`Mesh`. Raises
     :class:`~inl.errors.BackendUnavailable` where there are fewer devices."""
+    axes: tuple[str, ...] = (DATA, TENSOR, EXPERT)
+    """Axes along which its programs divide a model."""
 
 
 class Mesh(NamedTuple):
@@ -77,7 +35,7 @@ class Mesh(NamedTuple):
     specs of one device's heads.
     """
 
-    sizes: MeshSizes
+    sizes: Placement
     place: Callable[[HostArray, tuple[str | None, ...], bool], Array]
     """Copies a whole array to the devices, which is called with the array; the mesh
     axis, or ``None``, over which each of its axes is divided; and whether only the

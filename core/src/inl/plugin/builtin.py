@@ -58,6 +58,16 @@ FAMILIES = (
 )
 """(``architectures`` entry, ``model_type``, module in ``inl.models``)."""
 
+ENCODERS = (
+    ("Bert", "bert", "bert:MODEL"),
+    ("ModernBert", "modernbert", "modernbert:MODEL"),
+    ("MPNet", "mpnet", "bert:MPNET"),
+    ("Roberta", "roberta", "bert:ROBERTA"),
+    ("XLMRoberta", "xlm-roberta", "bert:ROBERTA"),
+)
+"""(stem of ``architectures``, ``model_type``, attribute in ``inl.models``)."""
+ENCODER_SUFFIXES = ("Model", "ForMaskedLM", "ForSequenceClassification")
+
 
 @hookimpl
 def inl_register_backends(register: RegisterBackend) -> None:
@@ -71,6 +81,9 @@ def inl_register_models(register: RegisterModel) -> None:
     for architecture, name, module in FAMILIES:
         for key in (architecture, name):
             register(key, f"inl.models.{module}:MODEL")
+    for architecture, name, attribute in ENCODERS:
+        for key in (name, *(architecture + suffix for suffix in ENCODER_SUFFIXES)):
+            register(key, f"inl.models.{attribute}")
     register("DeepForCausalLM", "inl.models.deep:MODEL")
     register("ComplexityModel", "inl.models.deep_v04:MODEL")
 

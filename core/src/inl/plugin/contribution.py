@@ -15,6 +15,7 @@ from inl.plugin.hooks import CONTRACT
 
 if TYPE_CHECKING:
     from inl.device import Device
+    from inl.spec.encoder import Encoder
     from inl.spec.functions import Functions
     from inl.spec.kernel import Kernel
     from inl.spec.model import Model
@@ -85,7 +86,7 @@ class Contribution:
     origin: Origin
     backends: dict[DeviceType, BackendEntry] = field(default_factory=dict)
     kernels: dict[DeviceType, list[Any]] = field(default_factory=dict)
-    models: dict[str, str | Model] = field(default_factory=dict)
+    models: dict[str, str | Model | Encoder] = field(default_factory=dict)
     functions: dict[str, FunctionsEntry] = field(default_factory=dict)
     contract: tuple[int, int] = CONTRACT
     """Contract that the plugin was written for."""
@@ -130,17 +131,19 @@ class Contribution:
 
         return register
 
-    def register_model(self, architecture: str, model: str | Model) -> None:
+    def register_model(self, architecture: str, model: str | Model | Encoder) -> None:
         """Register the model of checkpoints whose config names ``architecture``."""
+        from inl.spec.encoder import Encoder
         from inl.spec.model import Model
 
-        if not isinstance(architecture, str) or not architecture.isidentifier():
+        named = isinstance(architecture, str)
+        if not named or not architecture.replace("-", "_").isidentifier():
             raise PluginError(
                 f"model: found the architecture {architecture!r:.80}, accepted: a name "
                 "such as LlamaForCausalLM"
             )
         where = f"model {architecture}"
-        _check_target(where, model, isinstance(model, Model), "a Model")
+        _check_target(where, model, isinstance(model, Model | Encoder), "a Model")
         if architecture in self.models:
             raise PluginError(f"{where}: registered twice")
         self.models[architecture] = model

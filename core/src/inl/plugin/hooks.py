@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from inl.checkpoints.checkpoint import Checkpoint
     from inl.device import Device, DeviceType, Probe
+    from inl.spec.encoder import Encoder
     from inl.spec.functions import Functions
     from inl.spec.kernel import Kernel
     from inl.spec.model import Model
@@ -34,6 +35,12 @@ FEATURES: Mapping[str, str] = {
     "addresses": "the core reads `Addresses`, the memory of a cache",
     "block_io": "the core copies blocks of a cache by `BlockIO`",
     "slot_io": "the core copies the state of slots by `SlotIO`",
+    "encoders": "the core compiles the program `encode` of an `Encoder`",
+    "pooled": "the core calls the ops that pool the tokens of a sequence",
+    "axis_positions": "tokens of a step may have positions along several axes",
+    "spans": "spans of tokens of a step may attend to each other in both directions",
+    "layer_features": "features of tokens are added after layers that a model names",
+    "collectives_by_axis": "ranks have an address and axes, and `Collectives` an axis",
 }
 """Features of this core, each with a sentence: names that a plugin may require in its
 ``INL_FEATURES``, or look up when its backend is opened. None is ever removed."""
@@ -65,7 +72,7 @@ class RegisterKernels(Protocol):
 class RegisterModel(Protocol):
     """Registers a model under an ``architectures`` or ``model_type`` name."""
 
-    def __call__(self, architecture: str, model: str | Model) -> None: ...
+    def __call__(self, architecture: str, model: str | Model | Encoder) -> None: ...
 
 
 class RegisterFunctions(Protocol):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module
@@ -35,6 +33,7 @@ from inl.plugin.discover import (
     installed,
     variable,
 )
+from inl.plugin.printed import stdout_to_stderr
 from inl.plugin.registry import KINDS, Registry
 from inl.plugin.rows import Plugin, conflict, is_named_for
 from inl.plugin.screening import Verdict, recall, screen
@@ -65,7 +64,7 @@ class Loading:
             return
         try:
             # What a plugin prints is no part of a command's output.
-            with redirect_stdout(sys.stderr):
+            with stdout_to_stderr():
                 guarded(call)
         except PluginError as error:
             cause = error.__cause__

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterable
-from contextlib import redirect_stdout
 from functools import partial
 from threading import Thread
 from typing import Any, NamedTuple
@@ -19,6 +17,7 @@ from inl.plugin.contribution import (
     one_line,
     resolve,
 )
+from inl.plugin.printed import stdout_to_stderr
 
 TIMEOUT_SECONDS = 10.0
 """Time limit of a probe: a driver that hangs must not block the process."""
@@ -78,7 +77,7 @@ def _call_with_timeout(probe: Callable[[], Iterable[Any]]) -> tuple[Any, ...]:
             errors.append(error)
 
     thread = Thread(target=run, name="inl-probe", daemon=True)
-    with redirect_stdout(sys.stderr):
+    with stdout_to_stderr():
         thread.start()
         thread.join(TIMEOUT_SECONDS)
     for error in errors:

@@ -23,6 +23,7 @@ from inl.plugin.probe import ProbeResult, run_probe
 from inl.plugin.rows import PACKAGES, DeviceRow, Plugin, PluginRow, install_line
 
 if TYPE_CHECKING:
+    from inl.spec.encoder import Encoder
     from inl.spec.functions import Functions
     from inl.spec.kernel import Kernel
     from inl.spec.model import Model
@@ -180,21 +181,22 @@ class Registry:
         """Registered architectures and the plugin of each."""
         return {name: origin for name, (origin, _) in self._models.items()}
 
-    def model(self, architecture: str) -> Model | None:
+    def model(self, architecture: str) -> Model | Encoder | None:
         """Import the model of an architecture; ``None`` if it is not registered.
 
         Raises :class:`~inl.errors.PluginError` if it cannot be imported.
         """
+        from inl.spec.encoder import Encoder
         from inl.spec.model import Model
 
         if architecture not in self._models:
             return None
         origin, target = self._models[architecture]
         model = resolve(origin, f"model {architecture}", target)
-        if not isinstance(model, Model):
+        if not isinstance(model, Model | Encoder):
             raise PluginError(
                 f"{origin}: model {architecture}, {target}: found "
-                f"{type(model).__name__}, accepted: a Model"
+                f"{type(model).__name__}, accepted: a Model or an Encoder"
             )
         return model
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from inl.errors import ProtocolError
 from inl.spec.cache_layout import SLOT_GROUP
-from inl.spec.embedded_rows import read_rows
+from inl.spec.embedded_rows import TokenInputs, read_inputs
 from inl.spec.message import (
     ADMISSION_WORD,
     BIAS_WORD,
@@ -83,8 +83,9 @@ class FrameCheck:
         limits, bucket = self._limits, head.bucket
         self._bucket(bucket, head.step)
         place = layout(bucket, groups=limits.groups, block_size=limits.block_size)
+        inputs = None
         if head.flags & EMBEDDED:
-            read_rows(frame, place.size, head.used_tokens, limits.embedding)
+            inputs = read_inputs(frame, place.size, head.used_tokens, limits)
             frame = frame[: place.size]
         _check_size(frame, place.size)
         rows = frame[place.rows : place.updates].reshape(bucket.rows, -1)
@@ -103,12 +104,41 @@ class FrameCheck:
         self._updates(updates)
         if bucket.repeat > 1:
             counts = self._repeats(rows, counts, bucket)
+        if inputs is not None and len(inputs.placed):
+            self._placed(inputs, slots, counts, head)
         after = self._lengths[slots] + counts
         _check_range("length", after, 0, limits.max_blocks_per_seq * limits.block_size)
         if bucket.verifies:
             _check_range("tokens of a row", counts, 0, bucket.tokens_per_row)
             after = self._lengths[slots] + np.minimum(counts, 1)
         self._lengths[slots] = np.where(slots > 0, after, 0)
+
+    def _placed(
+        self, inputs: TokenInputs, slots: IntArray, counts: IntArray, head: Header
+    ) -> None:
+        """Check positions along axes, and that spans lie in their row of this step."""
+        if head.bucket.verifies or head.bucket.repeat > 1:
+            raise ProtocolError(
+                f"step {head.step}: positions of tokens need a step that neither "
+                "verifies drafts nor repeats"
+            )
+        ends = np.cumsum(counts)
+        rows = np.searchsorted(ends, inputs.placed, side="right")
+        before = self._lengths[slots[rows]]
+        position = before + inputs.placed - (ends - counts)[rows]
+        most = self._limits.max_blocks_per_seq * self._limits.block_size
+        _check_range("position along an axis", position[:, None] + inputs.offsets, 0,
+                     most)  # fmt: skip
+        if not self._limits.spans:
+            return
+        first, end = inputs.spans.T
+        inside = (first <= position) & (position < end)
+        whole = (first >= before) & (end <= before + counts[rows])
+        if not ((first == 0) & (end == 0) | (inside & whole)).all():
+            raise ProtocolError(
+                f"step {head.step}: found spans {inputs.spans.tolist()!s:.80}, accepts "
+                "those of the token's own row, all of whose tokens are in this step"
+            )
 
     def _repeats(self, rows: IntArray, counts: IntArray, bucket: Bucket) -> IntArray:
         """Check the rows of a repeated step; returns the most tokens of each."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from inl.errors import ProtocolError
 from inl.protocol.runner import Limits
-from inl.spec.embedded_rows import read_rows
+from inl.spec.embedded_rows import read_inputs
 from inl.spec.message import (
     DRAFT,
     EMBEDDED,
@@ -65,6 +65,8 @@ class StepFrame(NamedTuple):
     updates: list[BlockTableUpdate]
     embeddings: Mapping[int, NDArray[np.float32]] = MappingProxyType({})
     """[H] each, by index of the token in the step."""
+    has_more_inputs: bool = False
+    """Whether tokens have positions along axes, spans or features."""
 
     def kept_embeddings(self, kept: Sequence[bool]) -> dict[int, NDArray[np.float32]]:
         """Return the embeddings in some rows, by index of the token in those rows."""
@@ -93,9 +95,11 @@ def read_step(frame: IntArray, head: Header, limits: Limits) -> StepFrame:
         raise _error(head, "stop ids per row", bucket.stop_ids, str(limits.stop_ids))
     place = layout(bucket, groups=limits.groups, block_size=limits.block_size)
     embeddings: dict[int, NDArray[np.float32]] = {}
+    has_more = False
     if head.flags & EMBEDDED:
-        found = read_rows(frame, place.size, head.used_tokens, limits.embedding)
-        embeddings = dict(zip(found[0].tolist(), found[1], strict=True))
+        found = read_inputs(frame, place.size, head.used_tokens, limits)
+        embeddings = dict(zip(found.indices.tolist(), found.rows, strict=True))
+        has_more = bool(len(found.placed) or found.features.any())
         frame = frame[: place.size]
     if len(frame) != place.size:
         raise _error(head, "words", len(frame), str(place.size))
@@ -119,6 +123,7 @@ def read_step(frame: IntArray, head: Header, limits: Limits) -> StepFrame:
         _rows(head, rows, tokens, limits),
         _updates(head, updates, limits),
         embeddings,
+        has_more,
     )
 
 

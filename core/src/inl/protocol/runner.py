@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inl.errors import OutOfMemory, ProtocolError, RunnerError
 from inl.forks import on_fork
+from inl.spec.encoder import TokenSequence
 from inl.spec.limits import Limits as Limits
 from inl.spec.message import MASKED, READ, STEP, WRITE, Header, header, transferred
 from inl.spec.step import NO_TOKEN, Scores
@@ -136,6 +138,16 @@ class Runner(ABC):
         :attr:`cache_layout`.
         """
         raise RunnerError("runner: copies no contents of its cache")
+
+    def encode(self, sequences: Sequence[TokenSequence]) -> NDArray[np.float32]:
+        """Return the results [n, K] of sequences, beside steps.
+
+        Waits for the device. Up to 64 sequences with ``limits.token_budget`` tokens in
+        all. Raises :class:`~inl.errors.OutOfMemory`, and
+        :class:`~inl.errors.RunnerError` if the runner's model is no encoder.
+        """
+        raise RunnerError(f"encode: {len(sequences)} sequences, but this runner's "
+                          "model has no encoder")  # fmt: skip
 
     def load_adapter(self, source: AdapterSource) -> None:
         """Load an adapter in place of the one that has its number.

@@ -112,13 +112,18 @@ def read_limits(value: Any, where: str) -> Limits:
         buckets=tuple(_bucket(b, where) for b in _items(fields, "buckets", where)),
         sampler=str(fields["sampler"]),
         windows=_windows(fields, len(blocks), where),
+        spans=_flag(fields["spans"], f"{at}.spans"),
+        feature_layers=tuple(
+            _count(each, f"{at}.feature_layers", 0)
+            for each in _items(fields, "feature_layers", where)
+        ),
     )
 
 
 LEAST = {
     "slots": 2, "block_size": 1, "max_blocks_per_seq": 1, "vocab": 1, "depth": 1,
     "token_budget": 1, "decode_steps": 1, "max_drafts": 0, "adapters": 0,
-    "adapter_rank": 0, "embedding": 0, "stop_ids": 1,
+    "adapter_rank": 0, "embedding": 0, "stop_ids": 1, "axes": 0,
 }  # fmt: skip
 """Counts among the fields of :class:`~inl.spec.limits.Limits`, with the least value."""
 
@@ -135,6 +140,12 @@ def _windows(
         )
     at = f"{where}: limits.windows"
     return tuple(None if each is None else _count(each, at, 1) for each in windows)
+
+
+def _flag(value: Any, at: str) -> bool:
+    if not isinstance(value, bool):
+        raise ProtocolError(f"{at}: found {value!r:.60}, accepts true or false")
+    return value
 
 
 def _items(value: Mapping[str, Any], name: str, where: str) -> Sequence[Any]:

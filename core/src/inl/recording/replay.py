@@ -190,6 +190,11 @@ class _Run:
 
     def _compute(self, step: StepFrame, reply: Reply) -> list[list[int] | None]:
         """Return the tokens computed here for each row; ``None`` if not computable."""
+        if step.has_more_inputs:
+            raise ProtocolError(
+                f"trace: step {step.header.step} has positions, spans or features of "
+                "tokens, found in a replay; accepted: ids and embeddings"
+            )
         for update in step.updates:
             if (sequence := self._sequences.get(update.slot)) is not None:
                 sequence.table[update.group][update.entry] = update.block
@@ -218,7 +223,7 @@ class _Run:
             else step.header.flags & (POOLED | SCORED),
         )
         if embeddings:
-            message = with_rows(message, embeddings)
+            message = with_rows(message, embeddings, self._limits)
         self._runner.submit(message)
         if masks is not None:
             width = mask_width(self._limits.vocab)

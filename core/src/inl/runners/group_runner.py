@@ -52,7 +52,7 @@ class RankRunner(PipelinedRunner):
 
     make: builds a rank's runner, called as ``make(rank)`` on that rank's thread; an
     InlError that it raises is raised here as it is. abort: makes ranks that wait for
-    other ranks fail at once.
+    other ranks fail at once. stages: of the pipeline that the ranks are.
 
     The first failure of a rank ends the group. It is raised once, from its cause, as
     :class:`~inl.errors.RunnerError` (:class:`~inl.errors.WorkerLost` if the rank's
@@ -62,12 +62,18 @@ class RankRunner(PipelinedRunner):
     """
 
     def __init__(
-        self, make: Callable[[int], Runner], ranks: int, *, abort: Callable[[], None]
+        self,
+        make: Callable[[int], Runner],
+        ranks: int,
+        *,
+        abort: Callable[[], None],
+        stages: int = 1,
     ) -> None:
         super().__init__()
         if ranks < 1:
             raise RunnerError(f"ranks: found {ranks}, accepted: 1 and more")
         self._abort = abort
+        self._stages = stages
         self._lock = threading.Lock()
         self._failure: _Failure | None = None
         self._refusal = ""
@@ -108,8 +114,10 @@ class RankRunner(PipelinedRunner):
     def cache_layout(self) -> CacheLayout | None:
         """The layout of one rank, with the heads of all."""
         layout = self.runners[0].cache_layout
-        if layout is None or layout.slotted:
-            return None  # how ranks divide the state of a slot is up to the model
+        if layout is None or layout.slotted or self._stages > 1:
+            # How ranks divide the state of a slot is up to the model, and a stage has
+            # only its own layers.
+            return None
         ranks = len(self._threads)
         groups = (g._replace(kv_heads=g.kv_heads * ranks) for g in layout.groups)
         return layout._replace(groups=tuple(groups))

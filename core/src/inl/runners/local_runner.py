@@ -31,7 +31,7 @@ from inl.protocol.runner import (
     pooled_reply,
     scored_reply,
 )
-from inl.spec.embedded_rows import EmbeddedRows, dense_rows, read_rows
+from inl.spec.embedded_rows import EmbeddedRows, read_inputs
 from inl.spec.message import (
     ADMISSION_WORD,
     EMBEDDED,
@@ -49,11 +49,13 @@ from inl.spec.message import (
 )
 from inl.spec.scored_tokens import with_next
 from inl.spec.step import NO_TOKEN, Scores
+from inl.spec.tree import tree_map
 
 if TYPE_CHECKING:
     from inl.backend.base import Backend
     from inl.config import EngineConfig
     from inl.executor.model_loader import LanguageModel
+    from inl.executor.pipeline import Stage
     from inl.protocol.runner import Limits
     from inl.spec.cache_layout import CacheLayout, Parts
     from inl.spec.message import IntArray
@@ -156,10 +158,13 @@ class LocalRunner(PipelinedRunner):
         if not head.flags & EMBEDDED:
             return head.bucket, self._backend.message(wrap(message)), width
         place = layout(head.bucket, groups=limits.groups, block_size=limits.block_size)
-        found = read_rows(message, place.size, head.used_tokens, limits.embedding)
+        inputs = read_inputs(message, place.size, head.used_tokens, limits)
         dtype, tensor = self.loaded.config.dtype, self._backend.tensor
-        parts = dense_rows(*found, head.tokens)
-        rows = EmbeddedRows(*(tensor(cast(part, dtype)) for part in parts))
+
+        def placed(part: Any) -> Any:
+            return tensor(wrap(part) if part.dtype == np.int32 else cast(part, dtype))
+
+        rows: EmbeddedRows = tree_map(placed, inputs.dense(head.tokens, limits))
         plain = np.ascontiguousarray(message[: place.size])
         return head.bucket, tensor(wrap(plain)), width, rows
 
@@ -276,16 +281,17 @@ def start_runner(
     limits: Limits | None = None,
     progress: Progress | None = None,
     rank: int = 0,
+    stage: Stage | None = None,
 ) -> LocalRunner:
     """Load the weights on ``backend`` and make its runner.
 
     limits: planned from the free memory by default. progress: called with the
     bytes of the weights, then with the programs that are compiled at the start
-    (:attr:`~inl.config.EngineConfig.warm_up`). rank: part of the weights, if
-    ``backend`` offers :class:`~inl.backend.base.Collectives`; every rank must make the
-    same call.
+    (:attr:`~inl.config.EngineConfig.warm_up`). rank, stage: part of the weights along
+    the axes "tensor" and "pipeline", if ``backend`` offers
+    :class:`~inl.backend.base.Collectives`; every rank must make the same call.
     """
-    plan = LoadPlan.of(language, backend, config, limits=limits)
+    plan = LoadPlan.of(language, backend, config, limits=limits, stage=stage)
     report = ProgressReporter(progress)
     report(0, 1)  # so that a bar appears before the cache is looked up
     runner = LocalRunner(plan.backend, plan.load(report, rank=rank), plan.limits)

@@ -1,25 +1,25 @@
-"""Starts a tensor-parallel group of worker processes, one for each rank."""
+"""Starts a group of worker processes that share a model, one for each rank."""
 
 from __future__ import annotations
 
 import math
-import os
-import shutil
+import secrets
 import sys
-import tempfile
 import threading
-import weakref
 from collections.abc import Mapping
-from pathlib import Path
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from inl.backend.base import Rank, Ranks
+from inl.backend.collectives import PIPELINE, TENSOR, Rank, Ranks
+from inl.backend.rank_sockets import reserve_address
 from inl.device import Device, DeviceType
-from inl.errors import BackendUnavailable, DeviceError, ProtocolError
+from inl.errors import BackendUnavailable, DeviceError, ProtocolError, RunnerError
+from inl.executor.pipeline import Stage, check_stages
 from inl.placement.sharding import check_shares, divisible
+from inl.protocol.wire_fields import received, sent
 from inl.runners.group_runner import RankRunner
 from inl.runners.local_runner import start_runner
-from inl.runners.startup import StartedRunner, read_options, worker_options
+from inl.runners.startup import StartedRunner, check_axes, read_options, worker_options
 from inl.runners.worker_runner import RETURN_HINT, WorkerRunner
 from inl.weights.load import stored_specs
 from inl.weights.plan import plan_weights
@@ -32,6 +32,11 @@ if TYPE_CHECKING:
     from inl.spec.limits import Limits
 
 FACTORY = "inl.runners.rank_startup:serve_rank"
+RANK_AXES = (PIPELINE, TENSOR)
+"""Axes along which ranks divide a model."""
+HOST_TYPES = (DeviceType.CPU, DeviceType.REFERENCE)
+"""Devices that ranks share: the processor of their host."""
+SECRET_BYTES = 32
 MAX_SECONDS = 3600.0
 """Longest time for ranks to wait for each other, if ``worker_seconds`` is longer."""
 
@@ -43,31 +48,43 @@ def start_ranks(
     limits: Limits | None = None,
     progress: Progress | None = None,
 ) -> StartedRunner:
-    """Start ``config.tensor_parallel`` workers, each with its part of the weights.
+    """Start a worker with a part of the model for each device of the placement.
 
     Raises :class:`~inl.errors.WeightMismatch` for a model that cannot be divided, and
     the error of a rank that cannot start; then all workers are stopped.
     """
-    ranks = config.tensor_parallel
-    model = divisible(language.model, language.config, ranks)
+    placement = config.division
+    ranks = placement.count
+    check_axes(str(config.backend), placement, RANK_AXES)
+    check_stages(
+        language.model, language.config, placement.pipeline, config.adapter_slots
+    )
+    model = divisible(language.model, language.config, placement.tensor)
     tree, stored = model.weights(language.config), stored_specs(language.checkpoint)
-    groups = plan_weights(tree, (), stored, ranks=ranks)
-    check_shares(groups, model.state(language.config), ranks)
+    groups = plan_weights(tree, (), stored, ranks=placement.tensor)
+    check_shares(groups, model.state(language.config), placement.tensor)
     python, devices = rank_devices(config)
-    address = parse_worker(config.backend)
-    scheme = "worker" if address is None else address.scheme
-    folder = tempfile.mkdtemp(prefix="inl-ranks-")
+    place = parse_worker(config.backend)
+    scheme = "worker" if place is None else place.scheme
+    address, reserved = reserve_address()
+    secret = secrets.token_hex(SECRET_BYTES)
     abandoned = threading.Event()
     dtypes: list[str] = []
 
     def make(index: int) -> WorkerRunner:
         seconds = min(config.worker_seconds, MAX_SECONDS)
-        meeting = str(Path(folder) / "meeting")
-        rank = Rank(number=index, ranks=ranks, meeting=meeting, seconds=seconds)
+        rank = Rank(
+            number=index,
+            ranks=ranks,
+            address=address,
+            seconds=seconds,
+            axes=placement.axes,
+            secret=secret,
+        )
         options = worker_options(language, config, devices[index], limits)
         runner = WorkerRunner(
             WorkerAddress(python, devices[index], scheme),
-            {**options, "rank": rank._asdict()},
+            {**options, "rank": sent(rank)},
             factory=FACTORY,
             seat=index,
             progress=progress if index == 0 else None,
@@ -78,27 +95,18 @@ def start_ranks(
         dtypes.append(runner.dtype)
         return runner
 
-    try:
-        group = RankRunner(make, ranks, abort=abandoned.set)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    weakref.finalize(group, _remove, folder, os.getpid())
+    with closing(reserved):
+        group = RankRunner(make, ranks, abort=abandoned.set, stages=placement.pipeline)
     return StartedRunner(group, ", ".join(devices), dtypes[0])
-
-
-def _remove(folder: str, process: int) -> None:
-    """Remove a folder of this process; forked children leave it to their parent."""
-    if os.getpid() == process:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def rank_devices(config: EngineConfig) -> tuple[str, list[str]]:
     """Return the interpreter, or other target of a place, and the device of each rank.
 
-    Devices are the named one and those after it; ranks on a CPU share it. Raises
-    :class:`~inl.errors.DeviceError` for "auto" in a worker.
+    Devices are those of the placement, or the named one and those after it; ranks on a
+    processor share it. Raises :class:`~inl.errors.DeviceError` for "auto" in a worker.
     """
+    placement = config.division
     address = parse_worker(config.backend)
     if address is None:
         from inl.plugin import check_device
@@ -106,13 +114,15 @@ def rank_devices(config: EngineConfig) -> tuple[str, list[str]]:
         python, first = sys.executable, check_device(config.backend)
     elif address.device == "auto":
         raise DeviceError(
-            f"device: found {config.backend!r} for {config.tensor_parallel} ranks; "
+            f"device: found {config.backend!r} for {placement.count} ranks; "
             "name the first device instead of auto"
         )
     else:
         python, first = address.target, Device(address.device)
-    step = 0 if first.type == DeviceType.CPU else 1
-    indices = (first.index + step * rank for rank in range(config.tensor_parallel))
+    if placement.devices:
+        return python, [str(Device(name)) for name in placement.devices]
+    step = 0 if first.type in HOST_TYPES else 1
+    indices = (first.index + step * rank for rank in range(placement.count))
     return python, [str(Device(first.type, index)) for index in indices]
 
 
@@ -132,23 +142,33 @@ def serve_rank(options: Mapping[str, Any], progress: Progress) -> StartedRunner:
             f"{backend.device}: {type(backend).__name__} does not support "
             f"{rank.ranks} ranks; accepted: tensor_parallel=1"
         )
+    absent = [name for name, size in rank.grid.items() if size > 1]
+    if not set(absent) <= set(ranks.axes):
+        raise BackendUnavailable(
+            f"{backend.device}: {type(backend).__name__} has ranks along "
+            f"{', '.join(ranks.axes)}; found {', '.join(absent)}"
+        )
     backend = ranks.joining(rank)
+    stage = Stage(rank.position(PIPELINE), rank.size(PIPELINE))
     runner = start_runner(
-        language, backend, config, limits=limits, progress=progress, rank=rank.number
-    )
+        language, backend, config, limits=limits, progress=progress,
+        rank=rank.position(TENSOR), stage=stage,
+    )  # fmt: skip
     return StartedRunner(runner, str(backend.device), runner.loaded.config.dtype)
 
 
 def read_rank(value: Any) -> Rank:
     """Decode a rank from JSON; raises :class:`~inl.errors.ProtocolError`."""
-    fields = Rank.__annotations__
-    if not isinstance(value, dict) or value.keys() != fields.keys():
-        raise ProtocolError(
-            f"OPEN: rank: found {value!r:.120}, accepts {', '.join(fields)}"
-        )
-    rank = Rank(**value)
+    fields = received(value, Rank, "OPEN: rank")
+    try:
+        axes = tuple((str(name), int(size)) for name, size in fields["axes"])
+        rank = Rank(**{**fields, "axes": axes})
+        assert rank.grid, "checked there"
+    except (RunnerError, TypeError, ValueError):
+        raise ProtocolError(f"OPEN: rank: found invalid axes {value!r:.120}") from None
     counts = type(rank.number) is int and type(rank.ranks) is int
-    typed = isinstance(rank.meeting, str) and isinstance(rank.seconds, int | float)
+    texts = isinstance(rank.address, str) and isinstance(rank.secret, str)
+    typed = texts and isinstance(rank.seconds, int | float)
     if not (counts and typed and 0 <= rank.number < rank.ranks) or not (
         math.isfinite(rank.seconds) and rank.seconds > 0
     ):

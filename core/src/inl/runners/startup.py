@@ -5,15 +5,20 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inl.checkpoints.digest import model_digest
 from inl.config import REQUEST_BOUNDS, EngineConfig
-from inl.errors import BackendUnavailable, ProtocolError, RunnerError
+from inl.errors import (
+    BackendUnavailable,
+    ProtocolError,
+    RequestError,
+    RunnerError,
+)
 from inl.executor.model_loader import LanguageModel, open_model
-from inl.placement.mesh import Meshes, parse_mesh
+from inl.placement.mesh import Meshes
 from inl.protocol.runner import Limits, Runner
 from inl.protocol.wire_fields import sent
 from inl.runners.local_runner import start_runner
@@ -21,6 +26,7 @@ from inl.workers.address import WorkerAddress, parse_worker
 
 if TYPE_CHECKING:
     from inl.backend.base import Backend
+    from inl.placement.placement import Placement
     from inl.progress import Progress
     from inl.protocol.wire_json import Ready
     from inl.recording.trace_file import RunHeader
@@ -38,6 +44,7 @@ PARENT_FIELDS = frozenset(
         "kv_disk",
         "kv_host",
         "on_worker_loss",
+        "placement",
         "restart_device",
         "speculation",
         "tensor_parallel",
@@ -81,14 +88,51 @@ def start(
     limits: required limits, instead of those for ``config`` and the free memory.
     progress: called with (done, total) of the weights in bytes, then of the programs.
     """
-    if config.tensor_parallel > 1:
+    if language.encoder is not None:
+        return _start_encoder(language, config, progress)
+    address = parse_worker(config.backend)
+    if has_ranks(config):
         from inl.runners.rank_startup import start_ranks
 
         return start_ranks(language, config, limits=limits, progress=progress)
-    address = parse_worker(config.backend)
     if address is None:
         return _start_here(language, config, limits, progress)
     return _start_worker(language, config, address, limits, progress)
+
+
+def _start_encoder(
+    language: LanguageModel, config: EngineConfig, progress: Progress | None
+) -> StartedRunner:
+    """Start an encoder's runner in this process, on one device."""
+    from inl.executor.encoder_executor import load_encoder
+    from inl.plugin import make_backend
+    from inl.runners.encoder_runner import EncoderRunner
+
+    divided = config.division.count > 1 or config.mesh is not None
+    if divided or parse_worker(config.backend) is not None:
+        where = "several devices" if divided else config.backend
+        raise RequestError(
+            f"{language.name}: is an encoder, found backend {where}; accepted: one "
+            "device of this process"
+        )
+    backend = make_backend(config.backend)
+    executor = load_encoder(language, backend, config, progress)
+    dtype = executor.loaded.config.dtype
+    return StartedRunner(EncoderRunner(executor), str(backend.device), dtype)
+
+
+def has_ranks(config: EngineConfig) -> bool:
+    """Whether several processes share the model, instead of one that drives a mesh.
+
+    Devices of another interpreter are not opened to see; ``mesh`` says that it is one.
+    """
+    if config.mesh is not None or config.division.count == 1:
+        return False
+    if config.tensor_parallel > 1 or parse_worker(config.backend) is not None:
+        return True
+    from inl.plugin import make_backend
+
+    return make_backend(config.backend).offers(Meshes) is None
 
 
 def check_place(config: EngineConfig) -> None:
@@ -110,27 +154,41 @@ def _start_here(
 ) -> StartedRunner:
     from inl.plugin import make_backend
 
-    backend = over_mesh(make_backend(config.backend), config.mesh)
+    backend = over_mesh(make_backend(config.backend), config.division)
     runner = start_runner(language, backend, config, limits=limits, progress=progress)
     return StartedRunner(runner, str(backend.device), runner.loaded.config.dtype)
 
 
-def over_mesh(backend: Backend, mesh: str | None) -> Backend:
-    """Return the backend over a mesh of devices, or itself without one.
+def over_mesh(backend: Backend, placement: Placement) -> Backend:
+    """Return the backend over the devices of a placement; itself for a single one.
 
     Raises :class:`~inl.errors.BackendUnavailable` for a device that is not divided by
-    meshes, and where there are fewer devices.
+    meshes or not along such an axis, and where there are fewer devices.
     """
-    if mesh is None:
+    if placement.count == 1:
         return backend
-    sizes, meshes = parse_mesh(mesh), backend.offers(Meshes)
+    meshes = backend.offers(Meshes)
     if meshes is None:
         raise BackendUnavailable(
-            f"{backend.device}: mesh: found {sizes}; accepted: None on this device, "
-            "whose models are divided by tensor_parallel"
+            f"{backend.device}: mesh: found {placement}; accepted: None on this "
+            "device, whose models are divided among processes: placement"
         )
-    found: Backend = meshes.over(sizes)
+    check_axes(str(backend.device), placement, meshes.axes)
+    found: Backend = meshes.over(placement)
     return found
+
+
+def check_axes(where: str, placement: Placement, axes: Sequence[str]) -> None:
+    """Check that a placement has several devices only along these axes.
+
+    Raises :class:`~inl.errors.BackendUnavailable`.
+    """
+    absent = [f"{name}={size}" for name, size in placement.axes if name not in axes]
+    if absent:
+        raise BackendUnavailable(
+            f"{where}: placement {placement}: found {', '.join(absent)}; models are "
+            f"divided along {', '.join(axes) or 'no axis'} there"
+        )
 
 
 def _start_worker(

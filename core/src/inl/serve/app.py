@@ -30,6 +30,7 @@ from inl.serve.openai.completions import CompletionExchange
 from inl.serve.openai.embeddings import Embeddings
 from inl.serve.openai.responses_endpoint import ResponsesEndpoint, stored_routes
 from inl.serve.openai.responses_exchange import ResponsesExchange
+from inl.serve.openai.scores import Scores
 from inl.serve.openapi import openapi
 from inl.serve.operations import Operations, json_response
 from inl.serve.web_page import page_routes
@@ -101,6 +102,7 @@ def make_endpoints(
     routes += Conversions(models, config).routes()
     embeddings = Embeddings(models, config)
     routes += embeddings.routes()
+    routes += Scores(embeddings).routes()
     routes += OllamaEmbeddings(embeddings).routes()
     routes += no_batches() if batches is None else Batches(batches, config).routes()
     routes += OllamaModels(models, config.idle_unload).routes()

@@ -20,6 +20,7 @@ from inl.serve.openai.chat import ChatRequest
 from inl.serve.openai.completions import CompletionRequest
 from inl.serve.openai.embeddings import EmbeddingsRequest
 from inl.serve.openai.responses import ResponsesRequest
+from inl.serve.openai.scores import ClassifyRequest, RerankRequest, ScoreRequest
 
 BODIES: dict[str, tuple[type, str]] = {
     "/v1/chat/completions": (ChatRequest, "Answer a conversation."),
@@ -29,6 +30,9 @@ BODIES: dict[str, tuple[type, str]] = {
     "/v1/messages/count_tokens": (CountRequest, "Count the tokens of a conversation."),
     "/v1/embeddings": (EmbeddingsRequest, "Return the embedding of each text."),
     "/infill": (InfillRequest, "Fill a gap in a text."),
+    "/v1/rerank": (RerankRequest, "Order documents by their scores for a query."),
+    "/v1/score": (ScoreRequest, "Return the score of each pair of texts."),
+    "/v1/classify": (ClassifyRequest, "Return the class of each text."),
     "/api/chat": (OllamaChatRequest, "Answer a conversation."),
     "/api/generate": (GenerateRequest, "Answer a prompt."),
     "/api/embed": (EmbedRequest, "Return the embedding of each text."),

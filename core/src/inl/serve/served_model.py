@@ -85,8 +85,15 @@ class ServedModel(ModelText):
         call.run(started, self.token_texts, self.engine.cancel)
 
     async def test(self) -> None:
-        """Generate a token; raises what would keep other requests from an answer."""
+        """Generate a token; raises what would keep other requests from an answer.
+
+        An encoder computes a sequence instead.
+        """
         ids = await asyncio.to_thread(self.encode_test)
+        if self.engine.model.encoder is not None:
+            compute = self.engine.classify if self.engine.labels else self.engine.embed
+            await asyncio.to_thread(compute, [ids])
+            return
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:

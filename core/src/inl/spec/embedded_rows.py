@@ -1,9 +1,14 @@
-"""Embeddings in step frames: rows that take the place of looked-up tokens.
+"""Inputs of tokens in step frames: embeddings, positions along axes, spans, features.
 
 A step with the flag EMBEDDED has, after its tokens, the indices [E] of tokens in
 ascending order, and float32 bits of their embeddings [E, H]; with the flag HALVED those
 of bfloat16, two to a word and the first in its lower half, [E, ceil(H / 2)]. E follows
 from the size of the frame and ``Limits.embedding``, H.
+
+A runner whose model takes more (``Limits.axes``, ``Limits.spans`` and
+``Limits.feature_layers``) has in place of it: E and P; indices [E], embeddings [E, H]
+and features [E, F, H], halved in the same way; indices [P] and, for each, its offsets
+[axes] and its span [2].
 """
 
 from __future__ import annotations
@@ -19,96 +24,205 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from inl.spec.limits import Limits
     from inl.spec.message_layout import IntArray
 
 
 class EmbeddedRows(NamedTuple):
-    """Embeddings of a step on the device, in the compute dtype."""
+    """Inputs of the tokens of a step on the device.
+
+    What the model of a runner does not take is ``None``.
+    """
 
     kept: Array
-    """[T, 1]: 1 for a token that is looked up, 0 for one with an embedding."""
+    """[T, 1] compute dtype: 1 for a token that is looked up, 0 for one with an
+    embedding."""
     rows: Array
-    """[T, H] embeddings; zeros for tokens that are looked up."""
+    """[T, H] compute dtype: embeddings; zeros for tokens that are looked up."""
+    offsets: Array | None = None
+    """[axes, T] int32: position along each axis minus that in the sequence."""
+    spans: Array | None = None
+    """[T, 2] int32: first position and end of the span of tokens that attend to each
+    other in both directions; zeros for a token of none."""
+    features: Array | None = None
+    """[F, T, H] compute dtype: added to the hidden states after each of
+    ``Limits.feature_layers``; zeros for tokens without an embedding."""
 
 
-def with_rows(frame: IntArray, rows: Mapping[int, NDArray[np.float32]]) -> IntArray:
-    """Return a step frame with the embeddings of tokens, by index.
+class TokenInputs(NamedTuple):
+    """Inputs of some tokens of a step on the host."""
 
-    They are sent in bfloat16 if all of them are numbers of it.
+    indices: IntArray
+    """[E] tokens with an embedding, ascending."""
+    rows: NDArray[np.float32]
+    """[E, H] embeddings."""
+    features: NDArray[np.float32]
+    """[E, F, H]."""
+    placed: IntArray
+    """[P] tokens with an offset or a span, ascending."""
+    offsets: IntArray
+    """[P, axes]."""
+    spans: IntArray
+    """[P, 2], or [P, 0] for a model without."""
+
+    def dense(self, tokens: int, limits: Limits) -> EmbeddedRows:
+        """Return the fields of :class:`EmbeddedRows` on the host, floats in float32."""
+        import numpy as np
+
+        width, layers = limits.embedding, len(limits.feature_layers)
+        kept = np.ones((tokens, 1), np.float32)
+        rows = np.zeros((tokens, width), np.float32)
+        kept[self.indices], rows[self.indices] = 0, self.rows
+        offsets = spans = features = None
+        if limits.axes:
+            offsets = np.zeros((limits.axes, tokens), np.int32)
+            offsets[:, self.placed] = self.offsets.T
+        if limits.spans:
+            spans = np.zeros((tokens, 2), np.int32)
+            spans[self.placed] = self.spans
+        if layers:
+            features = np.zeros((layers, tokens, width), np.float32)
+            features[:, self.indices] = self.features.swapaxes(0, 1)
+        return EmbeddedRows(kept, rows, offsets, spans, features)
+
+
+def token_inputs(
+    limits: Limits,
+    rows: Mapping[int, NDArray[np.float32]],
+    features: Mapping[int, NDArray[np.float32]] | None = None,
+    offsets: Mapping[int, Any] | None = None,
+    spans: Mapping[int, tuple[int, int]] | None = None,
+) -> TokenInputs:
+    """Return inputs of tokens by their index in the step.
+
+    rows: [H]. features: [F, H], zeros for a token of ``rows`` that has none. offsets:
+    [axes]. spans: first position and end.
     """
     import numpy as np
 
-    indices = sorted(rows)
-    bits = np.stack([rows[at] for at in indices]).astype(np.float32).view(np.uint32)
+    width, layers = limits.embedding, len(limits.feature_layers)
+    at, placed = sorted(rows), sorted({*(offsets or {}), *(spans or {})})
+    added = np.zeros((len(at), layers, width), np.float32)
+    turned = np.zeros((len(placed), limits.axes), np.int32)
+    seen = np.zeros((len(placed), 2 * limits.spans), np.int32)
+    for row, index in enumerate(at):
+        added[row] = (features or {}).get(index, 0)
+    for row, index in enumerate(placed):
+        turned[row] = (offsets or {}).get(index, 0)
+        if limits.spans:
+            seen[row] = (spans or {}).get(index, (0, 0))
+    given = [np.asarray(rows[index], np.float32) for index in at]
+    stacked = np.array(given, np.float32).reshape(len(at), width)
+    return TokenInputs(
+        np.array(at, np.int32), stacked, added, np.array(placed, np.int32), turned,
+        seen,
+    )  # fmt: skip
+
+
+def with_inputs(frame: IntArray, inputs: TokenInputs, limits: Limits) -> IntArray:
+    """Return a step frame with the inputs of tokens.
+
+    Embeddings and features are sent in bfloat16 if all of them are numbers of it.
+    """
+    import numpy as np
+
+    rows, features = inputs.rows.view(np.uint32), inputs.features.view(np.uint32)
     flags = EMBEDDED
-    if not (bits & 0xFFFF).any():
-        bits, flags = _halved(bits), EMBEDDED | HALVED
-    parts = frame, np.array(indices, np.int32), bits.view(np.int32).ravel()
-    joined: IntArray = np.concatenate(parts)
+    if not ((rows & 0xFFFF).any() or (features & 0xFFFF).any()):
+        rows, features, flags = _halved(rows), _halved(features), EMBEDDED | HALVED
+    parts = [frame, inputs.indices, rows.view(np.int32).ravel()]
+    if not limits.takes_rows_only:
+        counts = np.array([len(inputs.indices), len(inputs.placed)], np.int32)
+        placed = np.concatenate([inputs.offsets, inputs.spans], 1).ravel()
+        parts.insert(1, counts)
+        parts += [features.view(np.int32).ravel(), inputs.placed, placed]
+    joined: IntArray = np.concatenate(parts).astype(np.int32, copy=False)
     joined[HEADER_WORD.flags] |= flags
     return joined
 
 
+def with_rows(
+    frame: IntArray, rows: Mapping[int, NDArray[np.float32]], limits: Limits
+) -> IntArray:
+    """Return a step frame with the embeddings of tokens, by index."""
+    return with_inputs(frame, token_inputs(limits, rows), limits)
+
+
 def _halved(bits: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Return the upper halves of words [E, H], two to a word."""
+    """Return the upper halves of words [..., H], two to a word."""
     import numpy as np
 
-    upper = np.pad(bits >> 16, ((0, 0), (0, bits.shape[1] % 2)))
-    packed: NDArray[np.uint32] = upper[:, ::2] | upper[:, 1::2] << np.uint32(16)
+    axes = ((0, 0),) * (bits.ndim - 1)
+    upper = np.pad(bits >> 16, (*axes, (0, bits.shape[-1] % 2)))
+    packed: NDArray[np.uint32] = upper[..., ::2] | upper[..., 1::2] << np.uint32(16)
     return packed
 
 
 def _floats(words: IntArray, width: int, *, halved: bool) -> NDArray[np.float32]:
-    """Return embeddings [E, H] of words."""
+    """Return the floats [..., H] of words."""
     import numpy as np
 
     if not halved:
         return words.view(np.float32)
     bits = words.view(np.uint32)
     pairs = np.stack([bits << np.uint32(16), bits & np.uint32(0xFFFF0000)], axis=-1)
-    whole: NDArray[np.float32] = pairs.reshape(len(bits), -1).view(np.float32)
-    return np.ascontiguousarray(whole[:, :width])
+    whole = pairs.reshape(*bits.shape[:-1], 2 * bits.shape[-1]).view(np.float32)
+    floats: NDArray[np.float32] = np.ascontiguousarray(whole[..., :width])
+    return floats
 
 
-def read_rows(
-    frame: IntArray, size: int, used_tokens: int, width: int
-) -> tuple[IntArray, NDArray[np.float32]]:
-    """Return the indices [E] and rows [E, H] of a frame whose other words are ``size``.
+def read_inputs(
+    frame: IntArray, size: int, used_tokens: int, limits: Limits
+) -> TokenInputs:
+    """Return the inputs in a frame whose other words are ``size``.
 
-    width: H, ``Limits.embedding``. Raises :class:`~inl.errors.ProtocolError`.
+    Raises :class:`~inl.errors.ProtocolError`.
     """
     import numpy as np
 
-    words, halved = frame[size:], bool(frame[HEADER_WORD.flags] & HALVED)
+    halved = bool(frame[HEADER_WORD.flags] & HALVED)
+    words, width, axes = frame[size:], limits.embedding, limits.axes
     row_words = (width + 1) // 2 if halved else width
-    count, rest = divmod(len(words), 1 + row_words)
-    if not width or rest or not count:
-        raise ProtocolError(
-            f"embeddings of a step: found {len(words)} words, accepts a multiple of "
-            f"{1 + row_words}" + ("" if width else ", and this runner takes none")
-        )
-    indices = words[:count]
-    rows = _floats(words[count:].reshape(count, row_words), width, halved=halved)
-    ends = np.concatenate([[-1], indices, [used_tokens]])
-    if (np.diff(ends) < 1).any():
-        raise ProtocolError(
-            f"embeddings of a step: found indices {indices.tolist()!s:.80}, accepts "
-            f"ascending ones below {used_tokens}"
-        )
-    if not np.isfinite(rows).all():
-        raise ProtocolError("embeddings of a step: found inf or nan, accepts numbers")
-    return indices, rows
-
-
-def dense_rows(
-    indices: IntArray, rows: NDArray[np.float32], tokens: int
-) -> tuple[Any, Any]:
-    """Return ``kept`` and ``rows`` of :class:`EmbeddedRows`, float32 on the host."""
-    import numpy as np
-
-    kept, dense = (
-        np.ones((tokens, 1), np.float32),
-        np.zeros((tokens, rows.shape[1]), np.float32),
+    layers, places = len(limits.feature_layers), axes + 2 * limits.spans
+    if limits.takes_rows_only:
+        count, rest = divmod(len(words), 1 + row_words)
+        if not width or rest or not count:
+            raise ProtocolError(
+                f"embeddings of a step: found {len(words)} words, accepts a multiple "
+                f"of {1 + row_words}"
+                + ("" if width else ", and this runner takes none")
+            )
+        placed = 0
+    else:
+        count, placed = (int(n) for n in words[:2]) if len(words) > 1 else (-1, -1)
+        words = words[2:]
+        wanted = count * (1 + (1 + layers) * row_words) + placed * (1 + places)
+        if min(count, placed) < 0 or not count + placed or len(words) != wanted:
+            raise ProtocolError(
+                f"inputs of a step: found {len(words)} words for {count} embeddings "
+                f"and {placed} positions, accepts {wanted}"
+            )
+    floats = count * row_words
+    sizes = count, floats, floats * layers, placed, placed * places
+    indices, rows, features, at, given = np.split(words, np.cumsum(sizes)[:-1])
+    table = given.reshape(placed, places)
+    inputs = TokenInputs(
+        indices=indices,
+        rows=_floats(rows.reshape(count, row_words), width, halved=halved),
+        features=_floats(
+            features.reshape(count, layers, row_words), width, halved=halved
+        ),
+        placed=at,
+        offsets=table[:, :axes],
+        spans=table[:, axes:],
     )
-    kept[indices], dense[indices] = 0, rows
-    return kept, dense
+    for index in (indices, at):
+        ends = np.concatenate([[-1], index, [used_tokens]])
+        if (np.diff(ends) < 1).any():
+            raise ProtocolError(
+                f"embeddings of a step: found indices {index.tolist()!s:.80}, accepts "
+                f"ascending ones below {used_tokens}"
+            )
+    if not (np.isfinite(inputs.rows).all() and np.isfinite(inputs.features).all()):
+        raise ProtocolError("embeddings of a step: found inf or nan, accepts numbers")
+    return inputs

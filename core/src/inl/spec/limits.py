@@ -55,6 +55,18 @@ class Limits:
     the runner takes none."""
     stop_ids: int = MAX_STOP_IDS
     """Most stop ids of each row of a repeated step: that of its buckets."""
+    axes: int = 0
+    """Axes along which tokens of a step may have positions of their own; 0 if its model
+    has none."""
+    spans: bool = False
+    """Whether spans of tokens may attend to each other in both directions."""
+    feature_layers: tuple[int, ...] = ()
+    """F: layers after which a step may add features to the hidden states."""
+
+    @property
+    def takes_rows_only(self) -> bool:
+        """Whether embeddings are the only inputs of tokens beside their ids."""
+        return not (self.axes or self.spans or self.feature_layers)
 
     @property
     def samplers(self) -> tuple[str, ...]:

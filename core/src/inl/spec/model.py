@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from inl.spec.cache import Paged, Slotted, State
 from inl.spec.step import Array
@@ -14,6 +14,22 @@ from inl.spec.step import Array
 def unchanged(config: Any, checkpoint: Any) -> tuple[Any, Any]:
     """Return both arguments: the default of :attr:`Model.adapt`."""
     return config, checkpoint
+
+
+class ModelInputs(NamedTuple):
+    """What a model takes of a token beside its id or an embedding in its place."""
+
+    axes: int = 0
+    """Axes of positions, see :attr:`inl.ops.rope.RopeScaling.axes`; 0 for one."""
+    spans: bool = False
+    """Whether spans of tokens attend to each other in both directions."""
+    feature_layers: tuple[int, ...] = ()
+    """Layers after which features are added to ``residual`` of the carry."""
+
+
+def no_inputs(_config: Any) -> ModelInputs:
+    """Return no inputs: the default of :attr:`Model.inputs`."""
+    return ModelInputs()
 
 
 COMPUTATIONS: dict[tuple[Callable[..., Any], ...], str] = {}
@@ -54,6 +70,8 @@ class Model:
     vocab_size: int | None = None
     """V, if the head has further rows so that ranks divide it; their logits are not
     used."""
+    inputs: Callable[[Any], ModelInputs] = no_inputs
+    """(config) -> what steps may have of each token beside embeddings."""
 
     @property
     def computes(self) -> str:

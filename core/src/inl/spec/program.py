@@ -15,6 +15,7 @@ PROGRAMS = {
     "logits_embedded": "(weights, message, embedded, state) -> (logits, step, state)",
     "pool": "(weights, message, state) -> (hidden, state)",
     "score": "(weights, message, state) -> (scores, state)",
+    "encode": "(weights, sequences) -> (results,)",
     "masked": "(logits, masks, step, state) -> (tokens, state)",
     "draft": "(weights, message, hidden, state) -> (tokens, hidden, state)",
     "admit": "(messages, state) -> (state,)",
@@ -32,11 +33,13 @@ between; the
 computes the hidden states [R, H] of the rows' last tokens, which a head multiplies by
 the vocabulary; "score" computes the :class:`~inl.spec.step.Scores` of given tokens,
 one after each token of the step, whose message :func:`inl.spec.scored_tokens.with_next`
-has extended; "draft" computes a step of a draft head from hidden states, of any
-shapes (its bucket is ``None``); "admit" applies admissions and releases, int32 [n,
-words]; those of blocks and slots copy contents of the cache, see
-:mod:`inl.backend.block_io`, and consume the state only if they return it. The
-programs that compute a model with taps, for a draft head, return the hidden
+has extended; "encode" computes the results [N, K] of an
+:class:`~inl.spec.encoder.Encoder` for a :class:`~inl.spec.encoder.SequenceBatch` of any
+shape (its bucket is ``None``) and consumes nothing; "draft" computes a step of a draft
+head from hidden states, of any shapes (its bucket is ``None``); "admit" applies
+admissions and releases, int32 [n, words]; those of blocks and slots copy contents of
+the cache, see :mod:`inl.backend.block_io`, and consume the state only if they return
+it. The programs that compute a model with taps, for a draft head, return the hidden
 states [T, taps * H] before the state."""
 
 

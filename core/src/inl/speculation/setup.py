@@ -126,7 +126,7 @@ def _drafter(
     own = replace(
         config, backend=device, speculation=None, draft_model=None, draft_backend=None,
         max_drafts=None, quantize=None, sampling="greedy", trace=None,
-        tensor_parallel=1, mesh=None,
+        tensor_parallel=1, mesh=None, placement=None,
         context=min(scheduling.context or 0, draft.config.max_tokens) or None,
     )  # fmt: skip
     runner = start(draft, own).runner

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from inl.testing.contracts import Conformance as Conformance
     from inl.testing.contracts import EngineContract as EngineContract
     from inl.testing.contracts import KernelContract as KernelContract
+    from inl.testing.contracts import RanksContract as RanksContract
     from inl.testing.contracts import RunnerContract as RunnerContract
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "Conformance",
     "EngineContract",
     "KernelContract",
+    "RanksContract",
     "RunnerContract",
 ]
 

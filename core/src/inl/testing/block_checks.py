@@ -206,7 +206,8 @@ def _moved(tiny: Tiny, kv_dtype: str) -> None:
 
 def _slots(target: Target, dtype: str) -> None:
     """The state of a slot is read and written; others keep theirs."""
-    backend, limits = target.backend, Limits(4, (3,), 16, 2, 11)
+    backend = target.backend
+    limits = Limits(slots=4, blocks=(3,), block_size=16, max_blocks_per_seq=2, vocab=11)
     spec = (
         Paged((0,), 1, 16, dtype),
         Slotted("velocity", (6,), dtype, "replay"),

@@ -56,7 +56,7 @@ class Check:
     """One check. ``run`` raises :class:`CheckFailed` or may return a measure."""
 
     section: str
-    """One of backend, kernel, runner, blocks and engine."""
+    """One of backend, kernel, runner, blocks, engine and ranks."""
     name: str
     """Parts separated by ``/``, such as ``rms_norm/heads/float32``."""
     run: Callable[[], Measure | None]

@@ -11,8 +11,10 @@ from inl.testing.backend_checks import backend_checks
 from inl.testing.block_checks import block_checks
 from inl.testing.check import Check, Result, check_gaps, gap_of, perform
 from inl.testing.engine_checks import engine_checks
+from inl.testing.feature_checks import feature_checks
 from inl.testing.kernel_checks import kernel_checks
 from inl.testing.model_cases import model_checks
+from inl.testing.rank_checks import rank_checks
 from inl.testing.runner_checks import runner_checks
 
 if TYPE_CHECKING:
@@ -24,6 +26,8 @@ SECTIONS: Mapping[str, Callable[[Target], Iterator[Check]]] = {
     "runner": runner_checks,
     "blocks": block_checks,
     "engine": engine_checks,
+    "feature": feature_checks,
+    "ranks": rank_checks,
     "model": model_checks,
 }
 """Checks by section; each but the last, which needs a model, has a contract class."""

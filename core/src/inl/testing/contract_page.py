@@ -9,18 +9,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from inl.adapters.weights import AdaptedWeights
-from inl.backend import base, block_io, provisional
+from inl.backend import base, block_io, collectives, provisional
 from inl.backend.bandwidth import Bandwidth
 from inl.backend.tunable import Facts, Tunable
 from inl.backend.weight_cache import WeightCache
 from inl.dtypes import HostArray
 from inl.ops import catalog
-from inl.placement.mesh import Mesh, Meshes, MeshSizes
+from inl.placement.mesh import Mesh, Meshes
+from inl.placement.placement import Placement
 from inl.plugin import CONTRACT, FEATURES
 from inl.plugin.check import dotted
 from inl.spec import message
 from inl.spec.cache import Cache, Paged, Slotted, State
 from inl.spec.embedded_rows import EmbeddedRows
+from inl.spec.encoder import SequenceBatch
 from inl.spec.kernel import Kernel
 from inl.spec.limits import Limits
 from inl.spec.message_layout import (
@@ -60,7 +62,8 @@ CAPABILITIES: dict[str, tuple[type, ...]] = {
         WeightCache,
     ),
     "several devices": (
-        base.Ranks, base.Rank, base.Collectives, Meshes, MeshSizes, Mesh,
+        collectives.Ranks, collectives.Rank, collectives.Collectives, Meshes, Mesh,
+        Placement,
     ),
     "memory and processes": (
         base.CacheBytes, base.CachedMemory, base.ForkSafety, Bandwidth,
@@ -74,7 +77,7 @@ CAPABILITIES: dict[str, tuple[type, ...]] = {
 """Capabilities, and the values that belong to them, by heading."""
 
 BETWEEN_STEPS = ("admit", "set_token_bias", "read_blocks", "write_blocks", "read_slot",
-                 "write_slot")  # fmt: skip
+                 "write_slot", "encode")  # fmt: skip
 
 
 def contract_page() -> str:
@@ -83,8 +86,8 @@ def contract_page() -> str:
         HEAD.format(contract=dotted(CONTRACT)), MINIMAL, _methods(base.Backend),
         _counts(), PROMISE.format(growth=_rows(GROWTH[0], GROWTH[1:])),
         FEATURE, _features(), HOST, _table(HostArray),
-        VALUES, *map(_table, (Bucket, Step, EmbeddedRows, Tables, Scores, Limits)),
-        *map(_table, (Cache, State, Paged, Slotted)), _params(),
+        VALUES, *map(_table, (Bucket, Step, EmbeddedRows, SequenceBatch, Tables)),
+        *map(_table, (Scores, Limits, Cache, State, Paged, Slotted)), _params(),
         *map(_table, (base.Traits, base.DeviceMemory)),
         KERNELS, _table(Kernel), WEIGHTS, *map(_table, _weights()), _takers(),
         _passing(), PROGRAM, _programs(), _table(ProgramInfo),

@@ -117,8 +117,28 @@ class EngineContract(Contract):
         self.run_check(engine_check)
 
 
+class FeatureContract(Contract):
+    """Checks of optional features, or that they are refused by name."""
+
+    def test_feature(self, feature_check: Check) -> None:
+        self.run_check(feature_check)
+
+
+class RanksContract(Contract):
+    """Checks of the collectives, for a backend that offers ranks."""
+
+    def test_ranks(self, ranks_check: Check) -> None:
+        self.run_check(ranks_check)
+
+
 class Conformance(
-    BackendContract, KernelContract, RunnerContract, BlocksContract, EngineContract
+    BackendContract,
+    KernelContract,
+    RunnerContract,
+    BlocksContract,
+    EngineContract,
+    FeatureContract,
+    RanksContract,
 ):
     """All checks of ``inl check``, including those that a later core adds."""
 
@@ -129,4 +149,6 @@ SECTIONS: Mapping[type[Contract], str] = {
     RunnerContract: "runner",
     BlocksContract: "blocks",
     EngineContract: "engine",
+    FeatureContract: "feature",
+    RanksContract: "ranks",
 }

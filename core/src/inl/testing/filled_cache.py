@@ -54,8 +54,9 @@ class FilledCache(NamedTuple):
         size = target.backend.traits.block_size
         # With a bucket, as on devices whose programs copy 1 or 16 blocks.
         limits = Limits(
-            4, (BLOCKS, BLOCKS), size, 3, 11, (Bucket(1, 1),), windows=(None, size)
-        )
+            slots=4, blocks=(BLOCKS, BLOCKS), block_size=size, max_blocks_per_seq=3,
+            vocab=11, buckets=(Bucket(tokens=1, rows=1),), windows=(None, size),
+        )  # fmt: skip
         scales = SCALES if kv_dtype == E4M3 else ()
         groups = (
             Paged((0, 2), 2, 16, kv_dtype, None, scales),
@@ -96,7 +97,8 @@ def _written(
     count = (BLOCKS - 1) * size - max(size - KEPT, 0)
     positions = np.arange(size, size + count, dtype=np.int32)
     rows = numbers.reshape(*numbers.shape[:2], -1, *numbers.shape[4:])[:, :, positions]
-    tracer = Tracer(target.selection, Bucket(16, 1), size)
+    bucket = Bucket(tokens=16, rows=1)
+    tracer = Tracer(target.selection, bucket, size)
     strict = strict_state(groups, limits)
     info = info_of("write_blocks", None, limits)._replace(consumes=(3,))
     for at, layer in enumerate(group.layers):

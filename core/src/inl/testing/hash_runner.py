@@ -194,11 +194,11 @@ class HashRunner(PipelinedRunner):
         state.add_biases(biases)
 
     def _submit_step(self, message: IntArray, head: Header) -> StepTasks:
-        _, rows, updates, embeddings = read_step(message, head, self.limits)
-        rows = with_embedded_ids(rows, embeddings)
+        frame = read_step(message, head, self.limits)
+        rows = with_embedded_ids(frame.rows, frame.embeddings)
         if self._step is not None and head.step != (self._step + 1) % STEP_NUMBERS:
             raise ProtocolError(f"step {head.step}: follows step {self._step}")
-        for update in updates:
+        for update in frame.updates:
             self._state(update.slot).update_table(update)
         bucket = head.bucket
         tokens = np.full((head.rows, bucket.reply_width), NO_TOKEN, np.int32)

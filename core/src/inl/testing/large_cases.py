@@ -62,9 +62,9 @@ def larger_cases(
 
 
 def _row_count(op: OpSpec, case: Case) -> int:
-    """Return the size of the first axis; 0 if the case has caches, steps or tables."""
+    """Return the size of the first axis; 0 if further arguments depend on it."""
     first = case.args[0]
-    dependent = {"cache", "step", "tables"} & set(op.parameters)
+    dependent = {"cache", "step", "tables", "starts"} & set(op.parameters)
     if dependent or not isinstance(first, np.ndarray) or not first.ndim:
         return 0
     return len(first) if first.ndim > 1 or _is_index(first) else 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -141,11 +141,25 @@ def _random(
     return np.asarray(values, np.float32)
 
 
+class PlainInputs(NamedTuple):
+    """Inputs of tokens for :func:`plain_logits`."""
+
+    rows: Mapping[int, Any]
+    """Index -> embedding [H] in place of the token."""
+    turns: Any
+    """[T, head_dim / 2] position by which each plane of a token's heads turns."""
+    span: tuple[int, int]
+    """Tokens, from the first to the end, that attend to each other."""
+    features: Mapping[int, Any]
+    """Layer -> [T, H], added after it."""
+
+
 def plain_logits(
     config: Mapping[str, Any],
     tensors: Mapping[str, NDArray[Any]],
     ids: Any,
     stored: Callable[[Any], Any] = lambda x: x,
+    inputs: PlainInputs | None = None,
 ) -> NDArray[np.float64]:
     """Return the logits of a tiny Llama, float64 [len(ids), V], without a cache.
 
@@ -156,10 +170,14 @@ def plain_logits(
     dim, eps = config["head_dim"], config["rms_norm_eps"]
     shared = config["num_attention_heads"] // config["num_key_value_heads"]
     positions = np.arange(len(ids))
+    turns = positions[:, None] if inputs is None else inputs.turns
     rotation = np.exp(
-        1j
-        * np.outer(positions, config["rope_theta"] ** (-2 * np.arange(dim // 2) / dim))
+        1j * turns * config["rope_theta"] ** (-2 * np.arange(dim // 2) / dim)
     )
+    visible = positions[:, None] >= positions
+    if inputs is not None:
+        first, end = inputs.span
+        visible[first:end, first:end] = True
 
     def norm(x: Any, name: str) -> Any:
         return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * w[f"{name}.weight"]
@@ -173,15 +191,15 @@ def plain_logits(
         return np.concatenate([z.real, z.imag], -1)
 
     x = w["model.embed_tokens.weight"][np.asarray(ids)]
+    for place, row in inputs.rows.items() if inputs is not None else ():
+        x[place] = row
     for index in range(config["num_hidden_layers"]):
         at = f"model.layers.{index}."
         y = norm(x, f"{at}input_layernorm")
         q = heads(y, f"{at}self_attn.q_proj", rotate=True)
         k = stored(heads(y, f"{at}self_attn.k_proj", rotate=True)).repeat(shared, 0)
         v = stored(heads(y, f"{at}self_attn.v_proj", rotate=False)).repeat(shared, 0)
-        scores = np.where(
-            positions[:, None] >= positions, q @ k.swapaxes(1, 2), -np.inf
-        )
+        scores = np.where(visible, q @ k.swapaxes(1, 2), -np.inf)
         weights = np.exp(scores / dim**0.5)
         out = weights @ v / weights.sum(-1, keepdims=True)
         out = out.transpose(1, 0, 2).reshape(len(ids), -1)
@@ -190,6 +208,8 @@ def plain_logits(
         y = norm(x, f"{at}post_attention_layernorm")
         gate, up = (y @ w[f"{at}mlp.{name}_proj.weight"].T for name in ("gate", "up"))
         x = x + (gate / (1 + np.exp(-gate)) * up) @ w[f"{at}mlp.down_proj.weight"].T
+        if inputs is not None:
+            x = x + inputs.features.get(index, 0)
     table = "model.embed_tokens" if config["tie_word_embeddings"] else "lm_head"
     result: NDArray[np.float64] = norm(x, "model.norm") @ w[f"{table}.weight"].T
     return result

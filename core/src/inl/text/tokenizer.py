@@ -144,6 +144,22 @@ class Tokenizer:
                 f"prompt: found {type(text).__name__}; accepted: text"
             ) from error
 
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
+        """Return the ids of a pair of texts, and the kind of each: 0 or 1.
+
+        Raises :class:`RequestError` for a lone surrogate, and for a vocabulary whose
+        rules have no pairs.
+        """
+        for text in (first, second):
+            check_encodable(text)
+        if hasattr(self.rules, "without_special"):
+            raise RequestError(
+                f"{self.where}: has no rules for pairs of texts; pass token ids"
+            )
+        with _library_errors(self.where):
+            encoding = self.rules.encode(first, second)
+        return list(encoding.ids), list(encoding.type_ids)
+
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """Decode ids; invalid UTF-8 becomes U+FFFD, ids without a token are dropped.
 

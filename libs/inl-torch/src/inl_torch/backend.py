@@ -19,6 +19,7 @@ from inl.backend.base import (
     StateSpec,
     WeightUpdates,
 )
+from inl.backend.collectives import AXES
 from inl.backend.simple import zeroed_state
 from inl.backend.state_bytes import state_bytes
 from inl.dtypes import SIZES, HostArray
@@ -109,7 +110,7 @@ class TorchBackend(Backend):
         has_cache = torch.device(self.place).type != "cpu"
         capabilities = (
             self.collectives,
-            Ranks(self._join, invariant_ranks=PAIR),
+            Ranks(self._join, invariant_ranks=PAIR, axes=AXES),
             WeightUpdates(_overwritten),
             BLOCK_IO,
             ADDRESSES,

@@ -10,6 +10,7 @@ batch.
 from __future__ import annotations
 
 import atexit
+from collections import deque
 from datetime import timedelta
 from functools import reduce
 from typing import TYPE_CHECKING, Any, final
@@ -17,9 +18,12 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 from torch import distributed
 
-from inl.backend.base import Collectives, Rank
+from inl.backend.collectives import TENSOR, Collectives, Rank
+from inl.backend.rank_sockets import split_address
 from inl.errors import BackendUnavailable, RunnerError
+from inl.spec.op import Spec
 from inl_torch.backend import PAIR
+from inl_torch.tensors import torch_dtype
 
 if TYPE_CHECKING:
     from inl.device import Device
@@ -46,8 +50,9 @@ VECTOR_BYTES = 16
 
 @final
 class ProcessCollectives(Collectives):
-    """Collectives of one rank on ``place``; the constructor joins the process group.
+    """Collectives of one rank on ``place``; the constructor joins the process groups.
 
+    One group has all ranks, and each axis has one for every line of ranks along it.
     device: the name in messages; torch names AMD's GPUs as NVIDIA's. Raises
     :class:`BackendUnavailable` where torch has no collectives for the device, and
     :class:`RunnerError` where the group cannot be joined in time.
@@ -57,17 +62,18 @@ class ProcessCollectives(Collectives):
         self, rank: Rank, place: torch.device, device: Device | None = None
     ) -> None:
         library = require_library(place, device or place)
-        self.ranks = rank.ranks
+        self.rank = rank
         self.invariant = rank.ranks <= PAIR
         try:
             distributed.init_process_group(
                 library,
-                store=distributed.FileStore(rank.meeting, rank.ranks),  # type: ignore[attr-defined]
+                store=_store(rank),
                 rank=rank.number,
                 world_size=rank.ranks,
                 timeout=timedelta(seconds=rank.seconds),
                 device_id=None if place.type == "cpu" else place,
             )
+            self._groups = _groups(rank)
         except (RuntimeError, ValueError) as error:
             raise RunnerError(
                 f"rank {rank.number} of {rank.ranks} on {device or place}: cannot join "
@@ -76,36 +82,106 @@ class ProcessCollectives(Collectives):
         # Runs after the end of the runner, whose programs use the group.
         atexit.register(distributed.destroy_process_group)
         self._mapped: torch.Tensor | None = None
-        mapped = map_memory(place)
-        supported = torch.tensor([mapped is not None], dtype=torch.int32, device=place)
-        if bool(self._gathered(supported).all()):
+        self._sending: deque[tuple[Any, torch.Tensor]] = deque()
+        """Messages that have not been received, and their memory."""
+        self._flag = torch.zeros(1, dtype=torch.int32, device=place)
+        if self.size(TENSOR) == 1:
+            return
+        mapped = map_memory(place, self._groups[TENSOR])
+        supported = torch.full_like(self._flag, mapped is not None)
+        if bool(self._gathered(supported, TENSOR).all()):
             self._mapped = mapped
 
-    def size(self, axis: str) -> int:  # noqa: ARG002
-        return self.ranks
+    def size(self, axis: str) -> int:
+        return self.rank.size(axis)
 
-    def all_reduce(self, x: torch.Tensor, axis: str) -> torch.Tensor:  # noqa: ARG002
-        if self._mapped is not None and _is_mappable(x):
+    def index(self, axis: str) -> int:
+        return self.rank.position(axis)
+
+    def all_reduce(self, x: torch.Tensor, axis: str) -> torch.Tensor:
+        size = self.size(axis)
+        if size == 1:
+            return x
+        if axis == TENSOR and self._mapped is not None and _is_mappable(x):
             buffer = self._mapped[: x.nbytes].view(x.dtype).view(x.shape)
             total: torch.Tensor = torch.ops.symm_mem.one_shot_all_reduce_copy(
-                buffer, x.contiguous(), "sum", group_name()
+                buffer, x.contiguous(), "sum", self._groups[axis].group_name
             )
             return total
-        if self.ranks > PAIR and x.nbytes > MAX_GATHERED_BYTES:
+        if size > PAIR and x.nbytes > MAX_GATHERED_BYTES:
             total = x.clone(memory_format=torch.contiguous_format)
-            distributed.all_reduce(total)
+            distributed.all_reduce(total, group=self._groups[axis])
             return total
-        return reduce(torch.add, self._gathered(x).unbind(0))
+        return reduce(torch.add, self._gathered(x, axis).unbind(0))
 
-    def all_gather(self, x: torch.Tensor, axis: str) -> torch.Tensor:  # noqa: ARG002
-        return torch.cat(self._gathered(x).unbind(0), -1)
+    def all_gather(self, x: torch.Tensor, axis: str) -> torch.Tensor:
+        if self.size(axis) == 1:
+            return x
+        return torch.cat(self._gathered(x, axis).unbind(0), -1)
 
-    def _gathered(self, x: torch.Tensor) -> torch.Tensor:
-        """Gather ``x`` of every rank: [ranks, *x.shape]. As bytes, for any dtype."""
+    def all_to_all(self, x: torch.Tensor, axis: str) -> torch.Tensor:
+        self._rows(x, axis, "all_to_all")
+        if self.size(axis) == 1:
+            return x
         x = x.contiguous()
-        parts = torch.empty((self.ranks, *x.shape), dtype=x.dtype, device=x.device)
-        GATHER(parts.view(-1).view(torch.uint8), x.view(-1).view(torch.uint8))
+        parts = torch.empty_like(x)
+        group = self._groups[axis]
+        distributed.all_to_all_single(_bytes(parts), _bytes(x), group=group)
         return parts
+
+    def send(self, x: torch.Tensor, axis: str, target: int) -> None:
+        peer = self.rank.peers(axis)[target]
+        if x.device.type != "cpu":
+            distributed.send(_bytes(x.contiguous()), peer)  # waits on the device alone
+            return
+        copy = _bytes(x.clone(memory_format=torch.contiguous_format))
+        while self._sending and self._sending[0][0].is_completed():
+            self._sending.popleft()
+        self._sending.append((distributed.isend(copy, peer), copy))
+
+    def recv(self, spec: Spec, axis: str, source: int) -> torch.Tensor:
+        dtype, place = torch_dtype(spec.dtype), self._flag.device
+        x = torch.empty(spec.shape, dtype=dtype, device=place)
+        distributed.recv(_bytes(x), self.rank.peers(axis)[source])
+        return x
+
+    def barrier(self, axis: str) -> None:
+        if self.size(axis) > 1:
+            self._gathered(self._flag, axis).cpu()
+
+    def _gathered(self, x: torch.Tensor, axis: str) -> torch.Tensor:
+        """Gather ``x`` of every rank: [ranks, *x.shape]. As bytes, for any dtype."""
+        shape = self.size(axis), *x.shape
+        parts = torch.empty(shape, dtype=x.dtype, device=x.device)
+        GATHER(_bytes(parts), _bytes(x.contiguous()), group=self._groups[axis])
+        return parts
+
+
+def _bytes(x: torch.Tensor) -> torch.Tensor:
+    """View a contiguous tensor as its bytes."""
+    return x.view(-1).view(torch.uint8)
+
+
+def _store(rank: Rank) -> Any:
+    """Open the store at which ranks find each other; rank 0 serves it."""
+    host, port = split_address(rank.address)
+    timeout = timedelta(seconds=rank.seconds)
+    return distributed.TCPStore(  # type: ignore[attr-defined]
+        host, port, rank.ranks, rank.number == 0, timeout
+    )
+
+
+def _groups(rank: Rank) -> dict[str, Any]:
+    """Return this rank's group along each axis; every rank makes all of them."""
+    groups: dict[str, Any] = {}
+    for axis, size in rank.grid.items():
+        if size == rank.ranks:
+            groups[axis] = distributed.group.WORLD
+        elif size > 1:
+            lines = {rank._replace(number=n).peers(axis) for n in range(rank.ranks)}
+            made = {line: distributed.new_group(list(line)) for line in sorted(lines)}
+            groups[axis] = made[rank.peers(axis)]
+    return groups
 
 
 def require_library(place: torch.device, device: Device | torch.device) -> str:
@@ -131,13 +207,7 @@ def require_library(place: torch.device, device: Device | torch.device) -> str:
     return library
 
 
-def group_name() -> Any:
-    """Name of the process group."""
-    assert distributed.group.WORLD is not None, "joined in the constructor"
-    return distributed.group.WORLD.group_name
-
-
-def map_memory(place: torch.device) -> torch.Tensor | None:
+def map_memory(place: torch.device, group: Any) -> torch.Tensor | None:
     """Allocate a buffer mapped by all GPUs of the group; ``None`` if not supported."""
     if place.type != "cuda":
         return None
@@ -148,7 +218,7 @@ def map_memory(place: torch.device) -> torch.Tensor | None:
         buffer: torch.Tensor = symmetric.empty(
             MAPPED_BYTES, dtype=torch.uint8, device=place
         )
-        symmetric.rendezvous(buffer, group_name())
+        symmetric.rendezvous(buffer, group.group_name)
     except (AttributeError, ImportError, RuntimeError):
         return None
     return buffer

@@ -226,8 +226,10 @@ class Attention(
     0 is unlimited. Tokens from starts[rows] on and rows of length 0 get zeros. Weights
     are softmax(cap * tanh(scale * q k / cap)); a cap of 0 is none. sinks [heads] are
     logits that take part in the softmax and contribute no value. scales [2] are those
-    of keys and values of a cache in float8; None is 1. positions, token_rows,
-    starts and lengths are also read before the program runs, to divide the work.
+    of keys and values of a cache in float8; None is 1. first_keys [tokens] are the
+    first keys of the tokens' windows; None are those of window. positions, token_rows,
+    starts, lengths and first_keys are also read before the program runs, to divide the
+    work.
 
     Shapes: y [tokens, heads * head_width], positions and token_rows [tokens],
     starts [rows + 1], lengths [rows], and of one cache group blocks [rows, table_width]
@@ -262,6 +264,7 @@ class Attention(
     k_norm: ReadF32[D] | None = None
     sinks: ReadF32[D] | None = None
     scales: ReadF32[D] | None = None
+    first_keys: ReadI32[D] | None = None
     scale: Real
     cap: Real = 0.0
     eps: Real = 0.0

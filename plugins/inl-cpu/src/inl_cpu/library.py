@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from inl.errors import DeviceError, KernelFailed
 from inl.forks import on_fork
 from inl_cpu.abi import ABI, ISAS, MatrixStruct
-from inl_cpu.cores import count_threads
+from inl_cpu.cores import count_threads, requested_threads
 
 NAMES: Final = {"win32": "libinl.dll", "darwin": "libinl.dylib"}
 """Name of the library by ``sys.platform``, ``libinl.so`` on others."""
@@ -162,16 +162,18 @@ def _machine(threads: int, isa: int) -> Machine:
     return Machine(library, threads, isa)
 
 
-def open_machine() -> Machine:
+def open_machine(sharers: int = 1) -> Machine:
     """The pool that all backends of this process share.
 
-    Raises :class:`DeviceError` for invalid environment variables or if there is no
-    library.
+    sharers: processes that compute at the same time, each on its part of the cores;
+    INL_THREADS is the number of threads of each. Raises :class:`DeviceError` for
+    invalid environment variables or if there is no library.
     """
     loaded = open_library()
     if loaded.library is None:
         raise DeviceError(loaded.reason)
-    return _machine(count_threads(), select_isa(loaded.library))
+    threads = requested_threads() or max(1, count_threads() // sharers)
+    return _machine(threads, select_isa(loaded.library))
 
 
 def open_single_threaded() -> Machine:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from copy import copy
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
 import numpy as np
@@ -20,8 +21,11 @@ from inl.backend.base import (
     WeightUpdates,
 )
 from inl.backend.block_io import Addresses, host_memory_range
+from inl.backend.collectives import AXES, Rank, Ranks
 from inl.backend.host import host_memory
+from inl.backend.peer_collectives import PeerCollectives
 from inl.backend.provisional import DecodedBlocks
+from inl.backend.rank_sockets import SocketLink
 from inl.backend.simple import zeroed_state
 from inl.dtypes import E4M3, SIZES, HostArray, widen, wrap
 from inl.errors import DeviceError
@@ -37,6 +41,7 @@ from inl_cpu.library import open_machine
 from inl_cpu.memory import empty
 from inl_cpu.program import Program as NativeProgram
 from inl_cpu.program import RecordedProgram
+from inl_cpu.rank_collectives import RecordedCollectives
 from inl_cpu.weight_cache import PackedWeightCache
 
 if TYPE_CHECKING:
@@ -44,6 +49,9 @@ if TYPE_CHECKING:
     from inl.spec.program import ProgramInfo
 
 C = TypeVar("C")
+MANY = 1 << 30
+"""Ranks of the largest group whose sums are invariant: no group is larger."""
+LOOPBACK = "127.", "[::1]", "localhost:"
 UNCHANGED = ("float32", "int32")
 """Dtypes that tensors are stored in as given; others are widened."""
 
@@ -69,6 +77,8 @@ class NativeBackend(Backend):
         self.emitter = CommandEmitter(open_machine())
         self.programs: OrderedDict[NativeProgram, RecordedProgram] = OrderedDict()
         """Recorded programs, the least recently used first."""
+        self.collectives: RecordedCollectives | None = None
+        """Where this backend is one rank of several."""
 
     def tensor(self, data: HostArray) -> Any:
         if data.dtype not in SIZES:
@@ -126,8 +136,18 @@ class NativeBackend(Backend):
             return function
         return NativeProgram(function, self.emitter, self.programs)
 
+    def _join(self, rank: Rank) -> NativeBackend:
+        twin, peers = copy(self), PeerCollectives(rank, SocketLink(rank))
+        on_this_host = rank.address.startswith(LOOPBACK)
+        twin.emitter = CommandEmitter(open_machine(rank.ranks if on_this_host else 1))
+        twin.programs = OrderedDict()
+        twin.collectives = RecordedCollectives(twin.emitter, peers)
+        return twin
+
     def offers(self, kind: type[C]) -> C | None:
         offers = (
+            self.collectives,
+            Ranks(self._join, MANY, AXES),
             ReadBandwidth(self.emitter),
             PackedWeightCache(self.emitter),
             WeightUpdates(_overwritten),

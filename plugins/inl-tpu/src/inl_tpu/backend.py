@@ -10,8 +10,10 @@ import jax
 from inl.backend.base import Traits
 from inl.backend.tunable import Tunable
 from inl.cache_dir.location import cache_folder
+from inl.device import Device
 from inl.errors import BackendUnavailable
-from inl.placement.mesh import Meshes, MeshSizes
+from inl.placement.mesh import Meshes
+from inl.placement.placement import Placement
 from inl_jax import pallas
 from inl_jax.backend import JaxBackend
 from inl_jax.mesh.backend import MeshBackend
@@ -23,7 +25,6 @@ from inl_tpu.tuner import Tuner
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from inl.device import Device
     from inl.spec.kernel import Kernel
 
 C = TypeVar("C")
@@ -69,14 +70,17 @@ class TpuBackend(JaxBackend):
             return cast("C", Tuner(cast("jax.Device", self.place)))
         return super().offers(kind)
 
-    def _over(self, sizes: MeshSizes) -> MeshBackend:
+    def _over(self, sizes: Placement) -> MeshBackend:
+        if sizes.devices:
+            named = [open_device(Device(name), self._target) for name in sizes.devices]
+            return MeshBackend(self, named, sizes)
         devices = jax.devices(self._target)[self.device.index :]
-        if len(devices) < sizes.devices:
+        if len(devices) < sizes.count:
             raise BackendUnavailable(
-                f"{self.device}: mesh {sizes} needs {sizes.devices} devices; JAX finds "
+                f"{self.device}: mesh {sizes} needs {sizes.count} devices; JAX finds "
                 f"{len(devices)} of platform {self._target} from this one on"
             )
-        return MeshBackend(self, devices[: sizes.devices], sizes)
+        return MeshBackend(self, devices[: sizes.count], sizes)
 
     def kernels(self) -> Iterable[Kernel]:
         yield from super().kernels()

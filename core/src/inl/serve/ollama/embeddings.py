@@ -11,7 +11,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from inl.serve.api_error import unsupported
 from inl.serve.dialect import parse
 from inl.serve.ollama.exchange import nanoseconds
 from inl.serve.ollama.fields import KeepAlive, Options, served_name
@@ -72,8 +71,7 @@ class _Embed(EmbeddingsForm):
 
     def read(self, body: bytes) -> str | None:
         self._request = request = parse(body, EmbedRequest)
-        if request.dimensions is not None:
-            raise unsupported("dimensions", "is not supported; remove it")
+        self.dimensions = request.dimensions
         return served_name(request.model)
 
     def encode(self, model: ServedModel) -> list[Ids]:

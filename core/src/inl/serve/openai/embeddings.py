@@ -1,4 +1,4 @@
-"""``/v1/embeddings``: the last hidden state of each text, of length 1."""
+"""``/v1/embeddings``: the embedding of each text."""
 
 from __future__ import annotations
 
@@ -44,11 +44,15 @@ class EmbeddingsRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     input: str | Items
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = "float"
+    dimensions: Annotated[int, Meta(ge=1)] | None = None
     user: str | None = None
 
 
 class EmbeddingsForm(ABC):
-    """One call in a dialect: its texts, and its response."""
+    """One call in a dialect: its texts, what is computed of them, its response."""
+
+    dimensions: int | None = None
+    """First elements of each embedding that are returned; ``None`` is all."""
 
     @abstractmethod
     def read(self, body: bytes) -> str | None:
@@ -58,9 +62,13 @@ class EmbeddingsForm(ABC):
     def encode(self, model: ServedModel) -> list[Ids]:
         """Return the token ids of the texts; raises the engine's errors."""
 
+    def compute(self, model: ServedModel, prompts: Sequence[Ids]) -> Sequence[Any]:
+        """Return the result of each text; raises the engine's errors."""
+        return list(model.engine.embed(prompts, dimensions=self.dimensions))
+
     @abstractmethod
     def body(self, rows: Sequence[Any], prompts: Sequence[Ids], name: str) -> Any:
-        """Return the response for the vector of each text."""
+        """Return the response for the results of :meth:`compute`."""
 
 
 class Embeddings:
@@ -113,7 +121,7 @@ class Embeddings:
 def _answer(
     model: ServedModel, name: str, prompts: list[Ids], form: EmbeddingsForm
 ) -> bytes:
-    return encode(form.body(list(model.engine.embed(prompts)), prompts, name))
+    return encode(form.body(form.compute(model, prompts), prompts, name))
 
 
 class _OpenAiForm(EmbeddingsForm):
@@ -124,11 +132,14 @@ class _OpenAiForm(EmbeddingsForm):
     def read(self, body: bytes) -> str | None:
         fields = parse(body, EmbeddingsRequest)
         self._form = fields.encoding_format or "float"
-        self._texts = _texts(fields.input)
+        self.dimensions = fields.dimensions
+        self._texts = texts_of(fields.input)
         return fields.model
 
     def encode(self, model: ServedModel) -> list[Ids]:
-        return encode_texts(model, self._texts)
+        before = model.engine.prompts.text(None)
+        texts = [before + x if isinstance(x, str) else x for x in self._texts]
+        return encode_texts(model, texts)
 
     def body(self, rows: Sequence[Any], prompts: Sequence[Ids], name: str) -> Any:
         tokens = sum(map(len, prompts))
@@ -147,7 +158,7 @@ class _OpenAiForm(EmbeddingsForm):
         }
 
 
-def _texts(given: Any) -> list[Any]:
+def texts_of(given: Any) -> list[Any]:
     """Return the texts, or the lists of token ids, of the field ``input``."""
     if isinstance(given, str):
         return [given]

@@ -21,9 +21,11 @@ from inl.backend.base import (
     WeightUpdates,
 )
 from inl.backend.block_io import BlockIO
+from inl.backend.collectives import AXES
 from inl.backend.state_bytes import state_bytes
 from inl.dtypes import HostArray
-from inl.placement.mesh import DATA, TENSOR, Mesh, MeshSizes
+from inl.placement.mesh import DATA, TENSOR, Mesh
+from inl.placement.placement import Placement
 from inl.placement.ranks import over_ranks
 from inl.spec.cache import Paged, State
 from inl.spec.kernel import Kernel
@@ -50,15 +52,15 @@ class MeshBackend(JaxBackend):
     """
 
     def __init__(
-        self, single: JaxBackend, devices: Sequence[jax.Device], sizes: MeshSizes
+        self, single: JaxBackend, devices: Sequence[jax.Device], sizes: Placement
     ) -> None:
         self.device, self.traits, self._single = single.device, single.traits, single
         if jax.process_count() > 1:
             # How many steps are repeated depends on times, which differ by process.
             self.traits = single.traits._replace(decode_steps=1)
         self.sizes = sizes
-        grid = np.array(devices).reshape(sizes)
-        self.mesh = jax.sharding.Mesh(grid, MeshSizes._fields)
+        grid = np.array(devices).reshape(sizes.sizes)
+        self.mesh = jax.sharding.Mesh(grid, AXES)
         self.place = NamedSharding(self.mesh, PartitionSpec())
         self.compiler = Compiler(self.out_of_memory, partial(spread, self.mesh))
 
@@ -81,7 +83,9 @@ class MeshBackend(JaxBackend):
         """
         own = jax.process_index()
         places = {
-            rank: [x for x in self.mesh.devices[:, rank].flat if x.process_index == own]
+            rank: [
+                x for x in self.mesh.devices[:, :, rank].flat if x.process_index == own
+            ]
             for rank in range(self.sizes.tensor)
         }
         places = {rank: devices for rank, devices in places.items() if devices}
@@ -145,7 +149,7 @@ class MeshBackend(JaxBackend):
         return super().offers(kind)
 
 
-def over_mesh(kernels: Iterable[Kernel], sizes: MeshSizes) -> Iterable[Kernel]:
+def over_mesh(kernels: Iterable[Kernel], sizes: Placement) -> Iterable[Kernel]:
     """Adapt the kernels of one device to a mesh."""
     own: tuple[Kernel, ...] = ()
     if sizes.data > 1:

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from typing import final
+from typing import Any, final
 
 import jax
 
-from inl.backend.base import Collectives
-from inl.placement.mesh import MeshSizes
+from inl.backend.collectives import Collectives
+from inl.placement.placement import Placement
 from inl_jax.tensors import Array
 
 
 @final
 class MeshCollectives(Collectives):
-    """Sums and concatenations over named axes; call them under ``jax.shard_map``."""
+    """Verbs over the named axes of a mesh; call them under ``jax.shard_map``.
 
-    def __init__(self, sizes: MeshSizes) -> None:
+    One program runs on all devices: they cannot make different calls, as ``send`` and
+    ``recv`` are, and have nothing to wait for at a ``barrier``. The three raise
+    :class:`~inl.errors.RunnerError`.
+    """
+
+    def __init__(self, sizes: Placement) -> None:
         self._sizes = sizes
 
     def size(self, axis: str) -> int:
         return int(getattr(self._sizes, axis))
+
+    def index(self, axis: str) -> Any:
+        return jax.lax.axis_index(axis)
 
     def all_reduce(self, x: Array, axis: str) -> Array:
         if self.size(axis) == 1:
@@ -30,3 +38,11 @@ class MeshCollectives(Collectives):
         if self.size(axis) == 1:
             return x
         return jax.lax.all_gather(x, axis, axis=x.ndim - 1, tiled=True)
+
+    def reduce_scatter(self, x: Array, axis: str) -> Array:
+        self._rows(x, axis, "reduce_scatter")
+        return jax.lax.psum_scatter(x, axis, tiled=True)
+
+    def all_to_all(self, x: Array, axis: str) -> Array:
+        self._rows(x, axis, "all_to_all")
+        return jax.lax.all_to_all(x, axis, split_axis=0, concat_axis=0, tiled=True)

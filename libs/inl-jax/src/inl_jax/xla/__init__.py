@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from inl.backend.traced import bound
 from inl.spec.kernel import Kernel
-from inl_jax.xla import attention, functions, inl, kernel, layers, recurrent
+from inl_jax.xla import (
+    attention,
+    full_attention,
+    functions,
+    inl,
+    kernel,
+    layers,
+    recurrent,
+)
 
 KERNELS: tuple[Kernel, ...] = (
     *(kernel.kernel(run) for run in bound(functions)),
     *layers.KERNELS,
     *attention.KERNELS,
+    *full_attention.KERNELS,
     *inl.KERNELS,
     *recurrent.KERNELS,
 )

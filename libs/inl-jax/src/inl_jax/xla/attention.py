@@ -128,6 +128,23 @@ def sink_attention(
     return _over_chunks(q, cache, step, tiles, scale, window, None, group, w.logits)
 
 
+def span_attention(
+    q: Array,
+    cache: Pages,
+    step: Step,
+    spans: Array,
+    *,
+    scale: float,
+    window: int | None,
+    cap: float | None,
+    group: int,
+) -> Array:
+    tiles = plan(step, block_size=cache.kv.shape[2])
+    return _over_chunks(
+        q, cache, step, tiles, scale, window, cap, group, spans=spans[tiles.tokens]
+    )
+
+
 def _over_chunks(
     q: Array,
     cache: Pages,
@@ -138,10 +155,11 @@ def _over_chunks(
     cap: float | None,
     group: int,
     sinks: Array | None = None,
+    spans: Array | None = None,
 ) -> Array:
-    """Compute attention; sinks: [heads] logits without a key."""
+    """Compute attention; sinks: [heads] logits without a key. spans: [N, Q, 2]."""
     blocks = Blocks(step.blocks[group])
-    sums = attend_blocks(q, cache, blocks, tiles, scale, window, cap)
+    sums = attend_blocks(q, cache, blocks, tiles, scale, window, cap, spans)
     return finished(sums, tiles, q, sinks)
 
 
@@ -183,8 +201,12 @@ def attend_blocks(
     scale: float,
     window: int | None,
     cap: float | None,
+    spans: Array | None = None,
 ) -> Sums:
-    """Accumulate the softmax over the keys of the given blocks."""
+    """Accumulate the softmax over the keys of the given blocks.
+
+    spans: [N, Q, 2] first position and end of keys that each query sees too.
+    """
     _, heads, dim = q.shape
     _, kv_heads, size, _ = cache.kv.shape
     blocks = max(1, CHUNK // size)
@@ -210,8 +232,14 @@ def attend_blocks(
         scores = einsum("nqhgd,nhld->nhgql", queries, k) * scale
         if cap is not None:
             scores = cap * jnp.tanh(scores / cap)
-        distance = tiles.positions[:, :, None] - positions_of(index)[:, None]
-        seen = (distance >= 0) & (distance < (window or jnp.iinfo(jnp.int32).max))
+        key_positions = positions_of(index)[:, None]
+        distance = tiles.positions[:, :, None] - key_positions
+        seen = distance >= 0
+        if spans is not None:
+            after = key_positions >= spans[..., :1]
+            inside = after & (key_positions < spans[..., 1:])
+            seen |= inside & (tiles.positions >= 0)[:, :, None]
+        seen &= distance < (window or jnp.iinfo(jnp.int32).max)
         # A cell beyond every query may hold the NaN of an earlier request.
         v = jnp.where(seen.any(1)[:, None, :, None], v, 0)
         return accumulate(sums, scores, seen[:, None, None], v)
@@ -219,6 +247,9 @@ def attend_blocks(
     shape = (len(tiles.rows), kv_heads, heads // kv_heads, tiles.tokens.shape[1])
     zeros = jnp.zeros(shape, accumulated(q))
     start, stop = chunk_range(tiles.positions, window, keys)
+    if spans is not None:
+        ends = jnp.where(tiles.positions < 0, 0, spans[..., 1])
+        stop = jnp.maximum(stop, -(-ends.max() // keys))
     if given.most is not None:
         start, stop = 0, -(-given.most // blocks)
     sums = Sums(zeros + MASKED, zeros, jnp.zeros((*shape, dim), zeros.dtype))
@@ -270,5 +301,6 @@ def chunk_range(positions: Array, window: int | None, keys: int) -> tuple[Any, A
 KERNELS = (
     kernel(attention, plan=inlined(plan)),
     kernel(sink_attention, plan=inlined(plan)),
+    kernel(span_attention),
     kernel(write_kv),
 )

@@ -14,6 +14,7 @@ from inl_cpu import instructions
 from inl_cpu.abi import Flag
 from inl_cpu.command_emitter import stride
 from inl_cpu.memory import sparse_zeros
+from inl_cpu.tensor import plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -115,6 +116,34 @@ class Attention:
             q, (None, None), cache, step, scale, window, None, group, w.logits
         )
 
+    def span_attention(
+        self,
+        q: Any,
+        cache: NativeCache,
+        step: Step,
+        spans: Any,
+        *,
+        scale: float,
+        window: int | None,
+        cap: float | None,
+        group: int,
+    ) -> Any:
+        """What a token sees are the keys from one position to another."""
+        first, last = (self._emitter.new(step.positions.shape, "int32") for _ in "ab")
+        given = [plain(x) for x in (step.positions, spans, first, last)]
+
+        def run() -> None:
+            positions, bounds, start, end = given
+            start[:] = 0 if window is None else np.maximum(positions - window + 1, 0)
+            np.maximum(positions, bounds[:, 1] - 1, out=end)
+
+        self._emitter.python(run, [step.positions, spans])
+        seen = step._replace(positions=last)
+        none = (None, None)
+        return self._attend(
+            q, none, cache, seen, scale, None, cap, group, first_keys=first
+        )
+
     def attend(
         self,
         q: Any,
@@ -143,6 +172,7 @@ class Attention:
         cap: float | None,
         group: int,
         sinks: Any = None,
+        first_keys: Any = None,
     ) -> Any:
         q, (k, v) = self._emitter.dense(q), kv
         tokens, heads, _ = q.shape
@@ -176,6 +206,7 @@ class Attention:
                 writes=step.writes[group],
                 sinks=sinks,
                 scales=cache.scales,
+                first_keys=first_keys,
                 scale=scale,
                 cap=cap or 0.0,
                 flags=flags,
@@ -221,7 +252,10 @@ def kernels(emitter: CommandEmitter) -> Iterable[Kernel]:
     for name, flags in (("native", Flag.BATCH_VARIANT), ("native_rows", Flag.X_EXACT)):
         invariant = flags == Flag.X_EXACT
         family = Attention(emitter, flags)
-        for run in (family.attention, family.attend, family.sink_attention):
+        for run in (
+            family.attention, family.attend, family.sink_attention,
+            family.span_attention,
+        ):  # fmt: skip
             yield Kernel(
                 run.__name__,
                 name,

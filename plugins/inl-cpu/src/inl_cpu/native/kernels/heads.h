@@ -42,6 +42,7 @@ struct Attention {
     }
     /* First key that a token attends to. */
     int64_t first_key(int64_t token) const {
+        if (op.first_keys() != nullptr) return op.first_keys()[token];
         const int64_t at = position(token);
         return window && at >= window ? at - window + 1 : 0;
     }

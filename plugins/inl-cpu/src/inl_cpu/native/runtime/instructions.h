@@ -317,8 +317,10 @@ struct RopeTable {
  * 0 is unlimited. Tokens from starts[rows] on and rows of length 0 get zeros. Weights
  * are softmax(cap * tanh(scale * q k / cap)); a cap of 0 is none. sinks [heads] are
  * logits that take part in the softmax and contribute no value. scales [2] are those
- * of keys and values of a cache in float8; None is 1. positions, token_rows,
- * starts and lengths are also read before the program runs, to divide the work.
+ * of keys and values of a cache in float8; None is 1. first_keys [tokens] are the
+ * first keys of the tokens' windows; None are those of window. positions, token_rows,
+ * starts, lengths and first_keys are also read before the program runs, to divide the
+ * work.
  *
  * Shapes: y [tokens, heads * head_width], positions and token_rows [tokens],
  * starts [rows + 1], lengths [rows], and of one cache group blocks [rows, table_width]
@@ -356,6 +358,7 @@ struct Attention {
     const float *k_norm() const { return static_cast<const float *>(raw->data[15]); }
     const float *sinks() const { return static_cast<const float *>(raw->data[16]); }
     const float *scales() const { return static_cast<const float *>(raw->data[17]); }
+    const int32_t *first_keys() const { return static_cast<const int32_t *>(raw->data[18]); }
     float scale() const { return raw->reals[0]; }
     float cap() const { return raw->reals[1]; }
     float eps() const { return raw->reals[2]; }
@@ -725,9 +728,9 @@ inline constexpr InstructionSpec INSTRUCTIONS[INL_OPCODES] = {
     {"rope_table", 0, 0xf, 3, 4,
      {"tokens", "pairs", "scaled_pairs"},
      {"positions", "rates", "cos", "sin"}},
-    {"attention", 50288, 0x7f9, 10, 18,
+    {"attention", 50288, 0x7f9, 10, 19,
      {"tokens", "heads", "kv_heads", "head_width", "block_size", "rows", "table_width", "window", "q_stride", "kv_stride"},
-     {"q", "k", "v", "k_cache", "v_cache", "y", "positions", "token_rows", "starts", "lengths", "blocks", "writes", "cos", "sin", "q_norm", "k_norm", "sinks", "scales"}},
+     {"q", "k", "v", "k_cache", "v_cache", "y", "positions", "token_rows", "starts", "lengths", "blocks", "writes", "cos", "sin", "q_norm", "k_norm", "sinks", "scales", "first_keys"}},
     {"write_kv", 49184, 0x1f, 5, 6,
      {"rows", "heads", "head_width", "block_size", "kv_stride"},
      {"k", "v", "k_cache", "v_cache", "writes", "scales"}},

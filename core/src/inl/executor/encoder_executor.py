@@ -1,0 +1,162 @@
+"""Executes the program of an encoder on one backend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from inl.backend.programs import compile_program, info_of
+from inl.dtypes import widen, wrap
+from inl.executor.load_plan import compute_dtype, in_dtype, kernel_selection
+from inl.ops.full_attention import starts_of
+from inl.progress import Progress, ProgressReporter
+from inl.protocol.runner import Limits
+from inl.spec.dispatch import ResolvedOps, Tracer
+from inl.spec.encoder import Encoder, SequenceBatch, TokenSequence, encode
+from inl.spec.step import Bucket
+from inl.spec.strict_array import StrictArray
+from inl.spec.tree import tree_map
+from inl.weights.load import load_weights, stored_specs
+from inl.weights.plan import plan_weights
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from inl.backend.base import Backend
+    from inl.config import EngineConfig
+    from inl.executor.model_loader import LanguageModel
+    from inl.spec.selection import KernelSelection
+
+MAX_SEQUENCES = 64
+"""Most sequences of a program."""
+
+LEAST_TOKENS = 16
+"""Tokens of the smallest program of a backend with static shapes."""
+
+EXACT = Bucket(tokens=64, rows=4)
+"""Size whose kernels a backend without static shapes uses for every size."""
+
+
+@dataclass(frozen=True)
+class LoadedEncoder:
+    """An encoder with its weights on a device."""
+
+    model: Encoder
+    config: Any
+    groups: Any
+    weights: Any
+    selection: KernelSelection
+
+
+class EncoderExecutor:
+    """An encoder's weights and compiled programs on one backend."""
+
+    def __init__(self, backend: Backend, loaded: LoadedEncoder, limits: Limits) -> None:
+        self.backend, self.loaded, self.limits = backend, loaded, limits
+        self._has_static_shapes = bool(backend.buckets(limits))
+        self._ops: dict[Bucket, ResolvedOps] = {}
+        self._programs: dict[Bucket, Any] = {}
+
+    def encode(self, sequences: Sequence[TokenSequence]) -> NDArray[np.float32]:
+        """Return the results [n, K] of up to :data:`MAX_SEQUENCES` sequences."""
+        lengths = [len(each.tokens) for each in sequences]
+        bucket = self._bucket(sum(lengths), len(lengths))
+        batch = SequenceBatch(*map(self._tensor, padded(sequences, bucket)))
+        (results,) = self._program(bucket)(self.loaded.weights, batch)
+        host = widen(self.backend.numpy(results))
+        return np.asarray(host[: len(lengths)], np.float32)
+
+    def release(self) -> None:
+        """Drop programs and weights."""
+        self._programs.clear()
+        self._ops.clear()
+        self.loaded = replace(self.loaded, weights=None)
+
+    def tracer(self, bucket: Bucket) -> Tracer:
+        """Trace the program of a bucket: its op calls and the kernels selected."""
+        loaded, (tokens, rows) = self.loaded, bucket[:2]
+        tracer = Tracer(loaded.selection, bucket, self.limits.block_size)
+        one = StrictArray((tokens,), "int32")
+        batch = SequenceBatch(one, one, one, StrictArray((rows + 1,), "int32"))
+        specs = tree_map(lambda plan: plan.specs(loaded.config.dtype), loaded.groups)
+        encode(tracer, loaded.model, loaded.config, specs, batch)
+        return tracer
+
+    def _tensor(self, x: NDArray[np.int32]) -> Any:
+        return self.backend.tensor(wrap(x))
+
+    def _bucket(self, tokens: int, rows: int) -> Bucket:
+        if not self._has_static_shapes:
+            return Bucket(tokens=tokens, rows=rows)
+        size = LEAST_TOKENS
+        while size < tokens:
+            size *= 2
+        return Bucket(tokens=size, rows=1 if rows == 1 else MAX_SEQUENCES)
+
+    def _program(self, bucket: Bucket) -> Any:
+        # Without static shapes one program computes every size.
+        key = bucket if self._has_static_shapes else EXACT
+        if key not in self._programs:
+            ops = ResolvedOps(self.tracer(key))
+            body = partial(encode, ops, self.loaded.model, self.loaded.config)
+            info = info_of("encode", None, self.limits)
+            self._programs[key] = compile_program(self.backend, body, info)
+        return self._programs[key]
+
+
+def padded(sequences: Sequence[TokenSequence], bucket: Bucket) -> SequenceBatch:
+    """Return the arrays of a batch in the size of a bucket, on the host."""
+    lengths = [len(each.tokens) for each in sequences]
+    used = sum(lengths)
+    tokens, positions, kinds = np.zeros((3, bucket.tokens), np.int32)
+    tokens[:used] = np.concatenate([each.tokens for each in sequences])
+    positions[:used] = np.concatenate([np.arange(length) for length in lengths])
+    kinds[:used] = np.concatenate([
+        each.kinds or np.zeros(len(each.tokens), np.int32) for each in sequences
+    ])  # fmt: skip
+    starts = starts_of([*lengths, *[0] * (bucket.rows - len(lengths))])
+    return SequenceBatch(tokens, positions, kinds, starts)
+
+
+def load_encoder(
+    language: LanguageModel,
+    backend: Backend,
+    config: EngineConfig,
+    progress: Progress | None = None,
+) -> EncoderExecutor:
+    """Load an encoder's weights on a backend.
+
+    Raises :class:`~inl.errors.NoKernel`, which names the op, on a backend without the
+    ops of encoders, before weights are read.
+    """
+    model, dtype = language.encoder, compute_dtype(backend, config.dtype)
+    assert model is not None, "others are loaded by a LoadPlan"
+    backend = in_dtype(backend, dtype)
+    shaped = replace(language.config, dtype=dtype)
+    selection = kernel_selection(backend, config)
+    groups = plan_weights(
+        model.weights(shaped), selection.kernels, stored_specs(language.checkpoint),
+        invariant=selection.invariant,
+    )  # fmt: skip
+    limits = encoder_limits(shaped, backend, config)
+    loaded = LoadedEncoder(model, shaped, groups, None, selection)
+    ResolvedOps(EncoderExecutor(backend, loaded, limits).tracer(EXACT))
+    weights = load_weights(
+        groups, language.checkpoint, backend, dtype, check=config.check_weights,
+        progress=ProgressReporter(progress),
+    )  # fmt: skip
+    return EncoderExecutor(backend, replace(loaded, weights=weights), limits)
+
+
+def encoder_limits(shaped: Any, backend: Backend, config: EngineConfig) -> Limits:
+    """Return limits of a runner of sequences, which has no cache and takes no steps."""
+    budget = config.token_budget or backend.traits.token_budget
+    return Limits(
+        slots=2, blocks=(2,), block_size=shaped.max_tokens, max_blocks_per_seq=1,
+        vocab=shaped.vocab_size, depth=1, token_budget=max(budget, shaped.max_tokens),
+        sampler="greedy",
+    )  # fmt: skip

@@ -1,0 +1,87 @@
+"""Encoders: models that compute whole sequences at once, without a cache or steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from inl.spec.model import unchanged
+from inl.spec.step import Array
+
+
+class SequenceBatch(NamedTuple):
+    """Sequences of an encoder program, one after the other, on the device.
+
+    T tokens and N sequences, with padding: the last sequences may have no tokens, and
+    the last tokens may belong to none.
+    """
+
+    tokens: Array
+    """[T] int32 token ids, or [T, P] inputs of another kind."""
+    positions: Array
+    """[T] int32 place of the token in its sequence, or [axes, T] along each axis."""
+    kinds: Array
+    """[T] int32 kind of the token's segment: 1 in the second text of a pair, else 0."""
+    starts: Array
+    """[N + 1] int32: sequence n has the tokens starts[n] .. starts[n + 1] - 1."""
+
+
+class TokenSequence(NamedTuple):
+    """A sequence to encode."""
+
+    tokens: Sequence[int]
+    kinds: Sequence[int] = ()
+    """Kind of each token's segment; empty: all 0."""
+
+
+def no_state(_config: Any) -> tuple[()]:
+    """Return that nothing is stored between programs."""
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Encoder:
+    """An architecture whose programs encode sequences, beside :class:`Model`.
+
+    ``ops`` is an :class:`inl.ops.protocol.Ops`. A config has ``vocab_size``,
+    ``hidden_size``, ``max_tokens``, ``dtype``, ``pooling`` and ``labels``.
+    """
+
+    config: Callable[..., Any]
+    """(Hugging Face config dict) -> frozen, hashable config."""
+    weights: Callable[[Any], Any]
+    """(config) -> NamedTuple whose leaves are groups."""
+    encode: Callable[..., Array]
+    """(ops, config, w, batch) -> hidden states [T, H] of a :class:`SequenceBatch`."""
+    pool: Callable[..., Array]
+    """(ops, config, w, hidden, batch) -> a result [N, K] of each sequence."""
+    adapt: Callable[[Any, Any], tuple[Any, Any]] = unchanged
+    """(config, checkpoint) -> both in the layout that ``weights`` declares."""
+    state: Callable[[Any], tuple[()]] = no_state
+
+
+class Pooling(NamedTuple):
+    """How the hidden states of a sequence become its result."""
+
+    kind: str = "mean"
+    """One of :data:`inl.ops.pool.POOLINGS`."""
+    unit: bool = True
+    """Whether the result is scaled to length 1."""
+
+
+class Labels(NamedTuple):
+    """Results of a head that classifies."""
+
+    names: tuple[str, ...] = ()
+    """Name of each; none if a model has no such head."""
+    activation: str = "softmax"
+    """What turns logits into scores: "softmax", "sigmoid" or "identity"."""
+
+
+def encode(
+    ops: Any, model: Encoder, config: Any, weights: Any, batch: SequenceBatch
+) -> tuple[Array]:
+    """Encode sequences: the function of the program "encode"."""
+    hidden = model.encode(ops, config, weights, batch)
+    return (model.pool(ops, config, weights, hidden, batch),)

@@ -1,0 +1,198 @@
+"""Embeddings, ranks, scores and classes of encoders over HTTP."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from http_servers import HashServer
+from inl.config import EngineConfig
+from inl.engine.inference_engine import InferenceEngine
+from inl.executor.model_loader import LanguageModel
+from inl.models import bert
+from inl.spec.encoder import Labels
+from inl.testing.tiny import MemoryCheckpoint
+from inl.testing.tiny_encoder import plain_encoding, tiny_bert
+from inl.text.tokenizer import Tokenizer
+
+tokenizers = pytest.importorskip("tokenizers")
+
+BOUND = 1e-4
+DOCUMENTS = ["w7 w3", "w9 w40 w3 w9 w80 w11", "w1", "w3 w9 w40"]
+QUERY = "w3 w9 w40"
+
+
+def word_tokenizer():
+    """A word for each id, between [CLS] and [SEP]."""
+    words = ["[CLS]", "[SEP]", *(f"w{n}" for n in range(94))]
+    vocab = {word: index for index, word in enumerate(words)}
+    rules = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, "w0"))
+    rules.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    rules.post_processor = tokenizers.processors.BertProcessing(
+        ("[SEP]", 1), ("[CLS]", 0)
+    )
+    return Tokenizer(rules)
+
+
+class EncoderServer(HashServer):
+    """A server of a tiny BERT on the reference backend; labels: of its head."""
+
+    def __init__(self, labels=0, **settings):
+        super().__init__(**settings)
+        self.hf, self.tensors = tiny_bert(np.random.default_rng(8), labels)
+        self.labels = labels
+
+    def _open(self, on_step):
+        config = bert.MODEL.config(self.hf)
+        if self.labels:
+            names = tuple(f"kind {number}" for number in range(self.labels))
+            usual = "sigmoid" if self.labels == 1 else "softmax"
+            config = replace(config, labels=Labels(names, usual))
+        checkpoint = MemoryCheckpoint(self.hf, self.tensors)
+        model = LanguageModel(bert.MODEL, config, checkpoint)
+        options = EngineConfig(backend="reference", dtype="float32")
+        return InferenceEngine(model, word_tokenizer(), options, on_step=on_step)
+
+    def post(self, path, **body):
+        status, _, answer = self.send("POST", path, body)
+        return status, answer
+
+    def row(self, *ids):
+        return plain_encoding(self.hf, self.tensors, ids, "mean", unit=True)
+
+
+def ids_of(text):
+    return [0, *(2 + int(word[1:]) for word in text.split()), 1]
+
+
+@pytest.fixture(scope="module")
+def embedding():
+    with EncoderServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def classifying():
+    with EncoderServer(labels=3) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def crossing():
+    with EncoderServer(labels=1) as server:
+        yield server
+
+
+@pytest.mark.parametrize("form", ["float", "base64"])
+@pytest.mark.parametrize("dimensions", [None, 12])
+def test_embeddings_of_an_encoder(embedding, form, dimensions):
+    status, answer = embedding.post(
+        "/v1/embeddings", input=DOCUMENTS, encoding_format=form, dimensions=dimensions
+    )
+    assert status == 200
+    width = dimensions or 48
+    for each, text in zip(answer["data"], DOCUMENTS, strict=True):
+        row = each["embedding"]
+        if form == "base64":
+            row = np.frombuffer(base64.b64decode(row), "<f4")
+        expected = embedding.row(*ids_of(text))[:width]
+        expected = expected / np.linalg.norm(expected)
+        assert np.abs(np.array(row) - expected).max() < BOUND
+    assert answer["usage"]["prompt_tokens"] == sum(map(len, map(ids_of, DOCUMENTS)))
+
+
+def test_more_dimensions_than_there_are_are_refused(embedding):
+    status, answer = embedding.post("/v1/embeddings", input="w1", dimensions=49)
+    assert status == 400
+    assert "dimensions: found 49, accepts 1 to 48" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("top", [None, 2])
+def test_rerank_by_embeddings(embedding, top):
+    documents = [DOCUMENTS[0], {"text": DOCUMENTS[1]}, *DOCUMENTS[2:]]
+    body = {} if top is None else {"top_n": top}
+    status, answer = embedding.post(
+        "/v1/rerank", query=QUERY, documents=documents, **body
+    )
+    assert status == 200
+    query = embedding.row(*ids_of(QUERY))
+    scores = np.array([embedding.row(*ids_of(text)) @ query for text in DOCUMENTS])
+    results = answer["results"]
+    assert [each["index"] for each in results] == np.argsort(-scores)[:top].tolist()
+    for each in results:
+        assert abs(each["relevance_score"] - scores[each["index"]]) < BOUND
+        assert each["document"] == {"text": DOCUMENTS[each["index"]]}
+    assert results[0]["index"] == 3
+    bare = embedding.post(
+        "/v1/rerank", query=QUERY, documents=["w1"], return_documents=False
+    )[1]
+    assert "document" not in bare["results"][0]
+
+
+def test_scores_of_one_text_and_of_pairs(embedding):
+    one = embedding.post("/v1/score", text_1=QUERY, text_2=DOCUMENTS)[1]
+    found = [each["score"] for each in one["data"]]
+    query = embedding.row(*ids_of(QUERY))
+    scores = [embedding.row(*ids_of(text)) @ query for text in DOCUMENTS]
+    assert np.abs(np.array(found) - scores).max() < BOUND
+    same = embedding.post("/v1/score", text_1=DOCUMENTS, text_2=DOCUMENTS)[1]
+    assert np.allclose([each["score"] for each in same["data"]], 1, atol=BOUND)
+    status, answer = embedding.post("/v1/score", text_1=["w1", "w2"], text_2=DOCUMENTS)
+    assert status == 400
+    assert "text_1: found 2 texts" in answer["error"]["message"]
+
+
+def test_a_cross_encoder_reads_pairs(crossing):
+    status, answer = crossing.post("/v1/rerank", query=QUERY, documents=DOCUMENTS)
+    assert status == 200
+    scores = [each["relevance_score"] for each in answer["results"]]
+    assert scores == sorted(scores, reverse=True)
+    assert all(0 < score < 1 for score in scores)
+    pairs = crossing.post("/v1/score", text_1=QUERY, text_2=DOCUMENTS)[1]["data"]
+    by_index = {each["index"]: each["relevance_score"] for each in answer["results"]}
+    for each in pairs:
+        assert abs(each["score"] - by_index[each["index"]]) < BOUND
+    # The second text has the other kind of segment, which the order of a pair shows.
+    swapped = crossing.post("/v1/score", text_1=DOCUMENTS, text_2=[QUERY] * 4)[1]
+    differences = [
+        abs(a["score"] - b["score"])
+        for a, b in zip(pairs, swapped["data"], strict=True)
+    ]
+    assert max(differences[:3]) > 10 * BOUND
+
+
+def test_classes_of_texts(classifying):
+    status, answer = classifying.post("/v1/classify", input=DOCUMENTS)
+    assert status == 200
+    for each, text in zip(answer["data"], DOCUMENTS, strict=True):
+        hf, tensors = classifying.hf, classifying.tensors
+        logits = plain_encoding(hf, tensors, ids_of(text), "first", unit=False)
+        expected = np.exp(logits) / np.exp(logits).sum()
+        assert np.abs(np.array(each["probs"]) - expected).max() < BOUND
+        assert each["label"] == f"kind {expected.argmax()}"
+        assert each["num_classes"] == 3
+
+
+@pytest.mark.parametrize(
+    ("model", "path", "body", "part"),
+    [
+        ("embedding", "/v1/classify", {"input": "w1"}, "has no head that classifies"),
+        ("classifying", "/v1/embeddings", {"input": "w1"}, "classifies; use classify"),
+        ("classifying", "/v1/score", {"text_1": "w1", "text_2": "w2"}, "has 3 labels"),
+        ("embedding", "/v1/completions", {"prompt": "w1"}, "is an encoder"),
+        ("embedding", "/v1/rerank", {"query": "a", "documents": []}, "documents"),
+        ("embedding", "/v1/rerank",
+         {"query": "a", "documents": ["b"], "top_n": 0}, "top_n"),
+    ],
+)  # fmt: skip
+def test_refusals_name_the_reason(model, path, body, part, request):
+    status, answer = request.getfixturevalue(model).post(path, **body)
+    assert status == 400
+    assert part in answer["error"]["message"]
+
+
+def test_an_encoder_is_ready(embedding):
+    assert embedding.send("GET", "/ready")[0] == 200
