@@ -69,9 +69,7 @@ def place_rows(known: Registry, place: str) -> list[dict[str, Any]]:
     Raises :class:`~inl.errors.PluginError` for a place that lists none.
     """
     origin, devices = known.place_devices(place.removesuffix(":"))
-    return [
-        _row(name, "ready", origin.package, None, info) for name, info in devices()
-    ]
+    return [_row(name, "ready", origin.package, None, info) for name, info in devices()]
 
 
 def _row(

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pluggy
 
 if TYPE_CHECKING:
-    from inl.device import DeviceInfo
     from pathlib import Path
 
     from inl.checkpoints.checkpoint import Checkpoint
-    from inl.device import Device, DeviceType, Probe
+    from inl.device import Device, DeviceInfo, DeviceType, Probe
     from inl.spec.encoder import Encoder
     from inl.spec.functions import Functions
     from inl.spec.kernel import Kernel

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import ray
+
 from inl.device import Device, DeviceInfo
 from inl.errors import DeviceError
 
@@ -17,6 +18,8 @@ RESOURCES = {"cuda": "GPU", "rocm": "GPU", "xpu": "GPU", "tpu": "TPU"}
 """Ray's resource for one device of a type; of other types a worker takes one CPU."""
 TYPES = {"NVIDIA": "cuda", "AMD": "rocm", "Intel": "xpu"}
 """Device types by the first word of Ray's accelerator types."""
+ID_DIGITS = 8
+"""Fewest digits that name a node by the beginning of its id."""
 ACCELERATOR = "accelerator_type:"
 
 
@@ -63,10 +66,11 @@ def find_node(target: str) -> Node | None:
     if not target:
         return None
     known = nodes()
+    begins = len(target) >= ID_DIGITS
     found = [
         node
         for node in known
-        if node.address == target or (len(target) > 7 and node.node_id.startswith(target))
+        if node.address == target or (begins and node.node_id.startswith(target))
     ]
     if len(found) != 1:
         names = ", ".join(f"{node.address} ({node.node_id[:8]})" for node in known)
@@ -88,11 +92,13 @@ def check_demand(wanted: Mapping[str, float], node: Node | None) -> None:
     """Raise :class:`~inl.errors.DeviceError` if no host has so much in total."""
     known = [node] if node is not None else nodes()
     for each in known:
-        if all(each.resources.get(name, 0.0) >= count for name, count in wanted.items()):
+        if all(
+            each.resources.get(name, 0.0) >= count for name, count in wanted.items()
+        ):
             return
-    have = "; ".join(f"{each.address}: {_shown(each.resources)}" for each in known)
+    found = "; ".join(f"{each.address}: {_shown(each.resources)}" for each in known)
     raise DeviceError(
-        f"ray: a worker takes {_shown(wanted)}, found {have}; accepted: a device that "
+        f"ray: a worker takes {_shown(wanted)}, found {found}; accepted: a device that "
         "a host of the cluster has"
     )
 

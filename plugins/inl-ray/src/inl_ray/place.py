@@ -17,11 +17,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import ray
-from inl.workers.settings import ADDRESS, DEVICE, show_address
-from inl_ray import cluster
 from ray.exceptions import RayError
 from ray.util import get_node_ip_address
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from inl.workers.settings import ADDRESS, DEVICE, show_address
+from inl_ray import cluster
 
 if TYPE_CHECKING:
     from inl.workers.place import Request
@@ -58,7 +59,7 @@ class WorkerHost:
         for line in self._process.stdout:
             self._lines.append(line)
             # Ray shows it at the engine, with the address of this host.
-            print(f"worker {self._seat}: {line}", end="", flush=True)
+            print(f"worker {self._seat}: {line}", end="", flush=True)  # noqa: T201
         return self._process.wait()
 
     def tail(self) -> str:
@@ -112,7 +113,7 @@ class RayWorker:
 def start(request: Request) -> RayWorker:
     """Create the actor of a worker; Ray starts it once the cluster has room.
 
-    ``ray:cuda:0``: on any host, preferably on that of the engine's other workers.
+    ``ray:cuda:0``: on any host with room.
     ``ray:ADDRESS/cuda:0``: on the host of this address, or of this Ray node id. Ray
     chooses which of a host's devices it gets. Raises
     :class:`~inl.errors.DeviceError`.
