@@ -11,6 +11,7 @@ import numpy as np
 from inl.checkpoints.blocks.encode import encode
 from inl.checkpoints.checkpoint import Checkpoint
 from inl.dtypes import HostArray, widen
+from inl.errors import TokenizerNotFound
 from inl.executor.model_loader import LanguageModel
 from inl.models import llama, qwen3_moe
 from inl.spec.op import Spec
@@ -77,7 +78,7 @@ class Random(Checkpoint):
         return self._made[dtype, shape]
 
     def tokenizer(self) -> Any:
-        raise self.missing("tokenizer")
+        raise TokenizerNotFound("random weights have none")
 
     def close(self) -> None:
         self._made = {}

@@ -31,6 +31,7 @@ READERS = {
     "bounded_child.py": "lines of this program's own children, and of their parent",
     "text/sandbox.py": "lines of the parent",
     "guidance/trial_process.py": "lines of the parent",
+    "testing/rank_process.py": "lines of the parent",
     "tune/process.py": "lines of the child, which is this program",
     "tune/child.py": "lines of the parent",
     "serve/dialect.py": "decodes into types what check_json has accepted",

@@ -7,20 +7,25 @@ the keys and the conventions of llama.cpp's converter.
 from __future__ import annotations
 
 import importlib
+import re
 
 import gguf
 import numpy as np
 import pytest
 
+from depth import mostly_full
+from inl import EngineConfig
 from inl.errors import CheckpointError, WeightMismatch
 from inl.executor.model_loader import open_model
+from inl.speculation.draft_head import find_head
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
 safetensors = pytest.importorskip("safetensors.numpy")
 families = importlib.import_module("families")
 
 BOUND = 1e-4
+EXPERTS = re.compile(r"\.experts\.\w+\.weight$")
 FORMS = families.GGUF_FORMS
 
 
@@ -42,10 +47,25 @@ def made(tmp_path_factory):
     return get
 
 
-def write(path, architecture, source, *, change=lambda tensors: tensors):
-    """Write a checkpoint's config and tensors as llama.cpp's converter would."""
+def write(
+    path,
+    architecture,
+    source,
+    *,
+    change=lambda tensors: tensors,
+    blocks=None,
+    drafting=0,
+):
+    """Write a checkpoint's config and tensors as llama.cpp's converter would.
+
+    blocks: type of the matrices of experts. drafting: layers after the last one.
+    """
     config = source.config
     writer = gguf.GGUFWriter(path, architecture)
+    layers = config["num_hidden_layers"] + drafting
+    writer.add_block_count(layers)
+    if drafting:
+        writer.add_nextn_predict_layers(drafting)
     write_sizes(writer, config, architecture)
     write_rope(writer, config, architecture)
     letters = [f"<{index}>" for index in range(config["vocab_size"])]
@@ -53,21 +73,49 @@ def write(path, architecture, source, *, change=lambda tensors: tensors):
     writer.add_token_list(letters)
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
-    names = gguf.get_tensor_name_map(
-        getattr(gguf.MODEL_ARCH, architecture.upper()), config["num_hidden_layers"]
-    )
+    known = {name: each for each, name in gguf.MODEL_ARCH_NAMES.items()}
+    names = gguf.get_tensor_name_map(known[architecture], layers)
     tensors = {name: source.tensor(name).data for name in source.names()}
-    for name, values in change(tensors).items():
-        stored = names.get_name(name, (".weight", ".bias")) or name
-        writer.add_tensor(stored, converted(architecture, config, name, values))
+    for name, values in change(stacked(tensors)).items():
+        usual = name.replace("e_score_correction_bias", "e_score_correction.bias")
+        usual += ".weight" if name.endswith(".sinks") else ""
+        stored = names.get_name(usual, (".weight", ".bias")) or name
+        values = converted(architecture, config, name, values)
+        if EXPERTS.search(name) and blocks is not None:
+            writer.add_tensor(stored, gguf.quants.quantize(values, blocks),
+                              raw_dtype=blocks)  # fmt: skip
+        else:
+            writer.add_tensor(stored, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
+def stacked(tensors):
+    """The matrices of all experts of a layer as one tensor for each kind."""
+    found, experts = {}, {}
+    for name, values in tensors.items():
+        if numbered := re.fullmatch(r"(.*\.experts)\.(\d+)\.(.*)", name):
+            stem, _, kind = numbered.groups()
+            experts.setdefault(f"{stem}.{kind}", []).append((int(numbered[2]), values))
+        elif name.endswith(".experts.gate_up_proj"):
+            stem = name.removesuffix("gate_up_proj")
+            for kind, half in zip(("gate", "up"), np.split(values, 2, 1), strict=True):
+                found[f"{stem}{kind}_proj.weight"] = half
+        else:
+            whole = name.endswith(".experts.down_proj")
+            found[f"{name}.weight" if whole else name] = values
+    for name, each in experts.items():
+        found[name] = np.stack([values for _, values in sorted(each, key=order)])
+    return found
+
+
+def order(pair):
+    return pair[0]
+
+
 def write_sizes(writer, config, architecture):
-    writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
@@ -79,6 +127,26 @@ def write_sizes(writer, config, architecture):
         writer.add_value_length(config["head_dim"])
     if architecture == "gemma2":
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
+    if architecture in ("exaone4", "gpt-oss"):
+        writer.add_sliding_window(config["sliding_window"])
+    if architecture == "exaone4":
+        pattern = [kind == "sliding_attention" for kind in config["layer_types"]]
+        writer.add_sliding_window_pattern(pattern)
+    count = config.get("num_experts") or config.get("n_routed_experts")
+    if count := count or config.get("num_local_experts"):
+        writer.add_expert_count(count)
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        inner = config.get("moe_intermediate_size") or config["intermediate_size"]
+        writer.add_expert_feed_forward_length(inner)
+    if architecture in ("glm4moe", "dots1", "minimax-m2"):
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if architecture in ("glm4moe", "dots1"):
+        writer.add_expert_shared_count(config["n_shared_experts"])
+        writer.add_leading_dense_block_count(config["first_k_dense_replace"])
+        writer.add_expert_weights_scale(config["routed_scaling_factor"])
+        writer.add_expert_weights_norm(config["norm_topk_prob"])
+        writer.add_expert_group_count(config["n_group"])
+        writer.add_expert_group_used_count(config["topk_group"])
     if architecture in ("gemma2", "gemma3"):
         writer.add_final_logit_softcapping(config["final_logit_softcapping"])
         writer.add_sliding_window(config["sliding_window"])
@@ -91,17 +159,25 @@ def write_rope(writer, config, architecture):
     if architecture == "gemma3":
         writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
         rope = rope["full_attention"]
-    if architecture != "gemma2":  # whose converter trusts the default
-        writer.add_rope_freq_base(rope["rope_theta"])
     heads = config.get("head_dim") or (
         config["hidden_size"] // config["num_attention_heads"]
     )
+    theta = rope["rope_theta"]
+    if architecture == "hunyuan-dense":
+        theta *= rope["alpha"] ** (heads / (heads - 2))
+    if architecture != "gemma2":  # whose converter trusts the default
+        writer.add_rope_freq_base(theta)
+    if architecture in ("glm4moe", "minimax-m2"):
+        writer.add_rope_dimension_count(int(rope["partial_rotary_factor"] * heads))
+    if architecture == "mistral3":
+        writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+        writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
     if architecture == "phi3":
         share = rope.get("partial_rotary_factor", 1.0)
         writer.add_rope_dimension_count(int(share * heads))
         size = config["original_max_position_embeddings"]
         writer.add_rope_scaling_orig_ctx_len(size)
-    if architecture == "llama":
+    if architecture in ("llama", "arcee"):
         writer.add_rope_dimension_count(heads)
     kind = rope["rope_type"]
     if kind in ("linear", "yarn"):
@@ -141,7 +217,7 @@ def converted(architecture, config, name, values):
         return values + np.float32(1)
     counts = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
     part = name.split(".")[-2]
-    if architecture == "llama" and part in counts:
+    if architecture in ("llama", "arcee", "mistral3") and part in counts:
         heads = config[counts[part]]
         split = values.reshape(heads, 2, values.shape[0] // heads // 2, -1)
         return split.swapaxes(1, 2).reshape(values.shape)
@@ -160,7 +236,10 @@ def test_logits_are_those_of_transformers_and_of_safetensors(name, made):
     assert families.distance(found, same) < 1e-6
 
 
-@pytest.mark.parametrize("name", ["gemma2", "gemma3", "llama-linear"])
+CONVERTED = ["gemma2", "gemma3", "llama-linear", "arcee", "gemma", "ministral3"]
+
+
+@pytest.mark.parametrize("name", mostly_full(CONVERTED, 3))
 def test_a_tensor_that_is_not_converted_shows(name, made, tmp_path, monkeypatch):
     one, _ = made(name)
     monkeypatch.setitem(globals(), "converted", lambda _a, _c, _n, values: values)
@@ -178,9 +257,70 @@ def rewritten(made, name, tmp_path, change):
     return path
 
 
+def test_experts_of_gpt_oss_in_mxfp4(tmp_path):
+    """The experts stay in blocks; transformers has their decoded numbers."""
+    one = families.make("gpt-oss", tmp_path, hidden_size=64, intermediate_size=32,
+                        **FORMS["gpt-oss"][1])  # fmt: skip
+    path, kind = tmp_path / "blocks.gguf", gguf.GGMLQuantizationType.MXFP4
+    write(path, "gpt-oss", open_model(one.path).checkpoint, blocks=kind)
+    model = transformers.GptOssForCausalLM.from_pretrained(
+        one.path, attn_implementation="eager"
+    ).eval()
+    decoded = {
+        name: torch.tensor(gguf.quants.dequantize(each.data, each.tensor_type).copy())
+        for each in gguf.GGUFReader(path).tensors
+        for name in (each.name,)
+        if "_exps.weight" in name
+    }
+    assert len(decoded) == 3 * families.LAYERS
+    with torch.no_grad():
+        for index, layer in enumerate(model.model.layers):
+            gate, up, down = (
+                decoded[f"blk.{index}.ffn_{part}_exps.weight"].transpose(1, 2)
+                for part in ("gate", "up", "down")
+            )
+            layer.mlp.experts.gate_up_proj.copy_(torch.stack([gate, up], -1).flatten(2))
+            layer.mlp.experts.down_proj.copy_(down)
+        expected = model(torch.tensor([one.ids])).logits[0].numpy()
+    language = open_model(path)
+    name = "model.layers.0.mlp.experts.up_proj.weight"
+    assert language.checkpoint.spec(name) == ("mxfp4", (5, 32, 64))
+    runner = families.load(language, families.reference(), "float64")
+    assert families.distance(families.logits(runner, one.ids), expected) < BOUND
+    assert families.distance(expected, one.logits) > 10 * BOUND
+
+
+def test_a_layer_that_predicts_further_tokens_is_read(tmp_path):
+    one = families.make("glm4-moe", tmp_path)
+    last, extra = (f"model.layers.{families.LAYERS - far}." for far in (1, 0))
+
+    def change(tensors):
+        found = {
+            extra + name.removeprefix(last): values + np.float32(1)
+            for name, values in tensors.items()
+            if name.startswith(last)
+        }
+        size = families.SIZES["hidden_size"]
+        for name in ("enorm", "hnorm", "shared_head.norm"):
+            found[f"{extra}{name}.weight"] = np.full(size, len(name), np.float32)
+        found[f"{extra}eh_proj.weight"] = np.ones((size, 2 * size), np.float32)
+        return tensors | found
+
+    path, source = tmp_path / "drafting.gguf", open_model(one.path).checkpoint
+    write(path, "glm4moe", source, change=change, drafting=1)
+    language = open_model(path)
+    assert language.config.layers == families.LAYERS
+    head = find_head(language, EngineConfig(speculation="mtp"))
+    expected = source.tensor(f"{last}self_attn.o_proj.weight").data + 1
+    found = head.checkpoint.tensor("model.layers.0.self_attn.o_proj.weight").data
+    assert np.array_equal(found, expected)
+    assert head.checkpoint.tensor("model.norm.weight").data[0] == 16
+    assert head.checkpoint.tensor("hidden_norm.weight").data[0] == 5
+
+
 @pytest.mark.parametrize("name", FORMS)
 def test_every_tensor_that_does_not_fit_is_named(name, made, tmp_path):
-    gone, cut = "model.layers.1.mlp.down_proj.weight", "model.norm.weight"
+    gone, cut = "model.layers.1.self_attn.o_proj.weight", "model.norm.weight"
 
     def change(tensors):
         kept = {key: values for key, values in tensors.items() if key != gone}
@@ -190,7 +330,7 @@ def test_every_tensor_that_does_not_fit_is_named(name, made, tmp_path):
     with pytest.raises(WeightMismatch) as caught:
         open_model(path)
     message = str(caught.value)
-    for part in (str(path), f"missing {gone} [48, 80]", "unused surplus.weight"):
+    for part in (str(path), f"missing {gone} [48, ", "unused surplus.weight"):
         assert part in message
     assert f"{cut} has shape [5], expected [48]" in message
 

@@ -76,6 +76,7 @@ def check(engine, config, tensors, **options):
             values = np.array([each.logprob for each in scores])
             assert np.abs(values - exact).max() < 2e-4
             for row, each in zip(rows, scores, strict=True):
+                assert len(each.top) == 2
                 for token, value in each.top:
                     assert abs(row[token] - value) < 2e-4
 

@@ -27,7 +27,7 @@ COUNT = 8
 class AlwaysPays(Costs):
     """Loads whenever it can: what a clock says must not decide a test."""
 
-    def pays(self):
+    def pays(self, blocks, tokens):
         return True
 
 
@@ -37,7 +37,7 @@ def core_of(made, tiers):
     if tiers is not None:
         layouts = runner.cache_layout.groups
         disk = DiskTier(tiers, 1 << 28, Identity("model", "float32", layouts))
-    tiers = BlockTiers(AlwaysPays(4), host_bytes=1 << 20, disk=disk)
+    tiers = BlockTiers(AlwaysPays(), host_bytes=1 << 20, disk=disk)
     core = EngineCore(runner, SchedulerConfig(model_digest="model"), tiers=tiers)
     return core, tiers
 

@@ -143,7 +143,7 @@ REFUSED = {
     "range": ({"max_tokens": 0}, "max_tokens"),
     "image": (
         {"messages": [{"role": "user", "content": [
-            {"type": "image_url", "image_url": {"url": "data:,"}}]}]},
+            {"type": "image_url", "image_url": {"url": "http://a/b.png"}}]}]},
         "messages[0].content[0]",
     ),
     "long": ({"messages": [{"role": "user", "content": "a b " * 3000}]}, "prompt"),

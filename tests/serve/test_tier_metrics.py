@@ -19,10 +19,12 @@ def exported(engine):
     return metrics.text().decode()
 
 
-def engine_of(tiers):
+def engine_of(tiers, remote=None):
     stats = SimpleNamespace(preemptions=0)
     core = SimpleNamespace(running_requests=0, kv_usage=0, failed_steps=0)
-    return SimpleNamespace(core=core, stats=stats, speculation=None, tiers=tiers)
+    return SimpleNamespace(
+        core=core, stats=stats, speculation=None, tiers=tiers, remote_prefill=remote
+    )
 
 
 def test_hits_are_counted_by_tier_and_records_by_kind():
@@ -47,3 +49,14 @@ def test_hits_are_counted_by_tier_and_records_by_kind():
 
 def test_without_tiers_there_are_no_counts():
     assert "inl:kv_tier_hit_blocks_total{" not in exported(engine_of(None))
+
+
+def test_prompts_of_other_engines_are_counted_by_kind():
+    remote = SimpleNamespace(counts=Counter(done=5, foreign=1, blocks=99))
+    pattern = r'^inl:remote_prefill_total\{.*kind="(\w+)".*\} (\S+)$'
+    found = dict(re.findall(pattern, exported(engine_of(None, remote)), re.M))
+    assert {kind: float(count) for kind, count in found.items() if float(count)} == {
+        "done": 5, "foreign": 1,
+    }  # fmt: skip
+    assert len(found) == 7
+    assert "inl:remote_prefill_total{" not in exported(engine_of(None))

@@ -102,6 +102,38 @@ FAMILIES: dict[str, dict[str, list[Any]]] = {
         "residual_multiplier": [0.4, ABSENT],
         "attention_multiplier": [0.3, ABSENT],
     },
+    "cwm": {},
+    "stablelm": {
+        "use_qkv_bias": [True, False, ABSENT], "layer_norm_eps": [0.1, ABSENT],
+        "partial_rotary_factor": [0.5, 0.25, ABSENT],
+        "use_parallel_residual": [*[False] * 4, ABSENT, True],
+    },
+    "nemotron": {
+        "norm_eps": [0.1, ABSENT], "partial_rotary_factor": [0.5, 0.25, ABSENT, 1.0],
+    },
+    "ministral": {},
+    "helium": {},
+    "glm4_moe_lite": {
+        **DEEPSEEK, "rope_interleave": [True, False, ABSENT],
+        "first_k_dense_replace": [1, 3, ABSENT], "num_attention_heads": [4],
+        "num_key_value_heads": [4], "head_dim": [ABSENT],
+        "mlp_layer_types": [["sparse", "dense", "sparse"], ABSENT],
+    },
+    "hunyuan_v1_moe": {"num_experts": [4], "moe_topk": [1, 2, [2, 2, 2], ABSENT]},
+    "granitemoe": {
+        "num_local_experts": [4], "num_experts_per_tok": [1, 2],
+        "embedding_multiplier": [3.0, ABSENT], "logits_scaling": [0.5, ABSENT],
+    },
+    "granitemoeshared": {
+        "num_local_experts": [4], "num_experts_per_tok": [1, 2],
+        "residual_multiplier": [0.4, ABSENT], "shared_intermediate_size": [12, ABSENT],
+    },
+    "arcee": {},
+    "seed_oss": {"attention_out_bias": [True, False, ABSENT]},
+    "ernie4_5": {"use_bias": [True, False, ABSENT]},
+    "olmoe": {"num_experts": [4], "num_experts_per_tok": [1, 2],
+              "norm_topk_prob": [True, ABSENT], "head_dim": [ABSENT]},
+    "gemma": {},
     "glm": {"partial_rotary_factor": [0.5, 0.25, ABSENT, 1.0]},
     "gpt_oss": {
         "num_local_experts": [4], "num_experts_per_tok": [1, 2],

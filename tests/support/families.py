@@ -253,6 +253,48 @@ FAMILIES = {
         | SIGMOID
         | {"sliding_window": WINDOW, "max_window_layers": 2, "norm_topk_prob": True},
     ),
+    "cwm": ("Cwm", LLAMA3 | {"head_dim": 12, "sliding_window": WINDOW}),
+    "ministral": (
+        "Ministral",
+        rope() | {"sliding_window": WINDOW, "layer_types": KINDS, "head_dim": 16},
+    ),
+    "helium": ("Helium", rope() | {"head_dim": 8, "attention_bias": True}),
+    "glm4-moe-lite": (
+        "Glm4MoeLite",
+        MLA
+        | rope()
+        | {
+            "num_key_value_heads": 6,
+            "n_group": 3,
+            "topk_group": 2,
+            "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"],
+        },
+    ),
+    "hunyuan-moe": (
+        "HunYuanMoEV1",
+        rope() | {"head_dim": 12, "num_experts": 6, "moe_topk": 2},
+    ),
+    "granite-moe": (
+        "GraniteMoeShared",
+        rope()
+        | {
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.4,
+            "attention_multiplier": 0.2,
+            "logits_scaling": 4.0,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 24,
+        },
+    ),
+    "stablelm": (
+        "StableLm",
+        rope(partial_rotary_factor=0.5) | {"use_qkv_bias": True},
+    ),
+    "nemotron": (
+        "Nemotron",
+        rope(partial_rotary_factor=0.5) | {"head_dim": 12, "attention_bias": True},
+    ),
     "olmoe": ("Olmoe", rope() | {"num_experts": 6, "num_experts_per_tok": 2}),
     "minimax-m2": (
         "MiniMaxM2",
@@ -406,5 +448,17 @@ GGUF_FORMS = {
     "phi3": ("phi3", {}),
     "phi3-long": ("phi3", {}),
     "olmo2": ("olmo2", {}),
+    "arcee": ("arcee", {}),
+    "seed-oss": ("seed_oss", {}),
+    "ernie4.5": ("ernie4_5", {}),
+    "hunyuan": ("hunyuan-dense", {}),
+    "exaone4": ("exaone4", {}),
+    "gemma": ("gemma", {}),
+    "ministral3": ("mistral3", {}),
+    "glm4-moe": ("glm4moe", {}),
+    "dots1": ("dots1", {"sliding_window": None}),
+    "olmoe": ("olmoe", {}),
+    "minimax-m2": ("minimax-m2", {}),
+    "gpt-oss": ("gpt-oss", {"swiglu_limit": 7.0, "swiglu_alpha": 1.702}),
 }
 """Family: its ``general.architecture``, and what such files cannot say otherwise."""

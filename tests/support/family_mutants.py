@@ -15,6 +15,7 @@ from inl.models import (
     layer_norm,
     llama4,
     moe,
+    nemotron,
     post_norm,
     qwen3_next,
 )
@@ -299,6 +300,38 @@ MUTANTS = {
     },
     "glm4-moe": ROPE | NORMS | SILU | TURNED | HEAD_NORMS | BIAS | SIGMOID,
     "dots1": ROPE | SPLIT | NORMS | SILU | HEAD_NORMS | SIGMOID,
+    "stablelm": ROPE | NORMS | SILU | BIAS | TURNED | {
+        "mean in norms": Mutant(patch=(layer_norm, "enter", entered_uncentered)),
+    },
+    "nemotron": ROPE | NORMS | BIAS | TURNED | {
+        "activation": field(activation="relu"),
+        "mean in norms": Mutant(patch=(layer_norm, "enter", entered_uncentered)),
+        "offset of norms": Mutant(patch=(nemotron, "OFFSET", 0.0)),
+    },
+    "cwm": ROPE | SCALED | SPLIT | NORMS | SILU,
+    "ministral": ROPE | SPLIT | NORMS | SILU,
+    "helium": ROPE | NORMS | SILU | BIAS | {
+        "adjacent lanes": Mutant(patch=(groups, "rotary_rows", rows_as_stored)),
+    },
+    "glm4-moe-lite": ROPE | LATENT | {
+        "groups": regrouped(groups=1, chosen=1),
+        "rank of a group": regrouped(best_of=1),
+        "shares": field(renormalize=False),
+        "bias of ranks": Mutant(patch=(moe, "_routed", ranked_plainly)),
+    },
+    "hunyuan-moe": ROPE | NORMS | SILU | HEAD_NORMS | SHARED | {
+        "norms after the rotation": Mutant(
+            patch=(hunyuan_v1_dense, "attention", normed_before)
+        ),
+        "shares": field(renormalize=False),
+    },
+    "granite-moe": ROPE | NORMS | SILU | SHARED | {
+        "scale of scores": field(attention_scale=None),
+        "scale of embeddings": field(embed_scale=1.0),
+        "scale of blocks": field(block_scale=1.0),
+        "scale of logits": field(logit_scale=1.0),
+        "shares": field(renormalize=False),
+    },
     "olmoe": ROPE | NORMS | SILU | HEAD_NORMS | {"shares": field(renormalize=True)},
     "minimax-m2": ROPE | NORMS | SILU | TURNED | HEAD_NORMS | RANKS | {
         "shares": field(renormalize=False),

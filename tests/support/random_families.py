@@ -84,6 +84,21 @@ FIELDS = {
             "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.7,
         },
     },
+    "cwm": {"head_dim": 12, "sliding_window": 7},
+    "glm4_moe_lite": MLA | {"num_key_value_heads": 6},
+    "granite_moe": {
+        "num_local_experts": 4, "num_experts_per_tok": 2, "residual_multiplier": 0.5,
+        "shared_intermediate_size": 24,
+    },
+    "helium": {"head_dim": 8},
+    "hunyuan_v1_moe": {"num_experts": 6, "moe_topk": 2},
+    "ministral": {
+        "sliding_window": 7,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
+    "nemotron": {"head_dim": 12, "mlp_bias": True},
+    "stablelm": {"use_qkv_bias": True, "num_attention_heads": 4,
+                 "num_key_value_heads": 2, "partial_rotary_factor": 0.5},
     "olmoe": {"num_experts": 6, "num_experts_per_tok": 2},
     "seed_oss": {"head_dim": 12, "attention_out_bias": True},
 }  # fmt: skip

@@ -15,7 +15,7 @@ from inl.errors import DeviceError, OutOfMemory
 from inl.spec.cache import KvScales, Paged, Slotted
 from inl.spec.limits import Limits
 from inl.spec.tree import leaves
-from inl_torch.tensors import DTYPES, from_host, to_host, torch_dtype
+from inl_torch.tensors import DTYPES, aliased, from_host, to_host, torch_dtype
 
 
 def test_every_plain_dtype_has_a_torch_dtype_of_its_size():
@@ -35,6 +35,15 @@ def test_there_and_back_is_equal(dtype, shape, seed):
     back = to_host(tensor)
     assert (back.dtype, back.shape) == (array.dtype, array.shape)
     np.testing.assert_array_equal(back.data.reshape(shape), array.data.reshape(shape))
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, E4M3])
+def test_an_alias_is_the_array(dtype):
+    array = cast(np.arange(12.0).reshape(3, 4), dtype)
+    tensor = aliased(array)
+    assert tensor.dtype == DTYPES[dtype]
+    assert tensor.data_ptr() == array.data.ctypes.data
+    assert tensor.float().tolist() == np.arange(12.0).reshape(3, 4).tolist()
 
 
 def test_bfloat16_bits_equal_ml_dtypes(seed):

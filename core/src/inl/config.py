@@ -55,6 +55,10 @@ REQUEST_BOUNDS = (
 """Fields that bound what requests may hold."""
 
 
+ROLES = ("both", "prefill", "decode")
+"""What an engine computes of a request."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Device, memory and scheduling settings of an engine.
@@ -111,6 +115,14 @@ class EngineConfig:
     kv_disk: str | None = None
     """Files for blocks that the host's memory has no room for, which later processes
     read too: a size and a folder, such as "100GiB:/var/cache/inl". ``None``: none."""
+    role: str = "both"
+    """"prefill" computes prompts for other engines too, which connect to ``kv_peer``;
+    "decode" lets the engines at ``kv_peer`` compute long prompts, and computes itself
+    what does not arrive, with the same tokens; it needs ``kv_host``. "both" does
+    neither. Engines of two hosts need one secret, in ``INL_WORKER_SECRET_FILE``."""
+    kv_peer: str | None = None
+    """Address of the role "prefill", such as "10.0.0.1:7100", or addresses of the role
+    "decode", separated by commas."""
     cache_bytes: int | None = None
     """Bytes for cached keys and values, per device. ``None``: a quarter of the memory
     that is free; on a GPU nine tenths of it, less what the largest step needs."""
@@ -153,8 +165,9 @@ class EngineConfig:
     speculation: str | None = None
     """Source of drafted tokens, several of which a step verifies; outputs are the same
     with and without. "ngram" searches prompt and output for the last tokens, "model"
-    asks ``draft_model``, "eagle" an EAGLE-3 head of the model in ``draft_model``, any
-    other name a drafter of a plugin; ``None`` decodes one token per step."""
+    asks ``draft_model``, "eagle" an EAGLE-3 head of the model in ``draft_model``, "mtp"
+    the layer of the model's own checkpoint that predicts further tokens, any other name
+    a drafter of a plugin; ``None`` decodes one token per step."""
     draft_model: str | Path | None = None
     """Folder, GGUF file or known name of a small model with the same tokenizer, for
     ``speculation="model"``; the folder of a draft head, for "eagle"."""
@@ -251,11 +264,22 @@ class EngineConfig:
         size, _, folder = str(self.kv_disk).partition(":")
         valid = self.kv_disk is None or (bool(folder) and bool(size_of(size)))
         self._check("kv_disk", valid, accepted)
+        self._check("role", self.role in ROLES, ", ".join(ROLES))
+        needs_peer = self.role != "both"
+        accepted = "HOST:PORT" if needs_peer else "None with the role both"
+        self._check("kv_peer", bool(self.kv_peer) == needs_peer, accepted)
+        if self.role == "decode":
+            self._check("kv_host", self.host_bytes > 0, "a size with the role decode")
 
     @property
     def host_bytes(self) -> int:
         """Bytes of ``kv_host``."""
         return 0 if self.kv_host is None else size_of(self.kv_host) or 0
+
+    @property
+    def has_tiers(self) -> bool:
+        """Whether blocks are stored that the device has no room for."""
+        return bool(self.host_bytes) or self.kv_disk is not None
 
     @property
     def disk_tier(self) -> tuple[int, str] | None:
@@ -316,7 +340,7 @@ class EngineConfig:
         from inl.plugin import registry
 
         names = sorted(registry().names("drafter"))
-        accepted = "None, ngram, model or eagle"
+        accepted = "None, ngram, model, eagle or mtp"
         accepted += f", or of a plugin: {', '.join(names) or 'none is installed'}"
         self._check("speculation", self.speculation in names, accepted)
 
@@ -330,8 +354,8 @@ class EngineConfig:
             self._check("draft_model", valid, accepted)
         valid = self.draft_backend is None or self.speculation == "model"
         self._check("draft_backend", valid, 'None without speculation="model"')
-        if self.speculation == "eagle":
-            accepted = '1 with speculation="eagle"'
+        if self.has_draft_head:
+            accepted = f'1 with speculation="{self.speculation}"'
             self._check("depth", self.depth in (None, 1), f"None or {accepted}")
             self._check("tensor_parallel", self.tensor_parallel == 1, accepted)
             valid = self.placement is None or self.division.count == 1
@@ -349,12 +373,17 @@ class EngineConfig:
         accepted = "None or 1 with speculation or use_kv_cache=False"
         self._check("decode_steps", valid, accepted)
 
+    @property
+    def has_draft_head(self) -> bool:
+        """Whether drafts are computed from the hidden states of steps."""
+        return self.speculation in ("eagle", "mtp")
+
     def steps_in_flight(self, preferred: int) -> int:
         """Return the number of steps in flight; a draft head reads each step first.
 
         preferred: the backend's preference.
         """
-        return self.depth or (1 if self.speculation == "eagle" else preferred)
+        return self.depth or (1 if self.has_draft_head else preferred)
 
     def repeated_steps(self, preferred: int) -> int:
         """Return the most decoding steps of a step of the runner.

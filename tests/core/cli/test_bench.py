@@ -14,7 +14,13 @@ from inl.cli.bench import parse_batches, peak_bytes
 from inl.cli.bench_mix import measure
 from inl.cli.bench_show import save_plot, show
 from inl.cli.main import main
-from inl.engine.benchmark import Spread, StepClock, measure_speed, traffic
+from inl.engine.benchmark import (
+    Spread,
+    StepClock,
+    measure_repeated,
+    measure_speed,
+    traffic,
+)
 from inl.engine.core import StepRecord
 from inl.engine.traffic_loads import LOADS, Arrival, Draw, serve
 from inl.errors import RequestError
@@ -173,6 +179,7 @@ REPORT = {
     "peak_host_bytes": None,
     "device_memory": {"total": 8 << 30, "free": 6 << 30},
     "bandwidth": None,
+    "repeated": None,
     "batches": [
         {
             "batch": 1,
@@ -185,6 +192,21 @@ REPORT = {
         }
     ],
 }
+
+
+def test_hits_of_tiers_are_measured(tiny_folder):
+    config = EngineConfig(
+        "reference", max_batch=2, context=64, cache_bytes=1 << 14, kv_host="64MiB"
+    )
+    with InferenceEngine.from_pretrained(tiny_folder, config) as engine:
+        clock = StepClock()
+        options = {"batch": 2, "prompt_tokens": 40}
+        measure_speed(engine, clock, tokens=2, runs=4, **options)
+        found = measure_repeated(engine, **options)
+    assert found.hits["host"] > 0
+    assert found.cached_tokens == 2 * 32
+    shown = show({**REPORT, "repeated": found._asdict()})
+    assert f"64 tokens cached, {found.hits['host']} blocks from host" in shown
 
 
 def test_missing_measurements_are_reported():

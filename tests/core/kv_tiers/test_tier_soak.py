@@ -70,7 +70,7 @@ def runner_of(limits, version, lag=None):
 class AlwaysPays(Costs):
     """Loads whenever it can: what a clock says must not decide a test."""
 
-    def pays(self):
+    def pays(self, blocks, tokens):
         return True
 
 
@@ -95,7 +95,7 @@ class World:
         identity = Identity("model", f"dtype {self.dtype}", runner.cache_layout.groups)
         disk = DiskTier(self.folder, self.random.choice([9_000, 1 << 20]), identity)
         size = self.random.choice([0, 2_000, 1 << 20])
-        self.tiers = BlockTiers(AlwaysPays(4), host_bytes=size, disk=disk)
+        self.tiers = BlockTiers(AlwaysPays(), host_bytes=size, disk=disk)
         self.core = EngineCore(
             runner, SchedulerConfig(token_budget=16, model_digest="model"),
             tiers=self.tiers,
@@ -219,7 +219,7 @@ def soak(folder, seed, steps, limits=SMALL):
 
 @pytest.mark.parametrize("limits", [SMALL, WINDOWED], ids=["one group", "windows"])
 def test_every_text_is_right(limits, tmp_path, depth, report):
-    counts = soak(tmp_path / "kv", 3, depth(2_500, 10_000, 50_000), limits)
+    counts = soak(tmp_path / "kv", 3, depth(2_500, 10_000, 100_000), limits)
     report(", ".join(f"{counts[name]} {name}" for name in sorted(counts)))
     for name in ("host hits", "disk hits", "damaged", "foreign", "stale", "cached"):
         assert counts[name], name

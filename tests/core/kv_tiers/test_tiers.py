@@ -17,6 +17,7 @@ import pytest
 from inl.config import EngineConfig
 from inl.dtypes import wrap
 from inl.errors import RequestError
+from inl.kv_tiers import disk_tier
 from inl.kv_tiers.disk_tier import DiskTier, name_of
 from inl.kv_tiers.host_tier import HostTier
 from inl.kv_tiers.record import Identity
@@ -227,36 +228,75 @@ def test_a_link_or_a_file_is_no_folder(tmp_path):
 
 def test_blocks_without_room_in_memory_go_to_files(folder):
     disk = DiskTier(folder, 1 << 20, IDENTITY)
-    tiers = BlockTiers(Costs(4), host_bytes=2 * BYTES, disk=disk)
+    tiers = BlockTiers(Costs(), host_bytes=2 * BYTES, disk=disk)
     for number in range(4):
         tiers.store(*place(number), parts(number))
     disk.flush()
     assert [place(number) in tiers.host for number in range(4)] == [False, False, True,
                                                                   True]  # fmt: skip
     assert all(tiers.holds(*place(number)) for number in range(4))
-    assert tiers.fetch(*place(0))
+    assert tiers.fetch([place(0)])
     assert number_of(tiers.take(*place(0))) == 0
-    assert tiers.fetch(*place(3))
+    assert tiers.fetch([place(3)])
     tiers.take(*place(3))
     assert tiers.hits == {"disk": 1, "host": 1}
-    assert not tiers.fetch(*place(9))
+    assert not tiers.fetch([place(9)])
     tiers.clear()
     assert not any(tiers.holds(*place(number)) for number in range(4))
 
 
+def test_all_blocks_in_memory_are_written_at_the_end(folder, monkeypatch):
+    monkeypatch.setattr(disk_tier, "MAX_QUEUED_BYTES", 3 * BYTES)
+    disk = DiskTier(folder, 1 << 20, IDENTITY)
+    tiers = BlockTiers(Costs(), host_bytes=100 * BYTES, disk=disk)
+    for number in range(60):
+        tiers.store(*place(number), parts(number))
+    tiers.flush()
+    assert disk.counts["written"] == 60
+
+
 def test_loading_pays_while_it_is_faster_than_computing():
-    costs = Costs(16)
-    assert costs.pays()
+    costs = Costs()
+    ten = {"host": 10}
+    assert costs.pays(ten, 160)
     costs.computed(100, 1.0)  # 0.16 seconds a block
-    assert costs.pays()
-    costs.loaded(10, 1.0)
-    assert costs.pays()
+    assert costs.pays(ten, 160)
+    costs.loaded("host", 10, 1.0)
+    assert costs.pays(ten, 160)
     for _ in range(20):
-        costs.loaded(10, 3.0)
+        costs.loaded("host", 10, 3.0)
     refusals = 0
-    while not costs.pays():
+    while not costs.pays(ten, 160):
         refusals += 1
     assert 20 < refusals < 100  # it is tried again, much later
+
+
+def test_a_slow_disk_does_not_stop_hits_in_memory():
+    costs = Costs()
+    costs.computed(100, 1.0)
+    costs.loaded("host", 10, 0.1)
+    costs.loaded("disk", 10, 5.0)
+    assert costs.pays({"host": 10}, 160)
+    assert not costs.pays({"disk": 10}, 160)
+    # Few slow blocks are worth it where they lead to many fast ones.
+    assert costs.pays({"host": 9, "disk": 1}, 160)
+    # Blocks of one position in several groups are computed together.
+    assert costs.pays({"host": 20}, 160)
+    assert not costs.pays({"host": 200}, 160)
+
+
+def test_costs_are_those_of_the_tier_that_was_read(folder):
+    disk = filled(folder, range(4, 8))
+    tiers = BlockTiers(Costs(), host_bytes=8 * BYTES, disk=disk)
+    for number in range(4):
+        tiers.store(*place(number), parts(number))
+    places = [place(number) for number in range(8)]
+    assert tiers.fetch(places)
+    assert [number_of(tiers.take(*each)) for each in places] == list(range(8))
+    tiers.loaded(8.0)
+    host, slow = (tiers.costs._block_seconds[name] for name in ("host", "disk"))
+    assert host == 1.0
+    assert slow > 1.0
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,9 @@ NAMES = sorted({module for _, _, module in FAMILIES})
 STEPS = 30
 RECURRENT = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
 WIDE_NORMS = ("olmo2", "olmo3", "olmoe", "minimax_m2")
-ONE_RANK = (*WIDE_NORMS, "deepseek_v2", "deepseek_v3", *RECURRENT)
+ONE_RANK = (
+    *WIDE_NORMS, "deepseek_v2", "deepseek_v3", "glm4_moe_lite", *RECURRENT
+)  # fmt: skip
 """Families that normalize all queries at once, whose cache has one head, or with
 recurrent state."""
 

@@ -25,7 +25,8 @@ LATENT, WHOLE, RECURRENT = (
     "recurrent state conv.0: found 2 ranks",
 )
 REFUSED = {
-    "deepseek_v2": LATENT, "deepseek_v3": LATENT, "olmo2": WHOLE, "olmo3": WHOLE,
+    "deepseek_v2": LATENT, "deepseek_v3": LATENT, "glm4_moe_lite": LATENT,
+    "olmo2": WHOLE, "olmo3": WHOLE,
     "olmoe": WHOLE, "minimax_m2": WHOLE,
     "qwen3_5": RECURRENT, "qwen3_5_moe": RECURRENT, "qwen3_next": RECURRENT,
 }  # fmt: skip

@@ -16,6 +16,8 @@ from inl.spec.cache import Cache, Paged, State
 from inl.spec.step import Array, Step
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from inl.dtypes import HostArray
     from inl.ops.protocol import Ops
 
@@ -29,6 +31,16 @@ class Blocks(NamedTuple):
     the cache's dtype, or the bits of those that the backend lacks."""
     scales: Any = None
     """Of int8, float32: as ``cells``, without the last axis."""
+
+
+Empty = Callable[[tuple[int, ...], str], "NDArray[Any]"]
+"""Allocates an array of a shape and a dtype of NumPy."""
+
+
+def _empty(shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
+    import numpy as np
+
+    return np.empty(shape, dtype)
 
 
 class BlockIO(NamedTuple):
@@ -48,7 +60,11 @@ class BlockIO(NamedTuple):
     """
     tensor: Callable[[HostArray], Array] | None = None
     """Copies cells in the cache's dtype to the device; by default
-    :meth:`~inl.backend.base.Backend.tensor`."""
+    :meth:`~inl.backend.base.Backend.tensor`. Need not wait for the copy from an array
+    of ``empty``."""
+    empty: Empty = _empty
+    """Allocates arrays by shape and NumPy dtype from which copies to the device are
+    fast, such as in pinned memory. It is not used again before the copies are done."""
 
 
 class SlotIO(NamedTuple):

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from inl.backend.collectives import Rank
+from inl.bounded_json import parse_object
 from inl.errors import RunnerError
 
 HEADER = struct.Struct("<8sI6Q")
@@ -29,6 +30,8 @@ POLL_SECONDS = 0.05
 BUFFERED_BYTES = 1 << 15
 """Largest message that the caller sends itself: it fits in the buffers of an idle
 connection."""
+TABLE_BYTES = 1 << 20
+"""Most bytes of the addresses of all ranks."""
 CLOSE_SECONDS = 5.0
 """Time for messages that wait to be sent when a rank leaves."""
 GREETING_SECONDS = 5.0
@@ -135,7 +138,8 @@ class SocketLink:
             self._greet(first, listening.getsockname()[1])
             self._sockets[0] = first
             (length,) = struct.unpack("<I", _read(first, 4))
-            addresses = json.loads(_read(first, length))
+            table = _read(first, min(length, TABLE_BYTES))
+            addresses = parse_object(table, f"rank {rank.number}: addresses of ranks")
             for number in range(1, rank.number):
                 other = self._reach(*addresses[str(number)])
                 self._greet(other, 0)

@@ -42,6 +42,12 @@ JsonSchema = Annotated[
         help="JSON schema that the answer follows: a file, or the schema itself.",
     ),
 ]
+Image = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="FILE", help="Image before the text of PROMPT; can be repeated."
+    ),
+]
 Temperature = Annotated[
     float | None,
     typer.Option(

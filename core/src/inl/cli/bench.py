@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -54,8 +55,10 @@ def run(
     if plot is not None:
         check_plot(plot)  # fail before minutes of measurement
     config = engine_options.config(
-        max_batch=max(batches), prefix_cache=False, context=prompt_tokens + tokens
+        max_batch=max(batches), context=prompt_tokens + tokens
     )
+    if not config.has_tiers:
+        config = replace(config, prefix_cache=False)
     report = _measure(model, config, batches, prompt_tokens, tokens, runs)
     if plot is not None:
         save_plot(report, plot)
@@ -82,7 +85,7 @@ def _measure(
     runs: int,
 ) -> dict[str, Any]:
     from inl.checkpoints.hub.resolve import resolve_model
-    from inl.engine.benchmark import StepClock, measure_speed
+    from inl.engine.benchmark import StepClock, measure_repeated, measure_speed
     from inl.engine.inference_engine import InferenceEngine
     from inl.executor.model_loader import open_model
 
@@ -110,6 +113,11 @@ def _measure(
             )
             for batch in batches
         ]
+        repeated = None
+        if engine.tiers is not None:
+            repeated = measure_repeated(
+                engine, batch=batches[-1], prompt_tokens=prompt_tokens
+            )._asdict()
         peak = peak_bytes()
         cached = prompt_tokens + tokens / 2
         moved = _memory(engine, speeds, cached)
@@ -122,6 +130,7 @@ def _measure(
         "load_seconds": loaded,
         "peak_host_bytes": peak,
         "device_memory": device_memory(engine),
+        "repeated": repeated,
         **moved,
     }
 

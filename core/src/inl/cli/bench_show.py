@@ -34,7 +34,17 @@ def show(report: dict[str, Any]) -> str:
         lines.insert(-1, line)
     for row in report["batches"]:
         lines += ["", f"batch {row['batch']}", *_batch(row)]
+    if report["repeated"] is not None:
+        lines += ["", _repeated(report["repeated"])]
     return "\n".join([*lines, "", *_bars(report["batches"])]).rstrip()
+
+
+def _repeated(found: dict[str, Any]) -> str:
+    hits = (f"{count} blocks from {tier}" for tier, count in found["hits"].items())
+    return (
+        f"repeated       first token {found['first_token_seconds']:.3f} s, "
+        f"{found['cached_tokens']} tokens cached, {', '.join(hits) or 'none of a tier'}"
+    )
 
 
 def _bandwidth(measured: dict[str, Any] | None) -> str:

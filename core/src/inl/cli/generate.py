@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -37,6 +38,7 @@ def run(
         list[str] | None, typer.Option(help="Stop string; can be repeated.")
     ] = None,
     json_schema: arguments.JsonSchema = None,
+    image: arguments.Image = None,
     raw: arguments.Raw = False,
     chat_options: ChatOptions,
     no_generation_prompt: Annotated[
@@ -69,6 +71,8 @@ def run(
         chat |= {"continue_final_message": True}
     if raw and system is not None:
         raise RequestError("--system: needs the chat template; leave out --raw")
+    if raw and image:
+        raise RequestError("--image: needs the chat template; leave out --raw")
     text = read_prompt(prompt)
     check_place(engine_options.config())
     language = open_model(resolve_model(model))
@@ -78,12 +82,17 @@ def run(
         check_length(tokenizer, text, context)
         ids = tokenizer.encode(text)
     else:
-        messages = [{"role": "user", "content": text}]
+        content: Any = text
+        if image:
+            content = [{"type": "image", "image": Path(path)} for path in image]
+            content.append({"type": "text", "text": text})
+        messages = [{"role": "user", "content": content}]
         if system is not None:
             messages.insert(0, {"role": "system", "content": system})
         if answer_prefix is not None:
             messages.append({"role": "assistant", "content": answer_prefix})
         ids = _chat_ids(language, tokenizer, messages, chat)
+        options["images"] = image
     config = engine_options.config(
         max_batch=1,
         context=min(context, len(ids) + max(sampling.max_tokens, 1)),
@@ -109,8 +118,11 @@ def _chat_ids(
     options: Mapping[str, Any],
 ) -> list[int]:
     from inl.engine.chat import chat_ids, prepare_chat
+    from inl.engine.image_prompts import ImagePrompts
+    from inl.engine.prompt_images import without_images
     from inl.executor.model_loader import longest_context
 
+    messages, images = without_images(messages)
     template = language.checkpoint.chat_template
     prepare_chat(template, tokenizer, with_tools=options.get("tools") is not None)
     ids = chat_ids(
@@ -119,7 +131,7 @@ def _chat_ids(
     )  # fmt: skip
     if template is not None:
         template.close()
-    return ids
+    return ImagePrompts(language).expanded(ids, images) if images else ids
 
 
 def _print_json(

@@ -160,8 +160,8 @@ class SpeculativeOptions(EngineOptions):
     speculation: Annotated[
         str | None,
         typer.Option(
-            help='Source of drafted tokens that a step verifies: "ngram", or "model" '
-            'or "eagle" with --draft-model. [default: none]'
+            help='Source of drafted tokens that a step verifies: "ngram", "mtp", or '
+            '"model" or "eagle" with --draft-model. [default: none]'
         ),
     ] = None
     draft_model: Annotated[

@@ -24,7 +24,7 @@ from inl.cli.serve_options import (
     StorageOptions,
     server_config,
 )
-from inl.errors import MissingPackage
+from inl.errors import MissingPackage, RequestError
 from inl.install_command import install_command
 
 if TYPE_CHECKING:
@@ -52,6 +52,21 @@ def run(
         ),
     ] = None,
     adapter: arguments.Adapter = None,
+    role: Annotated[
+        str,
+        typer.Option(
+            metavar="both|prefill|decode",
+            help="Whether prompts are computed for other engines, or by them.",
+        ),
+    ] = "both",
+    kv_peer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT,...",
+            help="Where the role prefill listens, or addresses of such engines. "
+            "[default: none]",
+        ),
+    ] = None,
     limits: LimitOptions,
     security: SecurityOptions,
     storage: StorageOptions,
@@ -81,10 +96,16 @@ def run(
         warm_up=True,
         on_worker_loss="restart",
         trace=logs.trace,
+        role=role,
+        kv_peer=kv_peer,
         **adapters,
     )
     logging.getLogger("inl.serve.access").disabled = not logs.access_log
     models = named_models(model, name, more or ())
+    if len(models) > 1 and role != "both":
+        raise RequestError(
+            f"--role: found {role!r} with {len(models)} models, accepts both there"
+        )
     _serve(models, config, engine, exporting_tracing() if logs.otel else None)
 
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from inl.backend.base import Ranks
-from inl.checkpoints.hub.resolve import resolve_model
 from inl.errors import BackendUnavailable, RequestError
 from inl.executor.load_plan import LoadPlan, configure
 from inl.executor.model_executor import bound_tracer
@@ -70,15 +69,15 @@ def explain_step(
         config, max_batch=max(size.rows, traits.max_batch),
         token_budget=max(size.tokens, traits.token_budget),
     )  # fmt: skip
-    if config.speculation != "eagle" or config.draft_model is None:
-        plan = LoadPlan.of(language, backend, config)
-        return ExplainedStep(plan, plan.tracer(_program(plan.limits, size)))
-    from inl.speculation.draft_head import head_limits, open_head, plan_head
+    from inl.speculation.draft_head import find_head, head_limits, plan_head
     from inl.speculation.setup import check_speculation, head_place
 
+    head = find_head(language, config)
+    if head is None:
+        plan = LoadPlan.of(language, backend, config)
+        return ExplainedStep(plan, plan.tracer(_program(plan.limits, size)))
     language = configure(language, config)
     check_speculation(language, config)
-    head = open_head(resolve_model(config.draft_model), language)
     plan = LoadPlan.of(replace(language, taps=head.config.taps), backend, config)
     place = head_place(language.name, config, plan.limits)
     limits = head_limits(head, plan.backend, plan.limits, **place)

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from inl.checkpoints.gguf.config import GATING, SIGMOID, YARN_LOG
 from inl.checkpoints.gguf.names import FAMILIES, MOE_FAMILIES, Family
 from inl.checkpoints.gguf.rope import LONG_FACTORS, ROPE_FACTORS
 from inl.errors import CheckpointError
+from inl.models.rope import rope_fields
 from inl.ops.rope import RopeScaling, frequencies
 
 if TYPE_CHECKING:
@@ -31,6 +33,10 @@ BLOCKS_VERSION: Final = 2
 """Version of ggml's block formats."""
 TOLERANCE: Final = 1e-6
 """Relative difference of numbers, which GGUF files store in float32."""
+WINDOWED: Final = ("gemma2", "gemma3", "exaone4", "gpt-oss")
+"""Architectures whose layers may have a window of one size."""
+PERIODS: Final = {"gemma3": 6, "exaone4": 4}
+"""Default period of layers without a window, where files may state others."""
 NOT_COMPARED: Final = ("dtype", "tied")
 
 
@@ -160,25 +166,56 @@ def _family_fields(c: Any, hf: Mapping[str, Any], name: str) -> dict[str, Any]:
             original = hf.get("original_max_position_embeddings", c.max_tokens)
         if original:
             found["rope.scaling.original_context_length"] = int(original)
-    if name.startswith("gemma"):
+    if name in WINDOWED and (sizes or name != "exaone4"):
         if len(sizes) != 1:
             raise CheckpointError(
                 f"config field 'sliding_window': found windows {sorted(sizes)}; "
                 "accepted: layers with a window of one size"
             )
         found["attention.sliding_window"] = sizes.pop()
+    if name in ("gemma2", "gemma3"):
         if c.attention_cap:
             found["attn_logit_softcapping"] = float(c.attention_cap)
         if c.logit_cap:
             found["final_logit_softcapping"] = float(c.logit_cap)
     if name == "gemma3":
         found["rope.freq_base_swa"] = float(c.local_rope[0])
+    if name in PERIODS:
         windowed = np.array([view.window is not None for view in c.views])
-        if not np.array_equal(windowed, (np.arange(c.layers) + 1) % 6 != 0):
+        regular = (np.arange(c.layers) + 1) % PERIODS[name] != 0
+        if windowed.any() and not np.array_equal(windowed, regular):
             found["attention.sliding_window_pattern"] = windowed
+    if name == "mistral3":
+        found |= _growth(c, hf)
     if hasattr(c, "experts"):
         found["expert_count"] = c.experts
         found["expert_used_count"] = c.experts_per_token
         if name != "llama":
             found["expert_feed_forward_length"] = c.expert_size
+    if getattr(c, "grouping", None) is not None:
+        found |= _sigmoid(c)
     return found
+
+
+def _growth(c: Any, hf: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of queries that grow with positions, and of their scores."""
+    found: dict[str, Any] = {}
+    if c.gain:
+        found["attention.temperature_scale"] = float(c.gain)
+    gain = rope_fields(hf).get("mscale_all_dim")
+    if c.rope_scaling.kind == "yarn" and gain:
+        found[YARN_LOG] = float(gain)
+    return found
+
+
+def _sigmoid(c: Any) -> dict[str, Any]:
+    """Fields of mixtures with sigmoid scores."""
+    return {
+        GATING: SIGMOID,
+        "expert_shared_count": c.shared_size // c.expert_size,
+        "leading_dense_block_count": len(c.dense_layers),
+        "expert_weights_scale": float(c.routed_scale),
+        "expert_weights_norm": bool(c.renormalize),
+        "expert_group_count": c.grouping.groups,
+        "expert_group_used_count": c.grouping.chosen,
+    }

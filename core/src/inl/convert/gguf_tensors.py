@@ -67,6 +67,8 @@ def ggml_name(name: str, family: Family, checkpoint: Checkpoint) -> str:
         if "{}" not in module
     }
     layer = re.fullmatch(rf"model\.layers\.({NUMBER})\.([\w.]+)", stem)
+    if layer is not None and f"{layer[2]}.{kind}" in modules:  # a whole name
+        return f"blk.{layer[1]}.{modules[f'{layer[2]}.{kind}']}"
     if layer is None or layer[2] not in modules:
         raise CheckpointError(
             f"{checkpoint.path}: tensor {name!r}: has no name in a GGUF file of "

@@ -96,12 +96,15 @@ def write_folder(
 
 def _refuse(checkpoint: Checkpoint) -> None:
     """Raise for a model that would not be read as it was."""
-    if isinstance(checkpoint, GgufCheckpoint):
+    if checkpoint.path.suffix == ".gguf":
         name = GgufFile(checkpoint.path).metadata["general.architecture"]
-        if name in RECURRENT or not checkpoint.config["architectures"]:
+        is_adapted = not isinstance(checkpoint, GgufCheckpoint)
+        refused = is_adapted or name in (*RECURRENT, "gpt-oss")
+        if refused or not checkpoint.config["architectures"]:
             raise CheckpointError(
                 f"{checkpoint.path}: general.architecture: found {name!r}, which is "
-                "not converted; accepted: files of families without recurrent layers"
+                "not converted; accepted: files of families without recurrent layers, "
+                "layers that draft and experts with biases"
             )
     elif TEXT in read_json(checkpoint.path / "config.json", checkpoint.path):
         raise CheckpointError(

@@ -100,7 +100,7 @@ def measure_speed(
 ) -> Speed:
     """Time ``batch`` prompts of random tokens, once to warm up and ``runs`` times.
 
-    The engine must have no prefix cache and call ``clock.on_step``. prompt_tokens,
+    Runs share no blocks. The engine must call ``clock.on_step``. prompt_tokens,
     tokens: lengths of each prompt and output. tick: called after each of the
     ``runs + 1`` runs. Raises :class:`~inl.errors.RequestError` if prompt and output
     exceed the context.
@@ -131,6 +131,30 @@ def measure_speed(
     prefill = Spread.of([batch * prompt_tokens / seconds for seconds in firsts])
     decode = Spread.of(decodes) if decodes else None
     return Speed(batch, Spread.of(firsts), prefill, decode)
+
+
+class Repeated(NamedTuple):
+    """Prompts that were computed before, of which tiers may have blocks."""
+
+    first_token_seconds: float
+    cached_tokens: int
+    hits: dict[str, int]
+    """Blocks that were read from each tier."""
+
+
+def measure_repeated(
+    engine: InferenceEngine, *, batch: int, prompt_tokens: int
+) -> Repeated:
+    """Send the prompts of the first timed run of :func:`measure_speed` again."""
+    assert engine.tiers is not None, "there are tiers"
+    prompts = random_prompts(engine, batch, prompt_tokens, seed=1)
+    before = engine.tiers.hits.copy()
+    found = engine.generate(prompts, max_tokens=1, ignore_eos=True, temperature=0)
+    return Repeated(
+        max(each.first_token_seconds for each in found),
+        sum(each.cached_tokens for each in found),
+        dict(engine.tiers.hits - before),
+    )
 
 
 def random_prompts(

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inl.errors import OutOfMemory
+from inl.forks import on_fork
 from inl.kv.tier import BlockMove
+from inl.kv_tiers.host_tier import nbytes
+from inl.kv_transfer.spans import TokenSpan
 from inl.protocol.runner import MAX_READS, CacheWrite
 from inl.spec.cache_layout import BLOCKS, copied, divided, joined
 from inl.spec.message import MAX_TRANSFER, READ, WRITE, transfer_frame
@@ -21,6 +26,10 @@ if TYPE_CHECKING:
     from inl.protocol.runner import Runner
     from inl.recording.recorder import Recorder
     from inl.scheduling.plan import Plan
+    from inl.spec.cache_layout import Parts
+
+LEAST_THREADED, COPIES = 1 << 18, min(os.cpu_count() or 1, 8)
+"""Bytes of blocks that are copied in memory on several threads, and how many."""
 
 LEAST_TOKENS = 32
 """Tokens of a step from which the time of one is known; fewer take as long as one."""
@@ -35,6 +44,8 @@ class BlockCopies:
         """Blocks of each READ frame whose contents were not collected."""
         self._submitted: dict[int, float] = {}
         """Time at which each step was submitted."""
+        self._threads: ThreadPoolExecutor | None = None
+        on_fork(self)
         self._collected = 0.0
         """Time at which the last one was collected."""
 
@@ -45,12 +56,15 @@ class BlockCopies:
         for moves in batches(plan.loads):
             parts = [self.tiers.take(move.group, move.key) for move in moves]
             frame = transfer_frame(WRITE, moves[0].group, [m.block for m in moves])
-            written = CacheWrite(frame, joined(parts, BLOCKS))
+            together = joined(
+                parts, BLOCKS, empty=runner.host_array, each=self._each(parts[0])
+            )
+            written = CacheWrite(frame, together)
             if self._recorder is not None:
                 self._recorder.add(written)
             runner.write(*written)
         now = time.perf_counter()
-        self.tiers.loaded(len(plan.loads), now - started)
+        self.tiers.loaded(now - started)
         self._submitted[plan.step] = now
 
     def _read(self, stores: Sequence[BlockMove], runner: Runner) -> None:
@@ -75,19 +89,34 @@ class BlockCopies:
         if plan.tokens >= LEAST_TOKENS:
             seconds = time.perf_counter() - started
             self.tiers.costs.computed(plan.tokens, seconds)
-        self._collect_all(runner)
+        self.collect_all(runner)
         self._collected = time.perf_counter()
 
-    def _collect_all(self, runner: Runner) -> None:
+    def collect_all(self, runner: Runner) -> None:
+        """Store everything that was asked for."""
         while self._reads:
             self._collect(runner)
 
     def _collect(self, runner: Runner) -> None:
         parts, moves = runner.read(), self._reads.popleft()
         shares = divided(parts, len(moves), BLOCKS)
-        for move, share in zip(moves, shares, strict=True):
-            # A part of the batch would keep all of it in memory.
-            self.tiers.store(move.group, move.key, copied(share))
+        # A part of the batch would keep all of it in memory.
+        for move, share in zip(
+            moves, self._each(shares[0])(copied, shares), strict=True
+        ):
+            self.tiers.store(move.group, move.key, share)
+
+    def _each(self, parts: Parts) -> Callable[..., Iterable[Any]]:
+        """Return ``map``, for blocks as large as these on several threads."""
+        if nbytes(parts) < LEAST_THREADED:
+            return map
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(COPIES, thread_name_prefix="inl-copy")
+        return self._threads.map
+
+    def after_fork_in_child(self) -> None:
+        """Forget the threads, which only the parent has."""
+        self._threads = None
 
     def flush(self, pools: Sequence[BlockPool], runner: Runner) -> None:
         """Store all blocks that the device shares, and write them to files."""
@@ -100,7 +129,7 @@ class BlockCopies:
                 if not self.tiers.holds(group, key)
             ]
             self._read(moves, runner)
-        self._collect_all(runner)
+        self.collect_all(runner)
         self.tiers.flush()
 
     def reset(self) -> None:
@@ -117,3 +146,53 @@ def batches(moves: Sequence[BlockMove]) -> Iterator[list[BlockMove]]:
         group = list(several)
         for start in range(0, len(group), MAX_TRANSFER):
             yield group[start : start + MAX_TRANSFER]
+
+
+class BlockRun(NamedTuple):
+    """Consecutive blocks of a sequence, of which the device has the contents."""
+
+    group: int
+    first: int
+    """Index of the first one in the sequence."""
+    blocks: list[int]
+    """Their numbers in the pool."""
+
+
+def shared_runs(
+    pools: Sequence[BlockPool], keys: Sequence[bytes], starts: Sequence[int]
+) -> list[BlockRun]:
+    """Return the runs of blocks with these keys, as long as a frame holds.
+
+    starts: index of the first key of each group.
+    """
+    runs: list[BlockRun] = []
+    for group, (pool, start) in enumerate(zip(pools, starts, strict=True)):
+        run = BlockRun(group, start, [])
+        for index in range(start, len(keys)):
+            block = pool.find(keys[index])
+            if block is None:
+                continue
+            if run.first + len(run.blocks) != index or len(run.blocks) == MAX_TRANSFER:
+                run = BlockRun(group, index, [])
+            if not run.blocks:
+                runs.append(run)
+            run.blocks.append(block)
+    return runs
+
+
+def read_span(
+    runner: Runner, run: BlockRun, recorder: Recorder | None
+) -> TokenSpan | None:
+    """Read blocks now; ``None`` if the device has no memory for it.
+
+    No other READ frame is submitted. Raises what the runner raises.
+    """
+    frame = transfer_frame(READ, run.group, run.blocks)
+    try:
+        runner.submit(frame)
+    except OutOfMemory:
+        return None
+    if recorder is not None:
+        recorder.add(frame)
+    size = runner.limits.block_size
+    return TokenSpan(run.group, run.first * size, size, runner.read())

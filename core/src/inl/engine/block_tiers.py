@@ -17,36 +17,47 @@ if TYPE_CHECKING:
     from inl.scheduling.plan import SchedulerConfig
 
 
-def started_tiers(
+def identity_of(
     config: EngineConfig, scheduling: SchedulerConfig, started: StartedRunner
+) -> Identity | None:
+    """Return what contents of blocks depend on; ``None`` if they cannot be copied."""
+    layout = started.runner.cache_layout
+    if layout is None:
+        return None
+    settings = (
+        scheduling.model_digest,
+        config.quantize,
+        config.velocity,
+        started.dtype,
+    )
+    model = sha256(repr(settings).encode()).hexdigest()
+    return Identity(model, started.dtype, layout.groups)
+
+
+def started_tiers(
+    config: EngineConfig,
+    scheduling: SchedulerConfig,
+    identity: Identity | None,
+    device: str,
 ) -> BlockTiers | None:
     """Return the tiers of an engine, or ``None`` without any.
 
     Raises :class:`~inl.errors.RequestError` where blocks cannot be stored.
     """
-    if not config.host_bytes and config.disk_tier is None:
+    if not config.has_tiers:
         return None
-    layout, reason = started.runner.cache_layout, ""
+    reason = ""
     if not (scheduling.prefix_cache and scheduling.use_kv_cache):
         reason = "the engine shares no blocks of prompts"
     elif scheduling.recurrent:
         reason = "every token changes state of the model that blocks do not hold"
     elif scheduling.recomputes_block:
         reason = "a draft head has a cache of its own"
-    if layout is None or reason:
-        reason = reason or f"{started.device} copies no contents of its cache"
+    if identity is None or reason:
+        reason = reason or f"{device} copies no contents of its cache"
         raise RequestError(f"EngineConfig.kv_host, kv_disk: {reason}; accepted: None")
     disk = None
     if config.disk_tier is not None:
         size, folder = config.disk_tier
-        settings = (
-            scheduling.model_digest,
-            config.quantize,
-            config.velocity,
-            started.dtype,
-        )
-        model = sha256(repr(settings).encode()).hexdigest()
-        identity = Identity(model, started.dtype, layout.groups)
         disk = DiskTier(Path(folder), size, identity)
-    costs = Costs(started.runner.limits.block_size)
-    return BlockTiers(costs, host_bytes=config.host_bytes, disk=disk)
+    return BlockTiers(Costs(), host_bytes=config.host_bytes, disk=disk)

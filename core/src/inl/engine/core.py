@@ -6,11 +6,11 @@ Works on token ids, and on frames and masks of int32; it knows neither text nor 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from inl.engine.block_copies import BlockCopies
+from inl.engine.block_copies import BlockCopies, read_span, shared_runs
 from inl.engine.embedder import keep_hidden
 from inl.engine.frame_encoder import frames, masked_rows
 from inl.engine.records import Stats as Stats
@@ -43,7 +43,11 @@ from inl.spec.step import NO_TOKEN, Bucket
 
 if TYPE_CHECKING:
     from inl.kv_tiers.tiers import BlockTiers
+    from inl.kv_transfer.spans import TokenSpan
     from inl.recording.recorder import Recorder
+    from inl.spec.cache_layout import Parts
+
+    Blocks = Iterable[tuple[int, Parts]]
 
 log = logging.getLogger("inl")
 
@@ -112,6 +116,11 @@ class EngineCore:
             return True
         idle = not self.scheduler.in_flight and not self.scheduler.has_releases
         return self.failure is None and not idle
+
+    @property
+    def awaits_masks(self) -> bool:
+        """Whether the newest step in flight waits for its masks."""
+        return self._unsampled is not None
 
     @property
     def running_requests(self) -> int:
@@ -207,6 +216,60 @@ class EngineCore:
             self.settle()
             self._copies.tiers.clear()
         return sum(pool.forget() for pool in self.scheduler.kv_cache.pools)
+
+    def read_blocks(
+        self,
+        request: Request,
+        first: Sequence[int] = (),
+        most: int | None = None,
+    ) -> list[TokenSpan]:
+        """Read the full blocks of a request's tokens that the device shares.
+
+        first: leading blocks of each group that are not read. most: spans, each of 16
+        blocks at most. The request may have
+        ended, or wait to be added. Returns what could be read: nothing while a step
+        waits for masks, or by a runner that copies no contents.
+        """
+        self.settle()
+        lacks = self.runner.cache_layout is None
+        if lacks or self._unsampled is not None or self.failure is not None:
+            return []
+        self._is_unsettled = True
+        keys, pools = self.scheduler.block_keys(request), self.scheduler.kv_cache.pools
+        starts = first or (0,) * len(pools)
+        found = shared_runs(pools, keys, starts)[:most]
+        try:
+            if self._copies is not None and found:
+                self._copies.collect_all(self.runner)
+            spans = [read_span(self.runner, each, self._recorder) for each in found]
+        except Exception as error:
+            self._fail(error)
+            spans = []
+        self._is_unsettled = False
+        return [span for span in spans if span is not None]
+
+    def lacking_tokens(self, request: Request) -> int:
+        """Return the tokens of full blocks that neither the device nor a tier has."""
+        scheduler = self.scheduler
+        keys, tiers = scheduler.block_keys(request), None
+        if self._copies is not None:
+            tiers = self._copies.tiers
+        hits = scheduler.kv_cache.cached_prefix(keys, tiers)
+        return (len(keys) - hits) * self.runner.limits.block_size
+
+    def store_blocks(self, request: Request, group: int, blocks: Blocks) -> int:
+        """Store contents of a request's blocks that another engine has computed.
+
+        blocks: index and contents of each. The request has not been added. Returns how
+        many are stored: none without tiers, or for a request that shares no blocks.
+        """
+        keys = self.scheduler.block_keys(request)
+        if self._copies is None:
+            return 0
+        known = [(index, parts) for index, parts in blocks if index < len(keys)]
+        for index, parts in known:
+            self._copies.tiers.store(group, keys[index], parts)
+        return len(known)
 
     def flush_tiers(self) -> None:
         """Write the blocks that later processes may share to files, if there are any.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from inl.engine.fair_lock import FairLock
 from inl.engine.step_loop import AsyncStepLoop
-from inl.errors import RunnerError
+from inl.errors import RequestError, RunnerError
 from inl.forks import on_fork
 from inl.scheduling.request import Event
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from inl.engine.batch import Batch
     from inl.engine.core import EngineCore
     from inl.engine.request_handle import RequestHandle
+    from inl.kv_transfer.spans import TokenSpan
 
 
 class RequestDispatcher:
@@ -130,6 +131,23 @@ class RequestDispatcher:
         """Return the handles of queued and running requests, or those of one key."""
         handles = list(self._open.values())
         return [each for each in handles if key is None or each.request.key == key]
+
+    def take(self, handle: RequestHandle) -> list[TokenSpan]:
+        """End a request here; returns the blocks of its tokens.
+
+        The caller holds the lock. Raises :class:`~inl.errors.RequestError` for a
+        request that has finished.
+        """
+        self._settle()
+        while self._core.awaits_masks and not handle.completed:
+            self._step()  # copies cannot come between a step and its masks
+        if handle.completed:
+            raise RequestError(
+                f"request {handle.request.id}: has finished, accepted: a running one"
+            )
+        spans = self._core.read_blocks(handle.request)
+        self._cancel(handle)
+        return spans
 
     def _try_drain_cancelled(self) -> None:
         # Checked again each time: more may arrive while the lock is held.

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from inl.engine.prompt_embeddings import PromptEmbeddings
+from inl.engine.prompt_images import PromptImages
 from inl.protocol.runner import Limits
 from inl.scheduling.plan import Admission, Chunk, Drafts, Plan
 from inl.scheduling.request import Request, StepKind
-from inl.spec.embedded_rows import with_rows
+from inl.spec.embedded_rows import token_inputs, with_inputs
 from inl.spec.message import (
     DRAFT,
     FEEDBACK,
@@ -71,14 +72,24 @@ def frames(plan: Plan, limits: Limits, *, masked: bool = False) -> list[IntArray
             decode_rows=plan.decode_rows,
             flags=MASKED if masked else FLAGS[plan.kind],
         )
-        rows = _embeddings(plan)
-        encoded.append(with_rows(frame, rows, limits) if rows else frame)
+        rows, added, offsets = _embeddings(plan)
+        if rows or offsets:
+            inputs = token_inputs(limits, rows, added, offsets)
+            frame = with_inputs(frame, inputs, limits)
+        encoded.append(frame)
     return encoded
 
 
-def _embeddings(plan: Plan) -> dict[int, NDArray[np.float32]]:
-    """Return the embeddings of a plan's tokens, by index in the step."""
-    rows: dict[int, NDArray[np.float32]] = {}
+Rows = dict[int, "NDArray[np.float32]"]
+
+
+def _embeddings(
+    plan: Plan,
+) -> tuple[Rows, Rows, dict[int, tuple[int, ...]]]:
+    """Return embeddings, features and offsets of tokens, by index in the step."""
+    rows: Rows = {}
+    added: Rows = {}
+    offsets: dict[int, tuple[int, ...]] = {}
     first = 0
     for request, start, stop, _ in plan.chunks:
         embeddings = request.embeddings
@@ -86,8 +97,14 @@ def _embeddings(plan: Plan) -> dict[int, NDArray[np.float32]]:
             assert isinstance(embeddings, PromptEmbeddings), "the engine made them"
             found = embeddings.between(start, stop)
             rows.update((first + at - start, row) for at, row in found.items())
+        if request.moves:
+            assert isinstance(embeddings, PromptImages), "the engine made them"
+            more = embeddings.added(start, stop)
+            added.update((first + at - start, row) for at, row in more.items())
+            moved = embeddings.offsets(start, stop)
+            offsets.update((first + at - start, each) for at, each in moved.items())
         first += stop - start
-    return rows
+    return rows, added, offsets
 
 
 def masked_rows(plan: Plan) -> list[int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import time
 import weakref
 from collections.abc import (
@@ -23,13 +25,16 @@ from inl.config import EngineConfig
 from inl.engine.answers.chat_answer import ChatAnswer, chat_answer, conversation_of
 from inl.engine.answers.model_text import ModelText
 from inl.engine.batch import Batch
-from inl.engine.block_tiers import started_tiers
+from inl.engine.block_access import BlockAccess
+from inl.engine.block_tiers import identity_of, started_tiers
 from inl.engine.chat import ToolSource, tool_schemas
 from inl.engine.cleanup import run_with_cleanup
 from inl.engine.core import EngineCore, Stats, StepRecord
 from inl.engine.dispatcher import RequestDispatcher
 from inl.engine.embedder import embedding_request, unit_length
 from inl.engine.encoder_queue import EncoderQueue
+from inl.engine.moved_request import MovedRequest as MovedRequest
+from inl.engine.moved_request import moved_request
 from inl.engine.options import (
     GenerationOptions,
     Prompt,
@@ -47,7 +52,7 @@ from inl.engine.text_piece import PieceReader, TextPiece
 from inl.engine.text_scores import Classification as Classification
 from inl.engine.text_scores import Ranked as Ranked
 from inl.engine.text_scores import TextScores
-from inl.errors import RequestError, RunnerError
+from inl.errors import ProtocolError, RequestError, RunnerError
 from inl.executor.load_plan import configure
 from inl.executor.model_loader import (
     LanguageModel,
@@ -56,6 +61,7 @@ from inl.executor.model_loader import (
     open_model,
 )
 from inl.guidance.structured import with_kind
+from inl.kv_transfer.spans import Recut, checked_index, transfer_identity
 from inl.progress import Progress
 from inl.protocol.runner import Limits, Runner
 from inl.recording.recorder import Recorder
@@ -63,18 +69,25 @@ from inl.runners.startup import Restarts, StartedRunner, check_place, run_header
 from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.scheduler import Scheduler
 from inl.spec.encoder import TokenSequence
+from inl.workers.settings import parse_address, read_secret
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from inl.checkpoints.sentence_transformers import Prompts
+    from inl.engine.prefill_port import PrefillPort
+    from inl.engine.remote_prefill import RemotePrefill
     from inl.guidance.structured import StructuredOutput
     from inl.kv_tiers.tiers import BlockTiers
+    from inl.kv_transfer.spans import TokenSpan
+    from inl.scheduling.request import Request
     from inl.speculation.drafters import Drafter
     from inl.speculation.planner import Speculation
     from inl.text.template import ChatTemplate
     from inl.text.tokenizer import Tokenizer
+
+log = logging.getLogger("inl")
 
 
 class InferenceEngine:
@@ -112,11 +125,14 @@ class InferenceEngine:
         self.model = model
         self._encoder = PromptEncoder(model, tokenizer, self.config)
         if runner is None:
+            self._encoder.images.load(self.config)
             started = start(model, self.config, progress=progress)
         else:
             started = StartedRunner(runner, "runner", "")
         self.device = started.device
         """Device of the runner; changes if a lost worker is replaced elsewhere."""
+        self.dtype = started.dtype
+        """Dtype that the runner computes in; empty for a runner that was given."""
         limits = started.runner.limits
         context = min(model.config.max_tokens, limits.max_tokens)
         self.context = min(context, self.config.context or context)
@@ -126,7 +142,10 @@ class InferenceEngine:
         """Tiers of blocks below the device's, with their counts, if there are any."""
         try:
             scheduling = self._scheduler_config(limits)
-            self.tiers = started_tiers(self.config, scheduling, started)
+            self._identity = identity_of(self.config, scheduling, started)
+            self.tiers = started_tiers(
+                self.config, scheduling, self._identity, started.device
+            )
             self.speculation = self._make_speculation(
                 started.runner, scheduling, drafter
             )
@@ -150,6 +169,7 @@ class InferenceEngine:
             replace=Restarts(self._restart) if restarts else None,
         )
         self._dispatcher = RequestDispatcher(self._core)
+        self._encoder.images.share(self._dispatcher.lock, limits.axes)
         self._sequences = (
             EncoderQueue(started.runner, self._dispatcher.lock)
             if model.encoder is not None
@@ -165,12 +185,45 @@ class InferenceEngine:
         self._adapters = AdapterRegistry(
             model, limits, self._core, self._dispatcher.lock
         )
+        self.prefill_port: PrefillPort | None = None
+        """Computes prompts for other engines, with the role "prefill"."""
+        self.remote_prefill: RemotePrefill | None = None
+        """Lets other engines compute prompts, with the role "decode"."""
         try:
             for name, path in (self.config.adapters or {}).items():
                 self.load_adapter(name, path)
+            self._start_role()
         except BaseException:
             self.close()
             raise
+
+    def _start_role(self) -> None:
+        """Listen for other engines, or find them, as the role says."""
+        config, scheduling = self.config, self._core.scheduler.config
+        if config.kv_peer is None:
+            return
+        shares = scheduling.prefix_cache and scheduling.use_kv_cache
+        if self._identity is None or scheduling.recurrent or not shares:
+            raise RequestError(
+                f"EngineConfig.role: found {config.role!r}, accepts both: the engine "
+                "shares no blocks of prompts, or cannot copy them"
+            )
+        secret = read_secret(os.environ)
+        blocks = BlockAccess(self._core, self._dispatcher.lock, self.tiers)
+        if config.role == "prefill":
+            from inl.engine.prefill_port import PrefillPort
+
+            identity = transfer_identity(self._identity)
+            self.prefill_port = PrefillPort(
+                self, blocks, identity, config.kv_peer, secret
+            )
+            return
+        from inl.engine.remote_prefill import RemotePrefill
+
+        addresses = [each.strip() for each in config.kv_peer.split(",")]
+        for address in addresses:
+            parse_address(address, "EngineConfig.kv_peer")
+        self.remote_prefill = RemotePrefill(blocks, self._identity, addresses, secret)
 
     def _make_speculation(
         self, runner: Runner, scheduling: SchedulerConfig, drafter: Drafter | None
@@ -194,7 +247,7 @@ class InferenceEngine:
             prefix_cache=self.config.prefix_cache,
             replay=is_replayed(self.model),
             recurrent=is_recurrent(self.model),
-            recomputes_block=self.config.speculation == "eagle",
+            recomputes_block=self.config.has_draft_head,
             decode_steps=limits.decode_steps,
             model_digest=model_digest(checkpoint),
             max_queued_requests=self.config.max_queued_requests,
@@ -370,6 +423,7 @@ class InferenceEngine:
         options["structured"] = cast(
             "StructuredOutput | None", text.structure_of(given, encoded)
         )
+        options["images"] = encoded.images or options.get("images")
         handle = self._prepare(encoded.ids, self._use(options), **options)
         batch = Batch()
         batch.add(handle)
@@ -524,6 +578,7 @@ class InferenceEngine:
         """
         handle = self._prepare(prompt, self._use(options), **options)
         try:
+            self._fetch([handle])
             for sample in handle.samples:
                 self._dispatcher.submit(sample)
             return handle
@@ -537,6 +592,7 @@ class InferenceEngine:
         *,
         listener: Callable[[], None] | None,
         adapter_use: AdapterUse | None = None,
+        output_ids: Sequence[int] = (),
         **options: Unpack[GenerationOptions],
     ) -> RequestHandle:
         """Queue a prompt for the engine's background thread and return its handle.
@@ -544,17 +600,127 @@ class InferenceEngine:
         Never waits for a step. listener: called after each event of the request, and
         of its further samples, on the thread that steps; ``None`` for those who use
         :meth:`after_step`. adapter_use: from :meth:`use_adapter`, in place of the
-        option ``adapter``. Raises :class:`~inl.errors.RequestError`.
+        option ``adapter``. output_ids: tokens that an engine of the same model has
+        generated with the same options and seed, after which the output goes on. Raises
+        :class:`~inl.errors.RequestError`.
         """
         use = self._use(options) if adapter_use is None else adapter_use
         handle = self._prepare(prompt, use, **options)
+        if output_ids:
+            vocab = self.runner.limits.vocab
+            if (highest := max(output_ids)) >= vocab:
+                raise RequestError(
+                    f"output_ids: found token {highest}, the vocabulary is 0 to "
+                    f"{vocab - 1}"
+                )
+            handle.resume(output_ids)
         for sample in handle.samples:
             sample.listener = listener
         self._core.check_room(handle.request)
         batch = Batch()
         batch.add(handle)
+        self._submit_later(batch)
+        return handle
+
+    def export_request(self, handle: RequestHandle) -> MovedRequest:
+        """End a request here, and return all that another engine needs to continue it.
+
+        ``handle`` ends as "cancelled", with the tokens so far. Waits for a step that
+        another thread computes. A request that is not queued yet has no tokens.
+        Raises :class:`~inl.errors.RequestError` for one that has finished, or whose
+        prompt has embeddings.
+        """
+        if handle.request.embeddings is not None:
+            raise RequestError(
+                f"request {handle.request.id}: has embeddings in its prompt, accepted: "
+                "one of token ids"
+            )
+        spans = self._dispatcher.lock.run(partial(self._dispatcher.take, handle))
+        return moved_request(
+            handle, spans, model=self._core.scheduler.config.model_digest,
+            identity=self._transfer_identity,
+        )  # fmt: skip
+
+    def import_request(
+        self,
+        moved: MovedRequest,
+        *,
+        listener: Callable[[], None] | None = None,
+        in_background: bool = False,
+    ) -> RequestHandle:
+        """Continue a request of another engine of the same model, with the same tokens.
+
+        Its blocks are used where this engine has ``EngineConfig.kv_host`` and they suit
+        its cache; otherwise tokens are computed again. in_background: by the engine's
+        thread, as :meth:`start`, else as :meth:`submit`; listener: of the former.
+        Raises :class:`~inl.errors.RequestError` for a request of another model or of
+        an adapter that is not loaded here, otherwise as those.
+        """
+        own = self._core.scheduler.config.model_digest
+        if moved.model != own:
+            raise RequestError(
+                f"moved request: of the model {moved.model:.16}, accepted: this one, "
+                f"{own:.16}"
+            )
+        options = cast("GenerationOptions", dict(moved.options))
+        handle = self._prepare(list(moved.prompt_ids), self._use(options), **options)
+        request = handle.request
+        if request.adapter_digest != moved.adapter_digest:
+            raise RequestError(
+                f"moved request: its adapter {options.get('adapter')!r} is another one "
+                "here"
+            )
+        vocab = self.runner.limits.vocab
+        if (highest := max(moved.output_ids, default=0)) >= vocab:
+            raise RequestError(
+                f"moved request: found token {highest}, the vocabulary is 0 to "
+                f"{vocab - 1}"
+            )
+        if moved.output_ids:
+            handle.resume(moved.output_ids)
+        request.token_logprobs = [each for each in moved.token_logprobs if each]
+        if moved.prompt_logprobs:
+            request.prompt_token_logprobs = list(moved.prompt_logprobs)
+        if moved.identity == self._transfer_identity:
+            store = partial(self._store_spans, request, moved.spans)
+            self._dispatcher.lock.run(store)
+        if not in_background:
+            self._dispatcher.submit(handle)
+            return handle
+        handle.listener = listener
+        batch = Batch()
+        batch.add(handle)
         self._dispatcher.step_loop.submit(batch)
         return handle
+
+    @property
+    def _transfer_identity(self) -> str:
+        return "" if self._identity is None else transfer_identity(self._identity)
+
+    def _store_spans(self, request: Request, spans: Sequence[TokenSpan]) -> None:
+        """Store contents of a request's blocks; the caller holds the lock."""
+        if self._identity is None:
+            return
+        recuts = [Recut(layout) for layout in self._identity.layouts]
+        try:
+            for span in spans:
+                blocks = checked_index(recuts, span.group).add(span)
+                self._core.store_blocks(request, span.group, blocks)
+        except ProtocolError as error:
+            log.warning("moved request: %s; its tokens are computed again", error)
+
+    def _fetch(self, handles: Sequence[RequestHandle]) -> None:
+        """Wait for blocks that another engine computes of prompts to be queued."""
+        if self.remote_prefill is not None:
+            self.remote_prefill.fetch_all(handles)
+
+    def _submit_later(self, batch: Batch) -> None:
+        """Queue a batch for the background thread, once such blocks have arrived."""
+        submit = partial(self._dispatcher.step_loop.submit, batch)
+        if self.remote_prefill is None:
+            submit()
+        else:
+            self.remote_prefill.fetch_then(batch.firsts, submit)
 
     def after_step(self, listener: Callable[[], None] | None) -> None:
         """Call ``listener`` after each step of the background thread, on that thread.
@@ -678,6 +844,9 @@ class InferenceEngine:
 
         Open requests end with a :class:`~inl.errors.RunnerError`.
         """
+        for each in (self.prefill_port, self.remote_prefill):
+            if each is not None:
+                each.close()
         self._dispatcher.lock.run(self._close_runner)
         self._encoder.close()
         self.model.checkpoint.close()
@@ -690,6 +859,7 @@ class InferenceEngine:
         self._dispatcher.fail_all(error)
         self._core.flush_tiers()
         self.runner.close()
+        self._encoder.images.close()
         if self.tiers is not None:
             self.tiers.close()
 
@@ -746,6 +916,7 @@ class InferenceEngine:
     def _complete(self, batch: Batch) -> list[Completion]:
         """Compute steps until a batch has finished, see :meth:`_generate`."""
         completions: list[Completion] = []
+        self._fetch(batch.firsts)
         while not batch.completed:
             # Decodes text while the device computes the next step.
             completions += batch.pop_completions()
@@ -775,12 +946,13 @@ class InferenceEngine:
                 sample.listener = waiter
             batch.add(handle)
         self._core.check_room(batch.handles[0].request)
-        self._dispatcher.step_loop.submit(batch)
+        self._submit_later(batch)
 
     def _text_chunks(self, handle: RequestHandle) -> Iterator[TextPiece]:
         # Twice, as run_with_cleanup does it.
         try:
             try:
+                self._fetch([handle])
                 self._dispatcher.submit(handle)
                 yield TextPiece()
                 reader = PieceReader(handle)

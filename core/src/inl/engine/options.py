@@ -105,6 +105,12 @@ class GenerationOptions(TypedDict, total=False):
     priority: int
     """Requests of one key with a higher priority start first, -100 to 100; one level is
     worth a head start of 100 arrivals. Default: 0."""
+    images: Sequence[Any] | None
+    """Images of the prompt, in order: of Pillow, bytes, paths or data URIs. A text has
+    one placeholder of the model for each, such as ``<|image_pad|>``, and token ids have
+    one for each feature, as :meth:`InferenceEngine.chat_ids` returns them. A
+    conversation has its images in its messages instead. Default: none. Needs
+    ``inl-core[vision]`` and a model with a vision encoder."""
     deadline: float | None
     """Unix time, as ``time.time()``, at which the request ends with what it has
     generated, also while it waits. Default: ``None``."""

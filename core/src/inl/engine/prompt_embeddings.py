@@ -54,6 +54,10 @@ class PromptEmbeddings(EmbeddedPositions):
     def width(self) -> int:
         return self._width
 
+    @property
+    def moves(self) -> bool:
+        return False
+
     def __contains__(self, position: int, /) -> bool:
         return position in self._rows
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from inl.checkpoints.sampling import sampling_defaults
 from inl.engine.chat import chat_ids, prepare_chat
+from inl.engine.image_prompts import ImagePrompts
+from inl.engine.moved_request import portable_options
 from inl.engine.options import (
     NO_BANS,
     GenerationOptions,
@@ -22,6 +24,7 @@ from inl.engine.options import (
     with_sampling,
 )
 from inl.engine.prompt_embeddings import split_prompt
+from inl.engine.prompt_images import without_images
 from inl.engine.request_handle import RequestHandle
 from inl.errors import RequestError, TokenizerNotFound
 from inl.guidance.banned_tokens import BannedTokens
@@ -64,6 +67,7 @@ class PromptEncoder:
             except TokenizerNotFound as error:
                 self._missing = error
         self._tokenizer = tokenizer
+        self.images = ImagePrompts(model)
         self.sampling_defaults = _sampling_defaults(model, config)
         """Sampling options of requests that do not set them."""
 
@@ -90,10 +94,14 @@ class PromptEncoder:
         tokenizer = self.tokenizer("chat")
         with_tools = options.get("tools") is not None
         prepare_chat(self.chat_template, tokenizer, with_tools=with_tools)
-        return chat_ids(
+        images: list[Any] = []
+        if not isinstance(messages, str):
+            messages, images = without_images(messages)
+        ids = chat_ids(
             self._model, self.chat_template, tokenizer, messages, context=context,
             **options,
         )  # fmt: skip
+        return self.images.expanded(ids, images) if images else ids
 
     def prepare(
         self,
@@ -112,7 +120,15 @@ class PromptEncoder:
         options = cast(
             "GenerationOptions", with_sampling(options, self.sampling_defaults)
         )
+        images = _images(prompt, options.pop("images", None))
         ids, embeddings = split_prompt(self.encode(prompt, context))
+        if images:
+            if embeddings is not None:
+                raise RequestError("images: found embeddings too, accepts one of both")
+            if isinstance(prompt, str):
+                ids = self.images.expanded(ids, images)
+            if len(ids) < context:  # else it is refused below
+                embeddings = self.images.embeddings(ids, images)
         try:
             room = context - len(ids)
             requests = make_requests(
@@ -141,6 +157,8 @@ class PromptEncoder:
             )
             for request in requests
         ]
+        for sample in samples:
+            sample.options = portable_options(options, sample.request)
         first, *others = samples
         first.further_samples = tuple(others)
         return first
@@ -199,6 +217,18 @@ class PromptEncoder:
                 f"prompt: found {prompt!r:.60}, which has no tokens; needs at least one"
             )
         return ids
+
+
+def _images(prompt: Prompt, given: Sequence[Any] | None) -> list[Any]:
+    """Return the images of a prompt: of its messages, or those given beside it."""
+    if given is not None and not isinstance(given, list | tuple):
+        raise RequestError(f"images: found {given!r:.60}, accepts a list of images")
+    found: list[Any] = []
+    if is_conversation(prompt):
+        _, found = without_images(cast("Sequence[Mapping[str, Any]]", prompt))
+    if found and given:
+        raise RequestError("images: found some in messages too, accepts one of both")
+    return found or list(given or ())
 
 
 def _check_signs(ids: Sequence[int], vocab: int) -> None:

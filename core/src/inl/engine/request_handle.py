@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter, sleep
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from inl.engine.output_text import OutputText
 from inl.errors import NonFiniteLogits, RequestError, RunnerError, message
@@ -91,6 +91,10 @@ class RequestHandle:
         """Every generated token, an end token included."""
         self.finish_reason: FinishReason | None = None
         self.error: BaseException | None = None
+        self.options: Mapping[str, Any] = {}
+        """Options of the request, as another engine can use them."""
+        self.resumed_tokens = 0
+        """Leading tokens that another engine has generated."""
         self.first_token_seconds = 0.0
         self.seconds = 0.0
         self.further_samples: tuple[RequestHandle, ...] = ()
@@ -151,6 +155,12 @@ class RequestHandle:
     def _text_ids(self, start: int) -> list[int]:
         """Return the tokens from ``start`` on that are part of the text."""
         return self.token_ids[start : len(self.token_ids) - self._end_tokens]
+
+    def resume(self, output_ids: Sequence[int]) -> None:
+        """Begin after tokens that another engine has generated; see ``Request``."""
+        self.request.resume(output_ids)
+        self.token_ids += output_ids
+        self.resumed_tokens = len(output_ids)
 
     def apply_event(self, event: Event, now: float) -> bool:
         """Apply a token, the end, or both; return whether generation has finished.

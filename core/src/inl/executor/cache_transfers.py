@@ -34,6 +34,8 @@ from inl.spec.step import Bucket
 from inl.spec.strict_array import StrictArray
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from inl.backend.base import Backend, StateSpec
     from inl.spec.limits import Limits
     from inl.spec.selection import KernelSelection
@@ -112,6 +114,11 @@ class CacheTransfers:
             scales = wrap(constants.reshape(parts.pop("scales").shape))
             return {"cells": self._host(found.cells, parts["cells"]), "scales": scales}
         return {name: self._host(tensors[name], part) for name, part in parts.items()}
+
+    def host_array(self, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
+        """Allocate an array for contents of blocks, see :class:`BlockIO`."""
+        assert self._block_io is not None, "there is no refusal"
+        return self._block_io.empty(shape, dtype)
 
     def write(
         self, group: int, ids: Sequence[int], parts: Parts

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from inl.backend.programs import compile_program, info_of
-from inl.dtypes import widen, wrap
+from inl.dtypes import cast, widen, wrap
 from inl.executor.load_plan import compute_dtype, in_dtype, kernel_selection
 from inl.ops.full_attention import starts_of
 from inl.progress import Progress, ProgressReporter
@@ -18,7 +18,6 @@ from inl.protocol.runner import Limits
 from inl.spec.dispatch import ResolvedOps, Tracer
 from inl.spec.encoder import Encoder, SequenceBatch, TokenSequence, encode
 from inl.spec.step import Bucket
-from inl.spec.strict_array import StrictArray
 from inl.spec.tree import tree_map
 from inl.weights.load import load_weights, stored_specs
 from inl.weights.plan import plan_weights
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from inl.backend.base import Backend
     from inl.config import EngineConfig
     from inl.executor.model_loader import LanguageModel
+    from inl.executor.vision_model import VisionModel
     from inl.spec.selection import KernelSelection
 
 MAX_SEQUENCES = 64
@@ -64,11 +64,18 @@ class EncoderExecutor:
     def encode(self, sequences: Sequence[TokenSequence]) -> NDArray[np.float32]:
         """Return the results [n, K] of up to :data:`MAX_SEQUENCES` sequences."""
         lengths = [len(each.tokens) for each in sequences]
-        bucket = self._bucket(sum(lengths), len(lengths))
-        batch = SequenceBatch(*map(self._tensor, padded(sequences, bucket)))
-        (results,) = self._program(bucket)(self.loaded.weights, batch)
-        host = widen(self.backend.numpy(results))
-        return np.asarray(host[: len(lengths)], np.float32)
+        bucket = self.bucket(sum(lengths), len(lengths))
+        (results,) = self.compute(padded(sequences, bucket), bucket)
+        return results[: len(lengths)]
+
+    def compute(
+        self, batch: SequenceBatch, bucket: Bucket
+    ) -> list[NDArray[np.float32]]:
+        """Return the results of a batch on the host, which fills ``bucket``."""
+        tensors: SequenceBatch = tree_map(self._tensor, batch)
+        results = self._program(bucket)(self.loaded.weights, tensors)
+        numpy = self.backend.numpy
+        return [np.asarray(widen(numpy(each)), np.float32) for each in results]
 
     def release(self) -> None:
         """Drop programs and weights."""
@@ -78,18 +85,19 @@ class EncoderExecutor:
 
     def tracer(self, bucket: Bucket) -> Tracer:
         """Trace the program of a bucket: its op calls and the kernels selected."""
-        loaded, (tokens, rows) = self.loaded, bucket[:2]
+        loaded = self.loaded
         tracer = Tracer(loaded.selection, bucket, self.limits.block_size)
-        one = StrictArray((tokens,), "int32")
-        batch = SequenceBatch(one, one, one, StrictArray((rows + 1,), "int32"))
+        batch = loaded.model.specs(loaded.config, bucket)
         specs = tree_map(lambda plan: plan.specs(loaded.config.dtype), loaded.groups)
         encode(tracer, loaded.model, loaded.config, specs, batch)
         return tracer
 
-    def _tensor(self, x: NDArray[np.int32]) -> Any:
-        return self.backend.tensor(wrap(x))
+    def _tensor(self, x: NDArray[Any]) -> Any:
+        dtype = self.loaded.config.dtype
+        return self.backend.tensor(wrap(x) if x.dtype == np.int32 else cast(x, dtype))
 
-    def _bucket(self, tokens: int, rows: int) -> Bucket:
+    def bucket(self, tokens: int, rows: int) -> Bucket:
+        """Return the size of the program of so many tokens and sequences."""
         if not self._has_static_shapes:
             return Bucket(tokens=tokens, rows=rows)
         size = LEAST_TOKENS
@@ -123,7 +131,7 @@ def padded(sequences: Sequence[TokenSequence], bucket: Bucket) -> SequenceBatch:
 
 
 def load_encoder(
-    language: LanguageModel,
+    language: LanguageModel | VisionModel,
     backend: Backend,
     config: EngineConfig,
     progress: Progress | None = None,

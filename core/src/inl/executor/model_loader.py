@@ -12,6 +12,7 @@ from inl.checkpoints.counts import check_counts
 from inl.checkpoints.quantized.kv_cache_scheme import FIELD
 from inl.errors import CheckpointError
 from inl.executor.checkpoint_formats import open_checkpoint
+from inl.executor.vision_model import VisionModel, find_vision
 from inl.models.fields import Fields, refuse_fields
 from inl.models.registry import find_model
 from inl.spec.cache import Slotted
@@ -40,12 +41,21 @@ class LanguageModel:
     """Layers whose inputs each step also returns, for a draft head."""
     quantize: str | None = None
     """Kind that matrices are quantized to while they are loaded."""
+    vision: VisionModel | None = None
+    """The encoder of images, if the files have one that is supported."""
+    unadapted: Checkpoint | None = None
+    """The checkpoint before its layout was adapted to the architecture's."""
 
     @property
     def encoder(self) -> Encoder | None:
         """The architecture, if it is an encoder, which takes no steps."""
         model: Any = self.model
         return model if isinstance(model, Encoder) else None
+
+    @property
+    def files(self) -> Checkpoint:
+        """The checkpoint with the layers that predict further tokens."""
+        return self.unadapted or self.checkpoint
 
     @property
     def name(self) -> str:
@@ -92,6 +102,7 @@ def read_model(checkpoint: Checkpoint) -> LanguageModel:
     Logs a warning that names the config fields that are ignored. Raises
     :class:`~inl.errors.ModelError`.
     """
+    vision = find_vision(checkpoint)
     checkpoint = causal(checkpoint)
     if checkpoint.config.get(FIELD):
         from inl.checkpoints.quantized.checkpoint import quantized
@@ -107,11 +118,12 @@ def read_model(checkpoint: Checkpoint) -> LanguageModel:
     except CheckpointError as error:
         raise CheckpointError(f"{checkpoint.path}: {error}") from None
     _warn_of(fields, checkpoint)
+    unadapted = checkpoint
     config, checkpoint = model.adapt(config, checkpoint)
     stored = stored_specs(checkpoint)
     groups = plan_weights(model.weights(config), (), stored)
     check_tensors(groups, stored, str(checkpoint.path))
-    return LanguageModel(model, config, checkpoint)
+    return LanguageModel(model, config, checkpoint, vision=vision, unadapted=unadapted)
 
 
 def _warn_of(fields: Fields, checkpoint: Checkpoint) -> None:

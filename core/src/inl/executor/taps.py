@@ -23,12 +23,13 @@ def with_taps(
     """Compute a body of a step; returns the hidden states before the state.
 
     taps: indices of layers, ascending. The hidden states are the inputs of these
-    layers, [T, len(taps) * H]. body: see :data:`inl.executor.model_step.BODIES`.
+    layers, [T, len(taps) * H]; the number of layers stands for the last one's output.
+    body: see :data:`inl.executor.model_step.BODIES`.
     """
-    from inl.models.eagle3 import join_columns
+    from inl.models.draft_module import join_columns
 
     seen: list[Array] = []
-    model = _tapped(model, taps, seen)
+    model = _tapped(model, taps, seen, config.layers)
     *results, state = body(ops, model, config, weights, *args, **options)
     joined = seen[0]
     for each in seen[1:]:
@@ -36,22 +37,32 @@ def with_taps(
     return (*results, joined, state)
 
 
-def _tapped(model: Model, taps: tuple[int, ...], seen: list[Array]) -> Model:
-    """Return the model; its layers append the hidden states that they receive."""
+def _tapped(
+    model: Model, taps: tuple[int, ...], seen: list[Array], layers: int
+) -> Model:
+    """Return the model; its layers append the hidden states of the taps."""
 
-    @wraps(model.layer)
     def layer(
         ops: Ops, config: Any, w: Any, carry: Any, *args: Any, **options: Any
     ) -> Any:
-        if options["index"] in taps:
-            if not isinstance(carry, Carry | LocalCarry):
-                raise RequestError(
-                    f"EngineConfig.speculation: found 'eagle', but the layers of this "
-                    f"model pass {type(carry).__name__} on, not a hidden state and "
-                    "its last change; accepted: None, ngram or model"
-                )
-            seen.append(carry.residual + carry.delta)
-        return model.layer(ops, config, w, carry, *args, **options)
+        index = options["index"]
+        if index in taps:
+            seen.append(_hidden(carry))
+        carry, state = model.layer(ops, config, w, carry, *args, **options)
+        if index + 1 == layers in taps:
+            seen.append(_hidden(carry))
+        return carry, state
 
-    # ``prunes_last_layer`` reads the signature, which ``wraps`` keeps.
-    return replace(model, layer=layer)
+    # ``prunes_last_layer`` reads the signature: a last layer whose output is read
+    # computes all tokens.
+    return replace(model, layer=layer if layers in taps else wraps(model.layer)(layer))
+
+
+def _hidden(carry: Any) -> Array:
+    if not isinstance(carry, Carry | LocalCarry):
+        raise RequestError(
+            f"EngineConfig.speculation: found a draft head, but the layers of this "
+            f"model pass {type(carry).__name__} on, not a hidden state and its last "
+            "change; accepted: None, ngram or model"
+        )
+    return carry.residual + carry.delta

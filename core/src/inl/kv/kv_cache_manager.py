@@ -107,7 +107,7 @@ class KVCacheManager:
         room: blocks that the sequence allocates, or shares, in each group.
         """
         while (longest := self.cached_prefix(keys, tier)) > hits:
-            if not tier.is_worth(longest - hits) or self.available_blocks < room - hits:
+            if self.available_blocks < room - hits:
                 return hits
             lacking = [
                 (group, key)
@@ -117,7 +117,9 @@ class KVCacheManager:
                 ]
                 if pool.find(key) is None
             ]
-            if all(tier.fetch(group, key) for group, key in lacking):
+            if not tier.is_worth(lacking, (longest - hits) * self.block_size):
+                return hits
+            if tier.fetch(lacking):
                 return longest
         return hits
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
+
+Place = tuple[int, bytes]
+"""Cache group and prefix-cache key."""
 
 
 class BlockMove(NamedTuple):
@@ -19,11 +23,11 @@ class Tier(Protocol):
     def holds(self, group: int, key: bytes) -> bool:
         """Whether contents are stored, as far as is known without reading them."""
 
-    def is_worth(self, blocks: int) -> bool:
-        """Whether reading so many leading blocks takes less time than computing."""
+    def is_worth(self, places: Sequence[Place], tokens: int) -> bool:
+        """Whether reading blocks takes less time than computing tokens."""
 
-    def fetch(self, group: int, key: bytes) -> bool:
+    def fetch(self, places: Sequence[Place]) -> bool:
         """Read and check contents, for a move to the device in the next step.
 
-        ``False`` if they are damaged; they are not held any more then.
+        ``False`` if some are damaged; they are not held any more then.
         """

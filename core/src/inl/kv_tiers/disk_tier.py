@@ -1,15 +1,17 @@
 """Blocks in files of one folder, which survive the process.
 
-Files are written by a thread, atomically, and read by the caller. Whatever fails is a
-block that is not stored: it is computed again.
+Files are written by a thread, atomically, and read several at a time. Whatever fails is
+a block that is not stored: it is computed again.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
@@ -18,7 +20,8 @@ from typing import TYPE_CHECKING
 from inl.cache_dir.private_folder import IS_SUPPORTED, PrivateFolder, Untrusted
 from inl.errors import RequestError
 from inl.forks import on_fork
-from inl.kv_tiers.host_tier import Place, nbytes
+from inl.kv.tier import Place
+from inl.kv_tiers.host_tier import nbytes
 from inl.kv_tiers.record import BadRecord, Identity, decoded, encoded, head
 
 if TYPE_CHECKING:
@@ -30,6 +33,9 @@ SUFFIX = ".kv"
 GENERATION = "generation"
 MAX_QUEUED_BYTES = 256 << 20
 """Contents that wait to be written; more are not stored."""
+
+READERS = min(os.cpu_count() or 1, 16)
+"""Files that are read at a time."""
 
 Task = tuple[Place, "Parts"] | threading.Event | None
 """What the thread does: write contents, set an event, or end."""
@@ -58,10 +64,13 @@ class DiskTier:
         """Bytes of each file, the least recently used first."""
         self.used_bytes = 0
         self._lock = threading.Lock()
+        self._has_room = threading.Condition(self._lock)
+        """Notified when the queue has room."""
         self._queue: SimpleQueue[Task] = SimpleQueue()
         self._queued: dict[Place, Parts] = {}
         self._queued_bytes = 0
         self._writes, self._is_closed = True, False
+        self._readers: ThreadPoolExecutor | None = None
         self._list()
         self._writer = threading.Thread(target=self._write_queued, daemon=True)
         self._writer.start()
@@ -73,16 +82,20 @@ class DiskTier:
     def __len__(self) -> int:
         return len(self._sizes)
 
-    def put(self, place: Place, parts: Parts) -> None:
-        """Queue contents to be written; does not wait."""
+    def put(self, place: Place, parts: Parts, *, waits: bool = False) -> None:
+        """Queue contents to be written, if there is room; waits: until there is."""
         size = nbytes(parts)
-        with self._lock:
-            full = self._queued_bytes + size > MAX_QUEUED_BYTES
-            if full or not self._writes or place in self:
+        with self._has_room:
+            while waits and self._writes and self._is_full(size):
+                self._has_room.wait()
+            if self._is_full(size) or not self._writes or place in self:
                 return
             self._queued[place] = parts
             self._queued_bytes += size
         self._queue.put((place, parts))
+
+    def _is_full(self, size: int) -> bool:
+        return self._queued_bytes > 0 and self._queued_bytes + size > MAX_QUEUED_BYTES
 
     def get(self, place: Place) -> Parts | None:
         """Read and check contents; ``None``, and a count, if they cannot be used."""
@@ -107,6 +120,14 @@ class DiskTier:
             if name in self._sizes:
                 self._sizes.move_to_end(name)
         return parts
+
+    def get_all(self, places: Sequence[Place]) -> Iterator[Parts | None]:
+        """Read several contents at a time: hashing takes longer than most disks do."""
+        if len(places) == 1:
+            return map(self.get, places)
+        if self._readers is None:
+            self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="inl-kv")
+        return self._readers.map(self.get, places)
 
     def flush(self) -> None:
         """Wait until all that was queued is written."""
@@ -135,13 +156,16 @@ class DiskTier:
         self._writer.join()
         if not self._is_closed:
             self._is_closed, self._writes = True, False
+            if self._readers is not None:
+                self._readers.shutdown()
             self._sizes.clear()
             self._folder.close()
 
     def after_fork_in_child(self) -> None:
         """Write nothing: the thread is the parent's."""
         self._writes = False
-        self._lock = threading.Lock()
+        self._lock, self._readers = threading.Lock(), None
+        self._has_room = threading.Condition(self._lock)
 
     def _read_generation(self) -> int:
         with suppress(FileNotFoundError, ValueError):
@@ -176,8 +200,9 @@ class DiskTier:
         with self._lock:
             self.used_bytes -= self._sizes.pop(name, 0)
             self.counts[kind] += 1
+            is_first = self.counts[kind] == 1
         self._folder.remove(name)
-        if self.counts[kind] == 1 and kind != "missing":
+        if is_first and kind != "missing":
             log.warning(
                 "KV cache in %s: block %s is %s (%s) and is computed again; further "
                 "ones are only counted", self.path, name, kind, error,
@@ -197,9 +222,10 @@ class DiskTier:
                     self._write(place, parts)
             except OSError as error:
                 self._stop_writing(error)
-            with self._lock:
+            with self._has_room:
                 self._queued.pop(place, None)
                 self._queued_bytes -= nbytes(parts)
+                self._has_room.notify_all()
 
     def _write(self, place: Place, parts: Parts) -> None:
         own = head(self._identity, *place, self._generation)

@@ -7,10 +7,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from inl.kv.tier import Place
     from inl.spec.cache_layout import Parts
-
-Place = tuple[int, bytes]
-"""Cache group and prefix-cache key."""
 
 
 class HostTier:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from inl.kv_tiers.host_tier import HostTier
 
 if TYPE_CHECKING:
+    from inl.kv.tier import Place
     from inl.kv_tiers.disk_tier import DiskTier
-    from inl.kv_tiers.host_tier import Place
     from inl.spec.cache_layout import Parts
 
 WEIGHT = 0.2
@@ -21,34 +22,37 @@ FORGOTTEN = 0.99
 
 
 class Costs:
-    """Measured seconds to compute a token of a prompt, and to load a block.
+    """Measured seconds to compute a token of a prompt, and to load a block of a tier.
 
     Loading pays until both are known.
     """
 
-    def __init__(self, block_size: int) -> None:
-        self._block_size = block_size
+    def __init__(self) -> None:
         self._token_seconds: float | None = None
-        self._block_seconds: float | None = None
+        self._block_seconds: dict[str, float] = {}
 
     def computed(self, tokens: int, seconds: float) -> None:
         """Record a step of prompts."""
         self._token_seconds = _mean(self._token_seconds, seconds / tokens)
 
-    def loaded(self, blocks: int, seconds: float) -> None:
+    def loaded(self, tier: str, blocks: int, seconds: float) -> None:
         """Record that blocks were read, checked and written to the device."""
-        self._block_seconds = _mean(self._block_seconds, seconds / blocks)
+        before = self._block_seconds.get(tier)
+        self._block_seconds[tier] = _mean(before, seconds / blocks)
 
-    def pays(self) -> bool:
-        """Whether a block is loaded faster than it is computed.
+    def pays(self, blocks: Mapping[str, int], tokens: int) -> bool:
+        """Whether blocks of each tier are loaded faster than tokens are computed.
 
         Each refusal lowers the cost of loading a little, so that it is measured again.
         """
-        if self._token_seconds is None or self._block_seconds is None:
+        known = self._block_seconds
+        if self._token_seconds is None or not known.keys() >= blocks.keys():
             return True
-        if self._block_seconds < self._token_seconds * self._block_size:
+        seconds = sum(known[tier] * count for tier, count in blocks.items())
+        if seconds < self._token_seconds * tokens:
             return True
-        self._block_seconds *= FORGOTTEN
+        for tier in blocks:
+            known[tier] *= FORGOTTEN
         return False
 
 
@@ -70,9 +74,13 @@ class BlockTiers:
         self.host, self.disk = HostTier(host_bytes), disk
         self.hits: Counter[str] = Counter()
         """Blocks that were loaded from "host" and "disk"."""
+        self.generation = 0
+        """Times that all blocks were dropped."""
         self._fetched: dict[Place, tuple[str, Parts]] = {}
-        self._seconds = 0.0
-        """Time to fetch what was not loaded yet."""
+        self._taken: Counter[str] = Counter()
+        """Blocks of each tier that were taken since the last call of :meth:`loaded`."""
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        """Time to fetch them."""
 
     def holds(self, group: int, key: bytes) -> bool:
         """Whether a tier has the block."""
@@ -81,37 +89,49 @@ class BlockTiers:
             return True
         return self.disk is not None and place in self.disk
 
-    def is_worth(self, blocks: int) -> bool:  # noqa: ARG002 - costs are per block
-        """Whether loading takes less time than computing."""
-        return self.costs.pays()
+    def is_worth(self, places: Sequence[Place], tokens: int) -> bool:
+        """Whether loading blocks takes less time than computing tokens."""
+        return self.costs.pays(Counter(map(self._tier_of, places)), tokens)
 
-    def fetch(self, group: int, key: bytes) -> bool:
-        """Read contents and keep them for :meth:`take`."""
-        place = group, key
+    def _tier_of(self, place: Place) -> str:
         if place in self._fetched:
+            return self._fetched[place][0]
+        return "host" if place in self.host else "disk"
+
+    def fetch(self, places: Sequence[Place]) -> bool:
+        """Read contents and keep them for :meth:`take`; files several at a time."""
+        lacking = [place for place in places if place not in self._fetched]
+        for place in lacking:
+            if (parts := self.host.get(place)) is not None:
+                self._fetched[place] = "host", parts
+        lacking = [place for place in lacking if place not in self._fetched]
+        if not lacking:
             return True
-        started = time.perf_counter()
-        tier, parts = "host", self.host.get(place)
-        if parts is None and self.disk is not None:
-            tier, parts = "disk", self.disk.get(place)
-        self._seconds += time.perf_counter() - started
-        if parts is None:
+        if self.disk is None:
             return False
-        self._fetched[place] = tier, parts
-        return True
+        started = time.perf_counter()
+        for place, found in zip(lacking, self.disk.get_all(lacking), strict=True):
+            if found is not None:
+                self._fetched[place] = "disk", found
+        self._seconds["disk"] += time.perf_counter() - started
+        return all(place in self._fetched for place in lacking)
 
     def take(self, group: int, key: bytes) -> Parts:
         """Return fetched contents, which go to the device now."""
         tier, parts = self._fetched.pop((group, key))
         self.hits[tier] += 1
+        self._taken[tier] += 1
         self._put((group, key), parts)
         return parts
 
-    def loaded(self, blocks: int, seconds: float) -> None:
-        """Record the time to write fetched blocks; drop what else was fetched."""
-        if blocks:
-            self.costs.loaded(blocks, seconds + self._seconds)
-        self._seconds = 0.0
+    def loaded(self, seconds: float) -> None:
+        """Record the time to write the taken blocks; drop what else was fetched."""
+        total = self._taken.total()
+        for tier, blocks in self._taken.items():
+            share = seconds * blocks / total
+            self.costs.loaded(tier, blocks, share + self._seconds[tier])
+        self._taken.clear()
+        self._seconds.clear()
         self._fetched.clear()
 
     def store(self, group: int, key: bytes, parts: Parts) -> None:
@@ -129,6 +149,7 @@ class BlockTiers:
 
     def clear(self) -> None:
         """Drop all blocks, those in files too."""
+        self.generation += 1
         self._fetched.clear()
         self.host.clear()
         if self.disk is not None:
@@ -139,7 +160,7 @@ class BlockTiers:
         if self.disk is None:
             return
         for place, parts in self.host.items():
-            self.disk.put(place, parts)
+            self.disk.put(place, parts, waits=True)
         self.disk.flush()
 
     def close(self) -> None:

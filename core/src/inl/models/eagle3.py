@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from inl.errors import CheckpointError
 from inl.models import blocks, groups, llama, mlp
 from inl.models.config import flag, whole
+from inl.models.draft_module import DraftModule, Hidden, begin, join_columns
 from inl.models.views import FULL
 from inl.ops.embedding import Embedding
 from inl.ops.linear import Linear
@@ -48,6 +49,10 @@ class EagleConfig(llama.LlamaConfig):
     own_table: bool = False
     """Whether the head has embeddings; else it shares the target's."""
 
+    def in_dtype(self, dtype: str) -> EagleConfig:
+        """Return the config with another compute dtype."""
+        return replace(self, dtype=dtype)
+
 
 class Weights(NamedTuple):
     """Parameters of a draft head; those that it shares are ``None`` in its tree."""
@@ -62,15 +67,6 @@ class Weights(NamedTuple):
     mlp: blocks.Mlp
     norm: Norm | Group
     head: Linear | Group | None
-
-
-class Hidden(NamedTuple):
-    """Hidden states of a step of a draft head."""
-
-    rows: Array
-    """[T] rows of ``source``, int32."""
-    source: Array
-    """[N, tapped] of the target, or [N, H] of the draft head itself."""
 
 
 def config(
@@ -151,16 +147,8 @@ def draft(
     ops: Ops, c: EagleConfig, w: Any, message: Array, hidden: Hidden, state: State,
     *, is_tapped: bool,
 ) -> tuple[Array, Array, State]:  # fmt: skip
-    """Compute a step of a draft head.
-
-    is_tapped: whether the hidden states are those of the target. Returns the most
-    likely token of each row, of the draft vocabulary, the layer's output of the rows'
-    last tokens, [R, H], and the state.
-    """
-    step, tables = ops.make_step(
-        message, state.tables, bucket=ops.bucket, block_size=ops.block_size
-    )
-    step = step._replace(plan=ops.plan(step, block_size=ops.block_size))
+    """Compute a step, see :class:`~inl.models.draft_module.DraftModule`."""
+    step, state = begin(ops, message, state)
     given = ops.take_rows(hidden.source, hidden.rows)
     if is_tapped:
         given = ops.linear(given, w.fc)
@@ -172,7 +160,7 @@ def draft(
     turns = blocks.rotation(ops, c.head_dim, step, c.rope_theta, c.rope_scaling)
     carry, state = blocks.attend_heads(
         ops, c, w.attention, blocks.Carry(residual, ops.zeros_like(residual), *turns),
-        projected, step, state._replace(tables=tables),
+        projected, step, state,
         index=0, view=FULL, sampled_step=None,
     )  # fmt: skip
     carry = blocks.gated_mlp(ops, c, w.mlp, carry)
@@ -182,8 +170,10 @@ def draft(
     return tokens, out, state._replace(tables=tables)
 
 
-def join_columns(ops: Ops, left: Array, right: Array) -> Array:
-    """Concatenate [T, N] and [T, M] along the last axis."""
-    parts = [x.reshape(x.shape[0], 1, x.shape[1]) for x in (left, right)]
-    joined = ops.join_lanes(*parts)
-    return joined.reshape(joined.shape[0], joined.shape[2])
+def shared(c: EagleConfig) -> Mapping[str, str]:
+    """Return the weight groups that a head shares with its target."""
+    own = {"embed": c.own_table, "head": c.own_head}
+    return {name: name for name, is_own in own.items() if not is_own}
+
+
+MODULE = DraftModule(weights, state, draft, shared)

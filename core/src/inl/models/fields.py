@@ -20,6 +20,7 @@ WITHOUT_EFFECT: Final = frozenset({
     "unsloth_fixed", "use_unsloth", "model_name", "transformers.js_config",
     # Token ids, for callers.
     "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id",
+    "eod_token_id",
     "decoder_start_token_id", "tokenizer_class", "prefix", "task_specific_params",
     # Training, and how modules of transformers are called.
     "initializer_range", "use_cache", "return_dict", "output_hidden_states",
@@ -35,8 +36,9 @@ WITHOUT_EFFECT: Final = frozenset({
     "mamba_ssm_dtype", "initializer_cutoff_factor", "mlp_dropout", "sparse_prediction",
     "sparse_pred_ignore_index", "deterministic_flash_attn", "reference_compile",
     "repad_logits_with_grad",
-    # Layers that predict more than one token, whose tensors are not read.
+    # Layers that predict further tokens, which the tensors' names tell.
     "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings",
+    "num_nextn_predict_layers", "num_mtp_layers",
     # Classification heads and encoders, which causal models do not have.
     "id2label", "label2id", "num_labels", "problem_type", "finetuning_task",
     "decoder_bias", "cls_token_id",

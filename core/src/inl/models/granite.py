@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from inl.models import blocks, llama
@@ -30,11 +31,18 @@ def config(hf: Mapping[str, Any]) -> GraniteConfig:
     return llama.extended(
         GraniteConfig,
         llama.config(hf),
-        attention_scale=number(hf, "attention_multiplier", 1.0),
-        embed_scale=number(hf, "embedding_multiplier", 1.0),
-        block_scale=number(hf, "residual_multiplier", 1.0),
-        logit_scale=1 / number(hf, "logits_scaling", 1.0),
+        **factors(hf),
     )
+
+
+def factors(hf: Mapping[str, Any]) -> dict[str, float]:
+    """Read the factors, by the fields of :class:`GraniteConfig`."""
+    return {
+        "attention_scale": number(hf, "attention_multiplier", 1.0),
+        "embed_scale": number(hf, "embedding_multiplier", 1.0),
+        "block_scale": number(hf, "residual_multiplier", 1.0),
+        "logit_scale": 1 / number(hf, "logits_scaling", 1.0),
+    }
 
 
 def embed(ops: Ops, c: GraniteConfig, w: Any, step: Step) -> blocks.Carry:
@@ -42,16 +50,18 @@ def embed(ops: Ops, c: GraniteConfig, w: Any, step: Step) -> blocks.Carry:
     return carry._replace(residual=carry.residual * c.embed_scale)
 
 
-def layer(
-    ops: Ops, c: GraniteConfig, w: llama.Layer, carry: Any, step: Step, state: State, *,
+def scaled_layer(
+    feed_forward: Callable[[Ops, Any, Any, blocks.Carry], blocks.Carry], ops: Ops,
+    c: Any, w: llama.Layer, carry: Any, step: Step, state: State, *,
     index: int, sampled_step: Step | None = None,
 ) -> tuple[blocks.Carry, State]:  # fmt: skip
+    """Attention block, then ``feed_forward`` of ``w.mlp``, each with the factor."""
     carry, state = blocks.attention(
         ops, c, w.attention, carry, step, state, index=index, view=c.views[index],
         sampled_step=sampled_step,
     )  # fmt: skip
     carry = carry._replace(delta=carry.delta * c.block_scale)
-    carry = blocks.gated_mlp(ops, c, w.mlp, carry)
+    carry = feed_forward(ops, c, w.mlp, carry)
     return carry._replace(delta=carry.delta * c.block_scale), state
 
 
@@ -59,4 +69,10 @@ def head(ops: Ops, c: GraniteConfig, w: Any, carry: Any, step: Step) -> Array:
     return llama.head(ops, c, w, carry, step) * c.logit_scale
 
 
-MODEL = replace(llama.MODEL, config=config, embed=embed, layer=layer, head=head)
+MODEL = replace(
+    llama.MODEL,
+    config=config,
+    embed=embed,
+    layer=partial(scaled_layer, blocks.gated_mlp),
+    head=head,
+)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from inl.models import blocks, groups, llama
+from inl.models import blocks, groups, llama, moe
 from inl.models.config import number
 from inl.models.fields import with_defaults
 from inl.models.rope import kind_of, read_rope, rope_fields
@@ -36,6 +36,11 @@ def config(hf: Mapping[str, Any]) -> llama.LlamaConfig:
 
 def weights(c: llama.LlamaConfig) -> llama.Weights:
     """Return the weight tree, by Hugging Face tensor names."""
+    return with_norms(c, llama.weights(c))
+
+
+def with_norms(c: llama.LlamaConfig, tree: llama.Weights) -> llama.Weights:
+    """Return a tree with the norms of heads."""
 
     def changed(at: str, layer: llama.Layer) -> llama.Layer:
         norms = {
@@ -46,17 +51,17 @@ def weights(c: llama.LlamaConfig) -> llama.Weights:
         }
         return layer._replace(attention=layer.attention._replace(**norms))
 
-    return llama.with_layers(llama.weights(c), changed)
+    return llama.with_layers(tree, changed)
 
 
 def layer(
-    ops: Ops, c: llama.LlamaConfig, w: llama.Layer, carry: Any, step: Step,
-    state: State, *, index: int, sampled_step: Step | None = None,
+    ops: Ops, c: Any, w: llama.Layer, carry: Any, step: Step, state: State, *,
+    index: int, sampled_step: Step | None = None,
 ) -> tuple[blocks.Carry, State]:  # fmt: skip
     carry, state = attention(
         ops, c, w.attention, carry, step, state, index=index, sampled_step=sampled_step
     )
-    return blocks.gated_mlp(ops, c, w.mlp, carry), state
+    return moe.feed_forward(ops, c, w.mlp, carry), state
 
 
 def attention(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from inl.models import blocks
-from inl.models.mlp import OpenMlp
+from inl.models import blocks, groups, llama
+from inl.models.mlp import OpenMlp, feed_forward
 from inl.ops.linear import Linear, QkvLinear
 from inl.ops.mlp import GatedMlp
 from inl.ops.norm import LayerNorm
@@ -35,12 +37,38 @@ class Mlp(NamedTuple):
     norm: LayerNorm | Group | None = None
 
 
-def norm(name: str, size: int, *, bias: bool) -> Group:
-    """Return a layer norm of ``size`` elements."""
-    params = {"weight": Param(f"{name}.weight", (size,))}
+def norm(name: str, size: int, *, bias: bool, offset: float = 0.0) -> Group:
+    """Return a layer norm of ``size`` elements; ``offset`` is added to the weight."""
+    params = {"weight": Param(f"{name}.weight", (size,), offset=offset)}
     if bias:
         params["bias"] = Param(f"{name}.bias", (size,))
     return Group("layer_norm", **params)
+
+
+def weights(
+    c: Any, inner: Callable[[str], Any], *, offset: float = 0.0
+) -> llama.Weights:
+    """Return a tree with norms before the blocks, by Hugging Face tensor names.
+
+    inner: returns the feed-forward layer of a module. offset: of norms.
+    """
+
+    def named(name: str) -> Group:
+        return norm(name, c.hidden_size, bias=True, offset=offset)
+
+    layers = tuple(
+        llama.Layer(
+            Attention(
+                named(f"{at}input_layernorm"),
+                groups.qkv(c, at, bias=c.qkv_bias),
+                groups.out(c, at, bias=c.out_bias),
+            ),
+            Mlp(inner(f"{at}mlp"), named(f"{at}post_attention_layernorm")),
+        )
+        for at in (f"model.layers.{index}." for index in range(c.layers))
+    )
+    tree = llama.weights(replace(c, layers=0))
+    return tree._replace(layers=layers, norm=named("model.norm"))
 
 
 def enter(
@@ -62,6 +90,19 @@ def attention(
         state, index=index, view=c.views[index], sampled_step=sampled_step,
     )  # fmt: skip
     return x, carry, state
+
+
+def layer(
+    ops: Ops, c: Any, w: llama.Layer, carry: Any, step: Step, state: State, *,
+    index: int, sampled_step: Step | None = None,
+) -> tuple[blocks.Carry, State]:  # fmt: skip
+    """Attention block, then feed-forward block."""
+    _, carry, state = attention(
+        ops, c, w.attention, carry, step, state, index=index, sampled_step=sampled_step
+    )
+    residual, x = enter(ops, c, carry, w.mlp.norm)
+    delta = feed_forward(ops, x, w.mlp.mlp, c.activation)
+    return carry._replace(residual=residual, delta=delta), state
 
 
 def head(ops: Ops, c: Any, w: Any, carry: blocks.Carry, step: Step) -> Array:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from inl.models import blocks, llama, mistral
 from inl.models.config import number, whole
-from inl.models.fields import with_defaults
+from inl.models.fields import changed, with_defaults
 from inl.models.rope import ORIGINAL, rope_fields
 from inl.spec.cache import State
 from inl.spec.step import Step
@@ -27,6 +27,7 @@ ROPE: Final = {
     "llama_4_scaling_beta": 0.1,
 }  # fmt: skip
 """Rotation of a config that has none."""
+GROWTH: Final = "llama_4_scaling_beta"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +45,10 @@ def config(hf: Mapping[str, Any]) -> Ministral3Config:
     if hf.get("rope_parameters") is None and hf.get("rope_scaling") is None:
         hf = with_defaults(hf, {}).changed({"rope_parameters": dict(ROPE)})
     hf = with_defaults(hf, DEFAULTS)
-    base = mistral.config(hf)
     fields = rope_fields(hf)
-    beta = fields.get("llama_4_scaling_beta")
-    gain = 0.0 if not beta else number(fields, "llama_4_scaling_beta", 0.0)
+    rope = {name: value for name, value in fields.items() if name != GROWTH}
+    base = mistral.config(changed(hf, rope_scaling=None, rope_parameters=rope))
+    gain = number(fields, GROWTH, 0.0) if fields.get(GROWTH) else 0.0
     floor = whole(fields, ORIGINAL) if gain else 1
     return llama.extended(Ministral3Config, base, gain=gain, floor=floor)
 

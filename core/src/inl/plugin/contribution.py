@@ -27,7 +27,7 @@ SUFFIX = re.compile(r"(\.[a-z0-9_]{1,32}){1,3}")
 OWN_SUFFIXES = frozenset({".bin", ".gguf", ".json", ".pt", ".pth", ".safetensors"})
 """Suffixes of files that the core reads."""
 DRAFTER = re.compile(r"[a-z][a-z0-9_]{0,31}")
-OWN_DRAFTERS = ("ngram", "model", "eagle")
+OWN_DRAFTERS = ("ngram", "model", "eagle", "mtp")
 """Values of ``EngineConfig.speculation`` that the core has."""
 COMMAND = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 MAX_COMMAND = 32

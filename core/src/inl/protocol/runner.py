@@ -149,6 +149,15 @@ class Runner(ABC):
         raise RunnerError(f"encode: {len(sequences)} sequences, but this runner's "
                           "model has no encoder")  # fmt: skip
 
+    def host_array(self, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
+        """Allocate an array, of a dtype of NumPy, for contents of :meth:`write`.
+
+        From it they are copied to the device fast, such as in pinned memory.
+        """
+        import numpy as np
+
+        return np.empty(shape, dtype)
+
     def load_adapter(self, source: AdapterSource) -> None:
         """Load an adapter in place of the one that has its number.
 

@@ -52,6 +52,8 @@ from inl.spec.step import NO_TOKEN, Scores
 from inl.spec.tree import tree_map
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from inl.backend.base import Backend
     from inl.config import EngineConfig
     from inl.executor.model_loader import LanguageModel
@@ -224,6 +226,9 @@ class LocalRunner(PipelinedRunner):
     @property
     def cache_layout(self) -> CacheLayout | None:
         return self.executor.transfers.layout
+
+    def host_array(self, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
+        return self.executor.transfers.host_array(shape, dtype)
 
     def _read(self, pending: PendingRead) -> Parts:
         return self.executor.transfers.host(pending.group, pending.count, pending.work)

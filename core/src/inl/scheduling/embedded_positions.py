@@ -18,5 +18,11 @@ class EmbeddedPositions(Protocol):
     def __contains__(self, position: int, /) -> bool:
         """Whether there is an embedding at a position of the prompt."""
 
+    @property
+    def moves(self) -> bool:
+        """Whether tokens, generated ones too, have positions along axes that each step
+        carries: such a step neither verifies drafts nor repeats.
+        """
+
     def digest(self, start: int, stop: int) -> bytes:
         """Return a digest of positions and contents; empty if there are none."""

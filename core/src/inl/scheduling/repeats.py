@@ -116,6 +116,7 @@ def _is_repeatable(chunk: Chunk, stop_ids: int) -> bool:
     return (
         chunk.stop >= request.host_token_count
         and not request.uncertain
+        and not request.moves
         and request.guide is None
         and request.token_mask is None
         and request.logprobs is None

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
+from math import nan
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from inl.errors import RequestError
@@ -249,6 +250,11 @@ class Request:
             )
 
     @property
+    def moves(self) -> bool:
+        """Whether its steps carry positions, see :class:`EmbeddedPositions`."""
+        return self.embeddings is not None and self.embeddings.moves
+
+    @property
     def prompt_ids(self) -> list[int]:
         """Token ids of the prompt, without the places of embeddings."""
         ids = self.tokens[: self.prompt_tokens]
@@ -287,6 +293,26 @@ class Request:
         """Whether sampling depends on the counts of its tokens."""
         penalties = self.presence_penalty, self.frequency_penalty
         return self.repetition_penalty != 1 or any(penalties)
+
+    def resume(self, output_ids: Iterable[int]) -> None:
+        """Begin after tokens that another engine has generated, before it is added.
+
+        Positions, penalties and the grammar go on as if they were its own; their
+        log-probabilities are not known here. Raises
+        :class:`~inl.errors.RequestError` for as many tokens as it may generate.
+        """
+        assert not self.id, "it has not been added"
+        ids, _ = read_token_ids("output_ids", output_ids)
+        if len(ids) >= self.max_tokens:
+            raise RequestError(
+                f"output_ids: found {len(ids)} tokens, accepts fewer than max_tokens "
+                f"({self.max_tokens})"
+            )
+        self.tokens += ids
+        if self.logprobs is not None:
+            self.token_logprobs = [TokenLogprob(token, nan) for token in ids]
+        if self.guide is not None:
+            restore(self.guide, ids)
 
     def restart(self) -> None:
         """Wait again, with all collected tokens, for an admission to another runner."""

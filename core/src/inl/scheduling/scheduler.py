@@ -122,6 +122,15 @@ class Scheduler:
         """Tokens that admissions took from the prefix cache."""
         return self._requests.prefix_hit_tokens
 
+    def block_keys(self, request: Request) -> list[bytes]:
+        """Return the prefix-cache keys of all full blocks of a request's tokens.
+
+        Empty for one that shares no blocks.
+        """
+        cache = self._requests.prefix_cache
+        count = len(request.tokens) // self.limits.block_size
+        return [] if cache is None else cache.keys(request, count)
+
     @property
     def has_releases(self) -> bool:
         """Whether the next plan has slots to release."""

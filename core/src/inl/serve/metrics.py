@@ -163,6 +163,9 @@ class ModelMetrics:
         for kind in RECORDS:
             labels = {**self._labels, "kind": kind}
             total("kv_disk_records", labels, partial(self._records, kind))
+        for kind in TICKETS:
+            labels = {**self._labels, "kind": kind}
+            total("remote_prefill", labels, partial(self._tickets, kind))
         total("requests_rejected", self._labels, lambda: admission.rejected)
 
     def record_load(self, engine: InferenceEngine) -> None:
@@ -214,6 +217,13 @@ class ModelMetrics:
         if engine is None or engine.tiers is None or engine.tiers.disk is None:
             return None
         return float(engine.tiers.disk.counts[kind])
+
+    def _tickets(self, kind: str) -> float | None:
+        """Return the prompts that other engines computed; ``None`` without them."""
+        engine = self._engine()
+        if engine is None or engine.remote_prefill is None:
+            return None
+        return float(engine.remote_prefill.counts[kind])
 
     def record_step(self, record: StepRecord) -> None:
         """Record a submitted step."""
@@ -298,5 +308,8 @@ TIERS = ("host", "disk")
 
 RECORDS = ("written", "missing", "damaged", "foreign", "stale")
 """Records of blocks in files: what became of them."""
+
+TICKETS = ("done", "refused", "expired", "failed", "stale", "foreign", "damaged")
+"""Prompts that other engines were asked for: what became of them."""
 
 ACCEPTED_AT = "spec_decode_num_accepted_tokens_per_pos"

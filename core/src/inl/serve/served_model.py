@@ -74,7 +74,13 @@ class ServedModel(ModelText):
             call.charge(tokens * job.count)
             listener = self._listener(call, reader)
             submit = partial(self._submit_all, call, prompts, use, listener, started)
-            is_long = tokens > SHORT or _has_structure(job) or _has_long_option(job)
+            is_long = (
+                tokens > SHORT
+                or _has_structure(job)
+                or _has_long_option(job)
+                or bool(job.options.get("images"))
+                or any(each.images for each in prompts)
+            )
             await self._call(submit, in_thread=is_long)
         except BaseException as error:
             for item in started:
@@ -195,6 +201,8 @@ class ServedModel(ModelText):
         if structure is not None:
             options["structured"] = structure
         options["stop_ids"] = self.stop_ids(options.get("stop_ids", ()), encoded)
+        if images := encoded.images:
+            options["images"] = images
         return cast("GenerationOptions", options)
 
 

@@ -11,7 +11,7 @@ state of a slot has one part for each name, of that shape.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inl.dtypes import E4M3, SIZES, HostArray
@@ -144,10 +144,17 @@ def copied(parts: Parts) -> Parts:
     }
 
 
-def joined(parts: Sequence[Parts], axis: int) -> Parts:
+def joined(
+    parts: Sequence[Parts],
+    axis: int,
+    *,
+    empty: Callable[[tuple[int, ...], str], Bits] | None = None,
+    each: Callable[..., Iterable[object]] = map,
+) -> Parts:
     """Concatenate contents along :data:`HEADS` or :data:`BLOCKS`.
 
-    Parts without the axis, which do not depend on it, are those of the first.
+    Parts without the axis, which do not depend on it, are those of the first. empty:
+    allocates the result. each: calls a function for several arguments, as ``map`` does.
     """
     import numpy as np
 
@@ -156,7 +163,12 @@ def joined(parts: Sequence[Parts], axis: int) -> Parts:
         if len(parts) == 1 or len(first.shape) <= axis:
             result[name] = first
             continue
-        data = np.concatenate([stored_bits(each[name]) for each in parts], axis)
+        pieces = [stored_bits(part[name]) for part in parts]
+        shape, sizes = list(first.shape), [piece.shape[axis] for piece in pieces]
+        shape[axis] = sum(sizes)
+        data = (empty or np.empty)(tuple(shape), pieces[0].dtype.name)
+        places = np.split(data, np.cumsum(sizes)[:-1], axis)
+        list(each(np.copyto, places, pieces))
         result[name] = HostArray(data, first.dtype, data.shape)
     return result
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from inl.spec.model import unchanged
-from inl.spec.step import Array
+from inl.spec.step import Array, Bucket
+from inl.spec.strict_array import StrictArray
 
 
 class SequenceBatch(NamedTuple):
@@ -25,6 +26,12 @@ class SequenceBatch(NamedTuple):
     """[T] int32 kind of the token's segment: 1 in the second text of a pair, else 0."""
     starts: Array
     """[N + 1] int32: sequence n has the tokens starts[n] .. starts[n + 1] - 1."""
+    windows: Array | None = None
+    """[M + 1] int32: bounds of parts of sequences, for the layers of a vision encoder
+    whose tokens see their part only; ``None`` for other models."""
+    weights: Array | None = None
+    """[K, T, 1] weights of the K rows of a table of places that a patch interpolates,
+    whose indices are ``kinds`` [K, T]; ``None`` for other models."""
 
 
 class TokenSequence(NamedTuple):
@@ -33,6 +40,13 @@ class TokenSequence(NamedTuple):
     tokens: Sequence[int]
     kinds: Sequence[int] = ()
     """Kind of each token's segment; empty: all 0."""
+
+
+def text_specs(_config: Any, bucket: Bucket) -> SequenceBatch:
+    """Return the specs of a batch of token ids."""
+    ids = StrictArray((bucket.tokens,), "int32")
+    starts = StrictArray((bucket.rows + 1,), "int32")
+    return SequenceBatch(tokens=ids, positions=ids, kinds=ids, starts=starts)
 
 
 def no_state(_config: Any) -> tuple[()]:
@@ -52,13 +66,16 @@ class Encoder:
     """(Hugging Face config dict) -> frozen, hashable config."""
     weights: Callable[[Any], Any]
     """(config) -> NamedTuple whose leaves are groups."""
-    encode: Callable[..., Array]
+    encode: Callable[..., Any]
     """(ops, config, w, batch) -> hidden states [T, H] of a :class:`SequenceBatch`."""
-    pool: Callable[..., Array]
-    """(ops, config, w, hidden, batch) -> a result [N, K] of each sequence."""
+    pool: Callable[..., Any]
+    """(ops, config, w, hidden, batch) -> a result [N, K] of each sequence, or of each
+    group of patches; or a tuple of them."""
     adapt: Callable[[Any, Any], tuple[Any, Any]] = unchanged
     """(config, checkpoint) -> both in the layout that ``weights`` declares."""
     state: Callable[[Any], tuple[()]] = no_state
+    specs: Callable[[Any, Bucket], SequenceBatch] = text_specs
+    """(config, bucket) -> specs of a batch."""
 
 
 class Pooling(NamedTuple):
@@ -81,7 +98,8 @@ class Labels(NamedTuple):
 
 def encode(
     ops: Any, model: Encoder, config: Any, weights: Any, batch: SequenceBatch
-) -> tuple[Array]:
+) -> tuple[Array, ...]:
     """Encode sequences: the function of the program "encode"."""
     hidden = model.encode(ops, config, weights, batch)
-    return (model.pool(ops, config, weights, hidden, batch),)
+    results = model.pool(ops, config, weights, hidden, batch)
+    return results if isinstance(results, tuple) else (results,)

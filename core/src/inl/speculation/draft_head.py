@@ -1,4 +1,4 @@
-"""Opens EAGLE-3 draft heads, and runs them beside the model that they belong to."""
+"""Opens draft heads, and runs them beside the model that they belong to."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from inl.backend.programs import compile_program, info_of
+from inl.checkpoints.adapted import AdaptedCheckpoint, Piece
 from inl.checkpoints.checkpoint import Checkpoint
+from inl.checkpoints.hub.resolve import resolve_model
 from inl.dtypes import wrap
 from inl.errors import CheckpointError
 from inl.executor.checkpoint_formats import open_checkpoint
 from inl.executor.loaded import Loaded
 from inl.executor.model_executor import ModelExecutor
 from inl.executor.tracing import strict_state
-from inl.models import eagle3
+from inl.models import eagle3, mtp
+from inl.models.draft_module import DraftModule, Hidden
 from inl.models.fields import Fields
 from inl.spec.dispatch import Choices, Tracer
 from inl.spec.message import admit_size, layout
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from inl.backend.base import Backend
+    from inl.config import EngineConfig
     from inl.executor.model_loader import LanguageModel
     from inl.ops.protocol import Ops
     from inl.runners.local_runner import LocalRunner
@@ -46,14 +50,49 @@ MAPPINGS = ("d2t", "t2d")
 class DraftHead:
     """The files of a draft head, without weights."""
 
-    config: eagle3.EagleConfig
+    module: DraftModule
+    config: Any
     checkpoint: Checkpoint
     tokens: NDArray[np.int64]
     """[draft_vocab] token of the target for each token that the head predicts."""
 
 
+def find_head(target: LanguageModel, config: EngineConfig) -> DraftHead | None:
+    """Open the draft head of a config, if it has one; raises as :func:`open_head`."""
+    if config.speculation == "mtp":
+        return open_mtp(target)
+    if config.speculation == "eagle" and config.draft_model is not None:
+        return open_head(resolve_model(config.draft_model), target)
+    return None
+
+
+def open_mtp(target: LanguageModel) -> DraftHead:
+    """Open the layer of the target's own files that predicts further tokens.
+
+    Reads no weights. Raises :class:`~inl.errors.ModelError` if there is none.
+    """
+    checkpoint = target.files
+    names, where = checkpoint.names(), f"{checkpoint.path}: layer of further tokens"
+    layout = mtp.find_names(names, target.config.layers)
+    if layout is None:
+        raise CheckpointError(
+            f"{where}: not found among {len(names)} tensors; accepted with "
+            "speculation='mtp': a checkpoint with one"
+        )
+    config = mtp.config(target.model, target.config, layout)
+    pieces = {
+        name: Piece((stored,), checkpoint.spec(stored)[1])
+        for name, stored in mtp.stored_names(layout, names).items()
+    }
+    own = AdaptedCheckpoint(checkpoint, pieces)
+    stored = stored_specs(own)
+    check_tensors(plan_weights(mtp.weights(config), (), stored), stored, where)
+    tokens = np.arange(config.draft_vocab)
+    return DraftHead(mtp.MODULE, config, own, tokens)
+
+
 def open_head(path: str | Path, target: LanguageModel) -> DraftHead:
-    """Open a draft head of ``target`` and check its config and tensors.
+    """Open an EAGLE-3 head of ``target`` and check its config and tensors.
 
     Reads no weights but the vocabulary. Raises :class:`~inl.errors.ModelError`.
     """
@@ -73,7 +112,7 @@ def open_head(path: str | Path, target: LanguageModel) -> DraftHead:
     for name in MAPPINGS:
         stored.pop(name, None)
     check_tensors(plan_weights(eagle3.weights(config), (), stored), stored, str(where))
-    return DraftHead(config, checkpoint, tokens)
+    return DraftHead(eagle3.MODULE, config, checkpoint, tokens)
 
 
 def _config(
@@ -147,17 +186,18 @@ class DraftExecutor(ModelExecutor):
         backend = target.executor.backend
         limits = head_limits(head, backend, target.limits, group=group, scratch=scratch)
         super().__init__(backend, _load(head, target.loaded, backend), limits)
+        self._module = head.module
         self._drafts: dict[tuple[Bucket, bool], Any] = {}
 
     def draft(
         self, bucket: Bucket, frame: Any, rows: Any, source: Any, *, is_tapped: bool
     ) -> tuple[NDArray[np.int64], Any]:
-        """Compute a step; see :func:`inl.models.eagle3.draft`.
+        """Compute a step; see :class:`~inl.models.draft_module.DraftModule`.
 
         frame, rows: int32 arrays on the host. source: on the device. Returns tokens of
         the draft vocabulary [R] on the host, and hidden states [R, H] on the device.
         """
-        hidden = eagle3.Hidden(self.backend.tensor(wrap(rows)), source)
+        hidden = Hidden(self.backend.tensor(wrap(rows)), source)
         program = self._program(bucket, is_tapped)
         message = self.backend.tensor(wrap(frame))
         tokens, out = self.call(program, self.loaded.weights, message, hidden)
@@ -167,8 +207,9 @@ class DraftExecutor(ModelExecutor):
         program = self._drafts.get((bucket, is_tapped))
         if program is None:
             body = partial(
-                eagle3.draft, self.ops(bucket), self.loaded.config, is_tapped=is_tapped
-            )
+                self._module.draft, self.ops(bucket), self.loaded.config,
+                is_tapped=is_tapped,
+            )  # fmt: skip
             program = compile_program(
                 self.backend, body, info_of("draft", None, self.limits)
             )
@@ -190,8 +231,11 @@ def head_limits(
     return replace(limits, buckets=tuple(backend.buckets(limits)))
 
 
+@dataclass(frozen=True)
 class LoadedHead(Loaded):
     """A draft head, whose steps come after those of its target and after its own."""
+
+    module: DraftModule = eagle3.MODULE
 
     def tracer(
         self,
@@ -210,14 +254,14 @@ class LoadedHead(Loaded):
         weights = tree_map(lambda plan: plan.specs(config.dtype), self.groups)
         words = layout(bucket, groups=1, block_size=limits.block_size).size
         message = StrictArray((words,), "int32")
-        state = strict_state(eagle3.state(config), limits)
+        state = strict_state(self.module.state(config), limits)
         for is_tapped in (True, False):
             size = config.tapped if is_tapped else config.hidden_size
-            hidden = eagle3.Hidden(
+            hidden = Hidden(
                 StrictArray((bucket.tokens,), "int32"),
                 StrictArray((bucket.tokens, size), config.dtype),
             )
-            *_, state = eagle3.draft(
+            *_, state = self.module.draft(
                 ops, config, weights, message, hidden, state, is_tapped=is_tapped
             )
         words = admit_size(1, limits.max_blocks_per_seq)
@@ -227,37 +271,32 @@ class LoadedHead(Loaded):
 
 def plan_head(head: DraftHead, target: Loaded) -> LoadedHead:
     """Return a head without weights; those that it shares have the target's plans."""
-    config = replace(head.config, dtype=target.config.dtype)
+    module, config = head.module, head.config.in_dtype(target.config.dtype)
     selection, stored = target.selection, stored_specs(head.checkpoint)
     groups = plan_weights(
-        eagle3.weights(config), selection.kernels, stored, invariant=selection.invariant
+        module.weights(config), selection.kernels, stored, invariant=selection.invariant
     )
-    shared = {name: getattr(target.groups, name) for name in _shared(config)}
-    groups = groups._replace(**shared)
-    return LoadedHead(_MODEL, config, groups, None, selection)
+    groups = groups._replace(**_shared(module, config, target.groups))
+    model = Model(_not_called, module.weights, module.state, *(_not_called,) * 3)
+    return LoadedHead(model, config, groups, None, selection, module=module)
 
 
 def _load(head: DraftHead, target: Loaded, backend: Backend) -> LoadedHead:
     """Load the weights of a head; those that it shares are the target's."""
     planned = plan_head(head, target)
-    shared = _shared(planned.config)
+    theirs = getattr(target.weights, "model", target.weights)  # of adapted weights
+    shared = _shared(head.module, planned.config, theirs)
     own = planned.groups._replace(**dict.fromkeys(shared))
     weights = load_weights(own, head.checkpoint, backend, planned.config.dtype)
-    theirs = getattr(target.weights, "model", target.weights)  # of adapted weights
-    weights = weights._replace(**{name: getattr(theirs, name) for name in shared})
-    return replace(planned, weights=weights)
+    return replace(planned, weights=weights._replace(**shared))
 
 
-def _shared(config: eagle3.EagleConfig) -> list[str]:
-    """Return the weight groups that a head shares with its target."""
-    own = {"embed": config.own_table, "head": config.own_head}
-    return [name for name, is_own in own.items() if not is_own]
+def _shared(module: DraftModule, config: Any, target: Any) -> dict[str, Any]:
+    """Return what a head shares of the target's tree, by the head's names."""
+    return {
+        name: getattr(target, theirs) for name, theirs in module.shared(config).items()
+    }
 
 
 def _not_called(*_: Any, **__: Any) -> Any:
     raise AssertionError("the programs of a draft head are its own")
-
-
-_MODEL = Model(
-    _not_called, eagle3.weights, eagle3.state, _not_called, _not_called, _not_called
-)

@@ -1,4 +1,4 @@
-"""A drafter that runs an EAGLE-3 head on the hidden states of the model it drafts for.
+"""A drafter that runs a draft head on the hidden states of the model it drafts for.
 
 After each step of the model, :meth:`EagleDrafter.observe` computes the head's entries
 of the tokens whose successors are known. The last entry of a sequence predicts its next
@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -27,10 +28,15 @@ if TYPE_CHECKING:
     from inl.runners.local_runner import LocalRunner
     from inl.scheduling.plan import Chunk
     from inl.scheduling.request import Request
+    from inl.spec.step import Bucket
     from inl.speculation.draft_head import DraftExecutor
     from inl.speculation.drafters import DraftQuery
 
 log = logging.getLogger("inl")
+
+RELAXATION: Final = 1.05
+"""Factor on the least seconds of a step at each new measurement, which counts if it is
+below."""
 
 
 class Entries(NamedTuple):
@@ -83,6 +89,24 @@ class EagleDrafter:
         self._hidden: Any = None
         """Hidden states of the newest entries, by :attr:`Ready.row`."""
         self._has_failed = False
+        self._steps: dict[Bucket, float] = {}
+        """Seconds of steps that compute a draft; infinite after the first, which
+        compiles."""
+
+    def seconds(self, rows: int, drafts: int) -> float:
+        """Seconds of a step for each draft but the first, which is computed before."""
+        known = [
+            (bucket.rows, seconds)
+            for bucket, seconds in self._steps.items()
+            if seconds < float("inf")
+        ]
+        enough = [each for each in known if each[0] >= rows]
+        _, each = min(enough) if enough else max(known, default=(0, 0.0))
+        return (drafts - 1) * each
+
+    def prompt_seconds(self, tokens: int) -> float:  # noqa: ARG002
+        """None: prompts are read in any case."""
+        return 0.0
 
     def observe(self, chunks: Sequence[Chunk]) -> None:
         """Compute the entries of a step's tokens, see :class:`TapDrafter`."""
@@ -165,10 +189,20 @@ class EagleDrafter:
         )  # fmt: skip
         padded = np.zeros(bucket.tokens, np.int32)
         padded[: len(source)] = source
+        began = perf_counter()
         tokens, out = self._executor.draft(
             bucket, frame, padded, hidden, is_tapped=is_tapped
         )
+        if not is_tapped:
+            self._count(bucket, perf_counter() - began)
         return tokens[: len(rows)].tolist(), out
+
+    def _count(self, bucket: Bucket, seconds: float) -> None:
+        """Count the seconds of a step that computes a draft."""
+        least = self._steps.get(bucket)
+        self._steps[bucket] = (
+            float("inf") if least is None else min(RELAXATION * least, seconds)
+        )
 
     def _admit(self, entries: list[Entries]) -> None:
         """Set the length and the block table of each slot."""

@@ -81,6 +81,8 @@ class Speculation(DraftPlanner):
         if not buckets.can_verify(self.width):
             return
         rows = step.chunks
+        if any(chunk.request.moves for chunk in rows):
+            return
         rooms = [most_drafts(chunk, self.max_drafts) for chunk in rows]
         rates = [PRIOR] * len(rows)
         if not isinstance(self.drafter, RatedDrafter):

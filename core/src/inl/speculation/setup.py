@@ -20,7 +20,7 @@ from inl.runners.local_runner import LocalRunner
 from inl.runners.startup import start
 from inl.scheduling.buckets import Buckets
 from inl.scheduling.plan import SchedulerConfig
-from inl.speculation.draft_head import DraftExecutor, open_head
+from inl.speculation.draft_head import DraftExecutor, find_head
 from inl.speculation.drafters import Drafter, NgramDrafter
 from inl.speculation.eagle_drafter import EagleDrafter
 from inl.speculation.model_drafter import ModelDrafter
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from inl.config import EngineConfig
     from inl.engine.core import EngineCore
     from inl.protocol.runner import Limits, Runner
+    from inl.speculation.draft_head import DraftHead
     from inl.text.tokenizer import Tokenizer
 
     NewCore = Callable[[Runner, SchedulerConfig], EngineCore]
@@ -52,12 +53,10 @@ def check_speculation(language: LanguageModel, config: EngineConfig) -> None:
 def with_draft_head(language: LanguageModel, config: EngineConfig) -> LanguageModel:
     """Return the model with the taps of the draft head of ``config``, if it has one.
 
-    Raises :class:`~inl.errors.ModelError` for files that are no head of this model.
+    Raises :class:`~inl.errors.ModelError` for files that have no head of this model.
     """
-    if config.speculation != "eagle" or config.draft_model is None:
-        return language
-    head = open_head(resolve_model(config.draft_model), language)
-    return replace(language, taps=head.config.taps)
+    head = find_head(language, config)
+    return language if head is None else replace(language, taps=head.config.taps)
 
 
 def make_speculation(
@@ -111,10 +110,11 @@ def _drafter(
         return make_plugin_drafter(
             config.speculation, _target(language, config, runner, scheduling)
         )
+    head = find_head(language, config)
+    if head is not None:
+        return _eagle_drafter(head, language, config, runner)
     if config.draft_model is None:
         return NgramDrafter()
-    if config.speculation == "eagle":
-        return _eagle_drafter(language, config, runner)
     draft = open_model(resolve_model(config.draft_model))
     if is_recurrent(draft) and not verifies_drafts(draft):
         raise RequestError(
@@ -169,17 +169,16 @@ def _target(
 
 
 def _eagle_drafter(
-    language: LanguageModel, config: EngineConfig, runner: Runner
+    head: DraftHead, language: LanguageModel, config: EngineConfig, runner: Runner
 ) -> EagleDrafter:
-    assert config.draft_model is not None, "EngineConfig checks it"
     if not isinstance(runner, LocalRunner) or runner.loaded.ranks > 1:
         raise RequestError(
-            f"EngineConfig.speculation: found 'eagle' on {config.backend}, where "
-            "hidden states would have to leave the process that computes them; "
-            "accepted: a device of this process, or None, ngram or model"
+            f"EngineConfig.speculation: found {config.speculation!r} on "
+            f"{config.backend}, where hidden states would have to leave the process "
+            "that computes them; accepted: a device of this process, or None, ngram or "
+            "model"
         )
     place = head_place(language.name, config, runner.limits)
-    head = open_head(resolve_model(config.draft_model), language)
     executor = DraftExecutor(head, runner, **place)
     return EagleDrafter(runner, executor, head.tokens, **place)
 
@@ -193,8 +192,9 @@ def head_place(name: str, config: EngineConfig, limits: Limits) -> dict[str, int
     windows = limits.windows or (None,) * limits.groups
     if None not in windows:
         raise RequestError(
-            f"EngineConfig.speculation: found 'eagle', but all layers of "
-            f"{name} have attention windows {windows}; accepted: None, ngram or model"
+            f"EngineConfig.speculation: found {config.speculation!r}, but all layers "
+            f"of {name} have attention windows {windows}; accepted: None, ngram or "
+            "model"
         )
     scratch = -(-config.draft_limit // limits.block_size) + 1
     return {"group": windows.index(None), "scratch": scratch}

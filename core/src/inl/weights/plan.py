@@ -23,7 +23,7 @@ COMPUTED = (
 )  # fmt: skip
 """Name suffixes of tensors that are computed from the config instead."""
 
-DRAFTING = ("mtp.", "model.mtp.")
+DRAFTING = ("mtp.", "model.mtp.", "model.mtp_layers.")
 """Name prefixes of layers that predict further tokens, beside those of a model."""
 
 

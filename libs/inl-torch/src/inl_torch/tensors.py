@@ -61,14 +61,30 @@ def from_host(array: HostArray) -> torch.Tensor:
     return tensor.view(dtype) if array.dtype in BITS else tensor
 
 
+def aliased(array: HostArray) -> torch.Tensor:
+    """Return a CPU tensor in the memory of a contiguous host array.
+
+    Neither the tensor nor, while it is used, the array may be written to.
+    """
+    data = array.data.reshape(array.shape)
+    if array.dtype in BITS:
+        data = data.view(BITS[array.dtype][0])
+    tensor = torch.from_numpy(np.asarray(_Aliased(data)))
+    return tensor.view(torch_dtype(array.dtype)) if array.dtype in BITS else tensor
+
+
 def to_host(tensor: torch.Tensor) -> HostArray:
     """Copy a tensor to the host; blocks until it is computed."""
-    copy = tensor.detach().to("cpu", copy=True).contiguous()
-    name, shape = NAMES[copy.dtype], tuple(copy.shape)
+    return host_array(tensor.detach().to("cpu", copy=True).contiguous())
+
+
+def host_array(tensor: torch.Tensor) -> HostArray:
+    """Return a contiguous CPU tensor as a host array in the same memory."""
+    name, shape = NAMES[tensor.dtype], tuple(tensor.shape)
     if name in BITS:
-        bits = copy.view(torch_dtype(np.dtype(BITS[name][0]).name)).numpy()
+        bits = tensor.view(torch_dtype(np.dtype(BITS[name][0]).name)).numpy()
         return HostArray(bits.view(BITS[name][1]), name, shape)
-    return HostArray(copy.numpy(), name, shape)
+    return HostArray(tensor.numpy(), name, shape)
 
 
 def _is_plain(data: NDArray[Any]) -> bool:

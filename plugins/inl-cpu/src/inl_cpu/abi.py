@@ -11,7 +11,7 @@ import struct
 from enum import IntEnum, IntFlag
 from typing import Final
 
-ABI: Final = 4
+ABI: Final = 5
 DIMS: Final = 10
 DATA: Final = 20
 REALS: Final = 4

@@ -7,7 +7,6 @@ describe the fields; the order of the fields determines their index in the struc
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from enum import Enum
 from functools import cache
 from typing import (
@@ -149,6 +148,8 @@ class Fields:
 
     names: ClassVar[tuple[str, ...]] = ()
     """The fields, in order."""
+    known: ClassVar[frozenset[str]] = frozenset()
+    """The same, to look up."""
     required: ClassVar[frozenset[str]] = frozenset()
     """Fields without a default."""
 
@@ -160,12 +161,13 @@ class Fields:
             if not _is_class_variable(hint)
         )
         cls.names = (*cls.names, *own)
+        cls.known = frozenset(cls.names)
         cls.required = cls.required | {name for name in own if not hasattr(cls, name)}
 
     def __init__(self, **values: Any) -> None:
-        if not self.required <= values.keys() <= set(self.names):
+        if not self.required <= values.keys() <= self.known:
             missing = sorted(self.required - values.keys())
-            unknown = sorted(values.keys() - set(self.names))
+            unknown = sorted(values.keys() - self.known)
             raise TypeError(f"{type(self).__name__}: {missing=}, {unknown=}")
         self.__dict__.update(values)
 
@@ -216,12 +218,14 @@ class Instruction(Fields, Generic[D]):
             raise TypeError(f"{cls.__name__}: not in the instruction table")
         return _spec_of(cls.opcode)
 
-    def operands(self) -> Iterator[tuple[DataField, D]]:
+    def operands(self) -> list[tuple[DataField, D]]:
         """The data operands that are not left out."""
-        for field in self.spec().data:
-            value = getattr(self, field.name)
-            if value is not None:
-                yield field, value
+        given = vars(self).get  # the only default of a data operand is None
+        return [
+            (field, value)
+            for field in _spec_of(self.opcode).data
+            if (value := given(field.name)) is not None
+        ]
 
     def resolved(self: Instruction[Datum]) -> Instruction[Operand]:
         """The same instruction with addresses in place of arrays."""

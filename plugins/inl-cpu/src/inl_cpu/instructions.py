@@ -551,6 +551,25 @@ class Activate(Instruction[D], opcode=29):
     y: WriteF32[D]
 
 
+class Score(Instruction[D], opcode=30):
+    """Log-probabilities of tokens [rows] and of the count most likely ones of a row.
+
+    logits [rows, vocabulary], chosen [rows], ids and values [rows, count], in
+    descending order, ties by id. A token that does not exist has NaN, and all of a row
+    with NaN, or whose largest logit is infinite.
+    """
+
+    rows: Dim
+    vocabulary: Dim
+    logits_stride: Dim
+    count: Dim
+    logits: ReadF32[D]
+    tokens: ReadI32[D]
+    chosen: WriteF32[D]
+    ids: WriteI32[D]
+    values: WriteF32[D]
+
+
 Opcode = IntEnum(  # type: ignore[misc]
     "Opcode", {each.snake_name().upper(): n for n, each in INSTRUCTIONS.items()}
 )

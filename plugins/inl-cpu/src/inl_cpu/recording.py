@@ -41,9 +41,10 @@ class Recording:
         """Add an instruction; operands outside the scratch memory are kept alive."""
         resolved = instruction.resolved()
         self.steps.append(resolved)
-        pairs = zip(instruction.operands(), resolved.operands(), strict=True)
         self.references += [
-            datum for (_, datum), (_, operand) in pairs if not operand.buffer
+            datum
+            for field, datum in instruction.operands()
+            if not getattr(resolved, field.name).buffer
         ]
 
     def add_python(

@@ -148,6 +148,11 @@ BAD = {
     "sample: random sampling requires": [
         instruction(Op.SAMPLE, (1, 4, 4, 1), (X, Y), flags=Flag.SAMPLE_RANDOM)
     ],
+    "score: vocabulary must be": [instruction(Op.SCORE, (1, 0, 0, 0), (X, X, Y, Y, Y))],
+    "score: count must be": [
+        instruction(Op.SCORE, (1, 4, 4, 0), (X, X, Y, Y, Y)),
+        instruction(Op.SCORE, (1, 4, 4, 5), (X, X, Y, Y, Y)),
+    ],
     "pack: columns differ": [instruction(Op.PACK, (4, 32, 0, 3), (X, matrix()))],
     "pack: unknown kind": [
         instruction(Op.PACK, (4, 64, 0, 99), (X, matrix())),

@@ -13,7 +13,7 @@ from inl.checkpoints.checkpoint import Checkpoint
 from inl.checkpoints.files.tensor_file import Entry, show
 from inl.checkpoints.gguf.config import DRAFT_LAYERS, config
 from inl.checkpoints.gguf.file import GgufFile
-from inl.checkpoints.gguf.names import architecture, family, hf_name
+from inl.checkpoints.gguf.names import DRAFT_NAMES, architecture, family, hf_name
 from inl.checkpoints.gguf.rope import (
     LONG_FACTORS,
     ROPE_FACTORS,
@@ -81,10 +81,15 @@ class GgufCheckpoint(Checkpoint):
         }
 
     def _used_tensors(self) -> list[str]:
-        """Return the names of all tensors but those of layers that only draft."""
+        """Return the names of all tensors but those of layers that are not read."""
         metadata = self._gguf.metadata
-        name = metadata.get("general.architecture")
-        if not metadata.get(f"{name}.{DRAFT_LAYERS}") or self._family is None:
+        name, known = metadata.get("general.architecture"), self._family
+        drafts = metadata.get(f"{name}.{DRAFT_LAYERS}")
+        if (
+            not drafts
+            or known is None
+            or DRAFT_NAMES.keys() <= known.layer_names.keys()
+        ):
             return list(self._gguf.tensors)
         count = metadata[f"{name}.block_count"]
         layers = range(self.config["num_hidden_layers"], count)

@@ -29,6 +29,20 @@ LEAST, MOST = 1e-30, 1e30
 DRAFT_LAYERS: Final = "nextn_predict_layers"
 """Key of the number of last layers, which only propose drafts."""
 
+SIGMOID: Final = 2
+"""Number of sigmoid scores of experts in GGUF files."""
+GATING: Final = "expert_gating_func"
+YARN_LOG: Final = "rope.scaling.yarn_log_multiplier"
+
+EXPERT_COUNTS: Final = {
+    "mixtral": "num_local_experts", "minimax_m2": "num_local_experts",
+    "gpt_oss": "num_local_experts", "glm4_moe": "n_routed_experts",
+    "dots1": "n_routed_experts",
+}  # fmt: skip
+"""Config field with the number of experts, by ``model_type``; else ``num_experts``."""
+WHOLE_EXPERTS: Final = ("mixtral", "minimax_m2", "gpt_oss", "olmoe")
+"""Families whose experts have the width of a config's ``intermediate_size``."""
+
 YARN: Final = (
     ("rope.scaling.yarn_beta_fast", "beta_fast"),
     ("rope.scaling.yarn_beta_slow", "beta_slow"),
@@ -38,8 +52,15 @@ YARN: Final = (
 class _Fields:
     """Accessor for the metadata of an architecture; raises for a wrong type."""
 
-    def __init__(self, metadata: Mapping[str, Any], name: str, where: Path) -> None:
+    def __init__(
+        self,
+        metadata: Mapping[str, Any],
+        name: str,
+        where: Path,
+        tensors: Mapping[str, Entry],
+    ) -> None:
         self.metadata, self.name, self.where = metadata, name, where
+        self.tensors = tensors
 
     def integer(
         self, key: str, default: int | None = None, *, most: int = 2**31 - 1
@@ -81,7 +102,7 @@ def config(
     ids = special_ids(metadata, where)
     if known is None:
         return {"model_type": name, "architectures": [], **ids}
-    field = _Fields(metadata, name, where)
+    field = _Fields(metadata, name, where, tensors)
     fields = {
         "model_type": known.model_type,
         "architectures": [known.architecture],
@@ -126,11 +147,13 @@ def _sizes(field: _Fields) -> dict[str, Any]:
 def _experts(field: _Fields, kind: str, inner: int) -> dict[str, Any]:
     """Fields of mixtures of experts; llama.cpp normalizes the routing weights."""
     count, used = field.integer("expert_count"), field.integer("expert_used_count")
-    if kind == "mixtral":
-        return {"num_local_experts": count, "num_experts_per_tok": used}
-    return {
-        "num_experts": count,
+    found = {
+        EXPERT_COUNTS.get(kind, "num_experts"): count,
         "num_experts_per_tok": used,
+    }
+    if kind in WHOLE_EXPERTS:
+        return found
+    return found | {
         "moe_intermediate_size": field.integer(
             "expert_feed_forward_length", max(1, inner // used)
         ),
@@ -218,9 +241,7 @@ def _olmo2(field: _Fields, _fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def _delta(field: _Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of models with recurrent layers, without the layers that draft."""
-    layers = fields["num_hidden_layers"]
-    if field.metadata.get(f"{field.name}.{DRAFT_LAYERS}", 0) != 0:
-        layers -= field.integer(DRAFT_LAYERS, most=layers - 1)
+    layers = _model_layers(field, fields)
     values = field.integer("ssm.time_step_rank")
     inner = field.integer("ssm.inner_size")
     if inner % values:
@@ -242,6 +263,14 @@ def _delta(field: _Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def _model_layers(field: _Fields, fields: Mapping[str, Any]) -> int:
+    """Return the number of layers without those that draft."""
+    layers = int(fields["num_hidden_layers"])
+    if field.metadata.get(f"{field.name}.{DRAFT_LAYERS}", 0) == 0:
+        return layers
+    return layers - field.integer(DRAFT_LAYERS, most=layers - 1)
+
+
 def _layer_types(field: _Fields, layers: int) -> list[str]:
     kinds = "full_attention", "linear_attention"
     key = "attention.recurrent_layers"
@@ -249,6 +278,94 @@ def _layer_types(field: _Fields, layers: int) -> list[str]:
         period = field.integer("full_attention_interval", 4)
         return [kinds[(index + 1) % period != 0] for index in range(layers)]
     return [kinds[flag] for flag in _flags(field, key, layers)]
+
+
+def _sigmoid(field: _Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of mixtures with sigmoid scores and shared experts."""
+    layers = _model_layers(field, fields)
+    found = {
+        "num_hidden_layers": layers,
+        "num_nextn_predict_layers": fields["num_hidden_layers"] - layers,
+        "n_shared_experts": field.metadata.get(f"{field.name}.expert_shared_count", 0),
+        "first_k_dense_replace": field.metadata.get(
+            f"{field.name}.leading_dense_block_count", 0
+        ),
+        "n_group": field.integer("expert_group_count", 1),
+        "topk_group": field.integer("expert_group_used_count", 1),
+        "routed_scaling_factor": field.number("expert_weights_scale", 1.0),
+        "norm_topk_prob": field.metadata.get(
+            f"{field.name}.expert_weights_norm", False
+        ),
+    }
+    kind = field.metadata.get(f"{field.name}.{GATING}", SIGMOID)
+    if kind != SIGMOID:
+        field.refuse(GATING, kind, f"{SIGMOID}, sigmoid scores")
+    return found
+
+
+def _glm4_moe(field: _Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        **_sigmoid(field, fields),
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in field.tensors,
+    }
+
+
+def _dots1(field: _Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {**_sigmoid(field, fields), "sliding_window": None}
+
+
+def _arcee(_field: _Fields, _fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {"hidden_act": "relu2"}
+
+
+def _gemma1(_field: _Fields, _fields: Mapping[str, Any]) -> dict[str, Any]:
+    return dict.fromkeys(("hidden_act", "hidden_activation"), "gelu_pytorch_tanh")
+
+
+def _seed_oss(field: _Fields, _fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {"attention_out_bias": "blk.0.attn_output.bias" in field.tensors}
+
+
+def _ernie(_field: _Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {"use_bias": fields["attention_bias"]}
+
+
+def _exaone4(field: _Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of EXAONE 4.0, whose small models have no windows."""
+    key, layers = "attention.sliding_window", fields["num_hidden_layers"]
+    if not field.has(key):
+        return {"sliding_window": None}
+    kinds = "full_attention", "sliding_attention"
+    return {
+        "sliding_window": field.integer(key),
+        "layer_types": [kinds[has] for has in _windowed(field, 4, layers)],
+    }
+
+
+def _ministral3(field: _Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
+    rope = {**(fields["rope_scaling"] or {}), "rope_theta": fields["rope_theta"]}
+    rope.setdefault("rope_type", "default")
+    if field.has(YARN_LOG):
+        rope |= dict.fromkeys(("mscale", "mscale_all_dim"), field.number(YARN_LOG))
+    if field.has("attention.temperature_scale"):
+        rope["llama_4_scaling_beta"] = field.number("attention.temperature_scale")
+    return {"rope_parameters": rope, "rope_scaling": None}
+
+
+def _gpt_oss(field: _Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of GPT-OSS; the width of experts is that of the config."""
+    rope = {**(fields["rope_scaling"] or {}), "rope_theta": fields["rope_theta"]}
+    rope.setdefault("rope_type", "default")
+    if rope["rope_type"] == "yarn":
+        rope = {"beta_fast": 32.0, "beta_slow": 1.0, **rope, "truncate": False}
+    return {
+        "sliding_window": field.integer("attention.sliding_window"),
+        "intermediate_size": field.integer(
+            "expert_feed_forward_length", fields["intermediate_size"]
+        ),
+        "rope_parameters": rope,
+        "rope_scaling": None,
+    }
 
 
 EXTRAS: Final[Mapping[str, Callable[[_Fields, Mapping[str, Any]], dict[str, Any]]]] = {
@@ -259,6 +376,15 @@ EXTRAS: Final[Mapping[str, Callable[[_Fields, Mapping[str, Any]], dict[str, Any]
     "qwen3next": _delta,
     "qwen35": _delta,
     "qwen35moe": _delta,
+    "arcee": _arcee,
+    "mistral3": _ministral3,
+    "seed_oss": _seed_oss,
+    "ernie4_5": _ernie,
+    "exaone4": _exaone4,
+    "gemma": _gemma1,
+    "glm4moe": _glm4_moe,
+    "dots1": _dots1,
+    "gpt-oss": _gpt_oss,
 }
 """Functions for the fields that only one architecture has."""
 

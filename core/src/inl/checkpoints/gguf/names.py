@@ -82,13 +82,10 @@ DELTA_NAMES: Final = {
     "ssm_conv1d": "linear_attn.conv1d",
     "ssm_norm": "linear_attn.norm",
     "ssm_out": "linear_attn.out_proj",
-}
-"""Recurrent layers; early files of Qwen3-Next have ``ssm_in``."""
-DELTA_VECTORS: Final = {
     "ssm_a": "linear_attn.A_log",
     "ssm_dt.bias": "linear_attn.dt_bias",
 }
-"""Tensors of recurrent layers whose names have no kind in one of the two layouts."""
+"""Recurrent layers; early files of Qwen3-Next have ``ssm_in``."""
 
 QWEN35_NAMES: Final = QWEN3_NAMES | DELTA_NAMES
 QWEN35_MOE_NAMES: Final = (
@@ -103,6 +100,42 @@ QWEN35_MOE_NAMES: Final = (
 )
 
 
+FFN_NORM: Final = {"post_attention_norm": "post_attention_layernorm"}
+"""Name of the norm of feed-forward layers in some families."""
+ROUTER_BIAS: Final = {"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"}
+SHARED_EXPERTS: Final = {
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}
+DRAFT_NAMES: Final = {
+    "nextn.eh_proj": "eh_proj",
+    "nextn.enorm": "enorm",
+    "nextn.hnorm": "hnorm",
+    "nextn.embed_tokens": "embed_tokens",
+    "nextn.shared_head_head": "shared_head.head",
+    "nextn.shared_head_norm": "shared_head.norm",
+}
+"""Layers that predict further tokens."""
+EXAONE4_NAMES: Final = QWEN3_NAMES | POST_NORMS
+HUNYUAN_NAMES: Final = LAYER_NAMES | {
+    "attn_q_norm": "self_attn.query_layernorm",
+    "attn_k_norm": "self_attn.key_layernorm",
+}
+DOTS1_NAMES: Final = QWEN3_MOE_NAMES | SHARED_EXPERTS | ROUTER_BIAS
+GLM4_MOE_NAMES: Final = DOTS1_NAMES | FFN_NORM | DRAFT_NAMES
+MINIMAX_M2_NAMES: Final = (
+    MIXTRAL_NAMES
+    | HEAD_NORMS
+    | {"exp_probs_b.bias": "block_sparse_moe.e_score_correction_bias"}
+)
+GPT_OSS_NAMES: Final = (
+    QWEN3_MOE_NAMES
+    | FFN_NORM
+    | {"ffn_gate_inp": "mlp.router", "attn_sinks.weight": "self_attn.sinks"}
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """Conventions of the files of one ``general.architecture``."""
@@ -111,6 +144,7 @@ class Family:
     """Class name in ``architectures`` of the Hugging Face config."""
     model_type: str
     layer_names: Mapping[str, str]
+    """Modules, and whole names of tensors that are not of a module in both layouts."""
     permuted: bool = False
     """Whether the rows of q and k are ordered for a rotation of adjacent pairs."""
     norm_offset: float = 0.0
@@ -128,6 +162,17 @@ FAMILIES: Final = {
         "Qwen3_5ForCausalLM", "qwen3_5_text", QWEN35_NAMES, norm_offset=1.0
     ),
     "olmo2": Family("Olmo2ForCausalLM", "olmo2", OLMO2_NAMES),
+    "arcee": Family("ArceeForCausalLM", "arcee", LAYER_NAMES, permuted=True),
+    "mistral3": Family(
+        "Ministral3ForCausalLM", "ministral3", LAYER_NAMES, permuted=True
+    ),
+    "seed_oss": Family("SeedOssForCausalLM", "seed_oss", LAYER_NAMES | FFN_NORM),
+    "ernie4_5": Family("Ernie4_5ForCausalLM", "ernie4_5", LAYER_NAMES),
+    "hunyuan-dense": Family(
+        "HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense", HUNYUAN_NAMES
+    ),
+    "exaone4": Family("Exaone4ForCausalLM", "exaone4", EXAONE4_NAMES),
+    "gemma": Family("GemmaForCausalLM", "gemma", LAYER_NAMES, norm_offset=1.0),
 }
 """Dense families by ``general.architecture``; Mistral files use "llama"."""
 
@@ -140,6 +185,11 @@ MOE_FAMILIES: Final = {
     "qwen35moe": Family(
         "Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", QWEN35_MOE_NAMES, norm_offset=1.0
     ),
+    "glm4moe": Family("Glm4MoeForCausalLM", "glm4_moe", GLM4_MOE_NAMES),
+    "dots1": Family("Dots1ForCausalLM", "dots1", DOTS1_NAMES),
+    "minimax-m2": Family("MiniMaxM2ForCausalLM", "minimax_m2", MINIMAX_M2_NAMES),
+    "olmoe": Family("OlmoeForCausalLM", "olmoe", QWEN3_MOE_NAMES),
+    "gpt-oss": Family("GptOssForCausalLM", "gpt_oss", GPT_OSS_NAMES),
 }
 """Mixtures of experts by ``general.architecture``; Mixtral files use "llama"."""
 
@@ -148,18 +198,19 @@ def hf_name(name: str, layer_names: Mapping[str, str] = LAYER_NAMES) -> str:
     """Convert a tensor name, for example ``blk.3.attn_q.weight`` to
     ``model.layers.3.self_attn.q_proj.weight``; an unknown name stays as it is.
     """
-    vector = re.fullmatch(rf"blk\.({NUMBER})\.(ssm_a|ssm_dt\.bias)", name)
-    if vector and layer_names.keys() >= DELTA_NAMES.keys():
-        return f"model.layers.{vector[1]}.{DELTA_VECTORS[vector[2]]}"
     stem, dot, kind = name.rpartition(".")
     if stem in GLOBAL_NAMES:
         return f"{GLOBAL_NAMES[stem]}{dot}{kind}"
-    layer = re.fullmatch(rf"blk\.({NUMBER})\.(\w+)(?:\.({NUMBER}))?", stem)
+    layer = re.fullmatch(rf"blk\.({NUMBER})\.(.+)", name)
     if layer:
-        index, module, expert = layer.groups()
-        target = layer_names.get(module if expert is None else f"{module}.{{}}")
-        if target is not None:
-            target = target.replace("{}", expert or "")
+        index, rest = layer.groups()
+        if rest in layer_names:
+            return f"model.layers.{index}.{layer_names[rest]}"
+        module, expert = rest.rpartition(".")[0], ""
+        if numbered := re.fullmatch(rf"(\w+)\.({NUMBER})", module):
+            module, expert = f"{numbered[1]}.{{}}", numbered[2]
+        if module in layer_names:
+            target = layer_names[module].replace("{}", expert)
             return f"model.layers.{index}.{target}{dot}{kind}"
     return name
 

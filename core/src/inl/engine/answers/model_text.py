@@ -14,6 +14,7 @@ from inl.engine.answers.generic_tools import with_tools
 from inl.engine.answers.markup import CallMarkup, Markup, ReasoningMarkup, derive
 from inl.engine.answers.markup_parser import MarkupParser
 from inl.engine.answers.output_parser import PLAIN, OutputParser
+from inl.engine.prompt_images import without_images
 from inl.errors import InlError, RequestError, TemplateError
 from inl.text.fill_in_middle import fill_ids, needed_tokens
 from inl.text.measure import check_length
@@ -37,6 +38,13 @@ class EncodedPrompt(NamedTuple):
     prompt: Prompt
     ids: tuple[int, ...]
     reasoning: ReasoningMarkup | None
+
+    @property
+    def images(self) -> list[Any]:
+        """The images of its messages, in order."""
+        if not isinstance(self.prompt, Conversation):
+            return []
+        return without_images(self.prompt.messages)[1]
 
 
 class TextSource(Protocol):

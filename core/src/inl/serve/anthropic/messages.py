@@ -12,12 +12,21 @@ from msgspec import Meta
 from inl.engine.options import GenerationOptions
 from inl.serve.api_error import ApiError, unsupported
 from inl.serve.job import Conversation, Job, Tool
+from inl.serve.openai.messages import data_uri
 from inl.serve.sampling import Count, StopString, TopK, TopP, sampling_options
 from inl.serve.structured import structure_of
 
 BILLING_LINE = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n*")
 """First line of the system prompt of a coding client. It changes with each turn, so
 that no prompt would begin like an earlier one."""
+
+
+class Source(msgspec.Struct, kw_only=True):
+    """The data of an image."""
+
+    type: str
+    media_type: str = ""
+    data: str = ""
 
 
 class Block(msgspec.Struct, kw_only=True):
@@ -32,6 +41,7 @@ class Block(msgspec.Struct, kw_only=True):
     tool_use_id: str = ""
     content: Any = None
     is_error: bool | None = None
+    source: Source | None = None
 
 
 class Turn(msgspec.Struct):
@@ -174,12 +184,16 @@ def _messages(turn: Turn, where: str) -> Iterator[dict[str, Any]]:
         yield {"role": turn.role, "content": turn.content}
         return
     texts: list[str] = []
+    parts: list[dict[str, Any]] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
     for at, block in enumerate(turn.content):
         place = f"{where}.content[{at}]"
         if block.type == "text":
             texts.append(block.text or "")
+            parts.append({"type": "text", "text": block.text or ""})
+        elif block.type == "image" and turn.role == "user":
+            parts.append({"type": "image", "image": _image_of(block, place)})
         elif block.type == "thinking":
             thoughts.append(block.thinking or "")
         elif block.type == "tool_use":
@@ -198,8 +212,23 @@ def _messages(turn: Turn, where: str) -> Iterator[dict[str, Any]]:
         message["reasoning_content"] = "\n".join(thoughts)
     if calls:
         message["tool_calls"] = calls
-    if texts or calls:
+    if any(part["type"] == "image" for part in parts):
+        message["content"] = parts
+    if parts or calls:
         yield message
+
+
+def _image_of(block: Block, where: str) -> str:
+    """Return an image as a data URI; raises :class:`ApiError`."""
+    source = block.source
+    if source is None or source.type != "base64":
+        kind = "none" if source is None else source.type
+        raise unsupported(
+            where,
+            f"found an image with source {kind!r:.40}; this server fetches none, and "
+            "accepts base64",
+        )
+    return data_uri(f"data:{source.media_type};base64,{source.data}", where)
 
 
 def _result_text(content: Any, where: str) -> str:

@@ -134,6 +134,8 @@ def _submit(
     options = {name: plain(value) for name, value in job.options.items()}
     options.pop("stop", None)
     options["stop_ids"] = [*text.stop_ids(options.get("stop_ids", ()), prompts[0])]
+    if images := prompts[0].images:
+        options["images"] = images
     structure = plain(text.structure_of(job.structure, prompts[0]))
     ids = [list(prompt.ids) for prompt in prompts]
     return Submit(

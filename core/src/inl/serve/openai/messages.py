@@ -14,11 +14,21 @@ from inl.serve.api_error import ApiError, unsupported
 from inl.serve.job import Tool
 
 
+class ImageUrl(msgspec.Struct):
+    """The address of an image: a data URI."""
+
+    url: str
+    detail: str | None = None
+
+
 class ContentPart(msgspec.Struct):
-    """A part of a message; only text is supported."""
+    """A part of a message: text or an image."""
 
     type: str
     text: str | None = None
+    image_url: str | ImageUrl | None = None
+    detail: str | None = None
+    """Has no effect, as that of :class:`ImageUrl`: the model's files bound images."""
 
 
 class FunctionCall(msgspec.Struct):
@@ -116,6 +126,44 @@ def text_of(content: str | Sequence[ContentPart] | None, where: str) -> str:
     return "\n".join(texts)
 
 
+IMAGES = ("image_url", "input_image")
+"""Types of the parts that are images."""
+
+
+def content_of(
+    content: str | Sequence[ContentPart] | None, where: str
+) -> str | list[dict[str, Any]]:
+    """Return the content of a user's message: text, or parts if it has images.
+
+    Raises :class:`ApiError` for other parts, and for images that are no data URIs.
+    """
+    if not isinstance(content, list) or all(
+        part.type not in IMAGES for part in content
+    ):
+        return text_of(content, where)
+    parts: list[dict[str, Any]] = []
+    for number, part in enumerate(content):
+        place = f"{where}[{number}]"
+        if part.type not in IMAGES:
+            parts.append({"type": "text", "text": text_of([part], where)})
+            continue
+        given = part.image_url
+        url = given.url if isinstance(given, ImageUrl) else given
+        parts.append({"type": "image", "image": data_uri(url, place)})
+    return parts
+
+
+def data_uri(url: str | None, where: str) -> str:
+    """Return a data URI; raises :class:`ApiError` for other addresses."""
+    if url is None or not url.startswith("data:image/"):
+        raise unsupported(
+            where,
+            f"found an image at {url or 'no address'!r:.60}; this server fetches none, "
+            "and accepts data:image/TYPE;base64,DATA",
+        )
+    return url
+
+
 def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Return messages for a chat template; raises :class:`ApiError`."""
     if not messages:
@@ -128,7 +176,9 @@ def _template_message(message: Message, at: int) -> dict[str, Any]:
     role = "system" if message.role == "developer" else message.role
     value: dict[str, Any] = {
         "role": "tool" if role == "function" else role,
-        "content": text_of(message.content, f"{where}.content"),
+        "content": (content_of if role == "user" else text_of)(
+            message.content, f"{where}.content"
+        ),
     }
     if message.tool_call_id is not None:
         value["tool_call_id"] = message.tool_call_id

@@ -8,6 +8,8 @@ const CHARTS = {
   "Waiting requests": (now) => now.num_requests_waiting,
   "KV cache in use, %": (now) => 100 * now.kv_cache_usage_perc,
   "Prefix hits, %": (now, last) => share(now, last, "prefix_cache_hits_total", "prefix_cache_queries_total"),
+  "Blocks from host memory, 1/s": (now, last, seconds) => (now["kv_tier_hit_blocks_total host"] - last["kv_tier_hit_blocks_total host"]) / seconds,
+  "Blocks from files, 1/s": (now, last, seconds) => (now["kv_tier_hit_blocks_total disk"] - last["kv_tier_hit_blocks_total disk"]) / seconds,
   "Drafts accepted, %": (now, last) => share(now, last, "spec_decode_num_accepted_tokens_total", "spec_decode_num_draft_tokens_total"),
   "First token, mean ms": (now, last) => mean(now, last, "time_to_first_token_seconds"),
   "Between tokens, mean ms": (now, last) => mean(now, last, "inter_token_latency_seconds"),
@@ -63,11 +65,12 @@ function parse(text) {
     const [, name, labels, value] = found;
     const model = (labels || "").match(/model_name="((?:[^"\\]|\\.)*)"/);
     if (model && model[1].replace(/\\(.)/g, "$1") !== element("model").value) continue;
+    const tier = (labels || "").match(/tier="(\w+)"/);
     const bound = (labels || "").match(/le="([^"]+)"/);
     if (bound) {
       const list = (values.buckets[name.replace(/_bucket$/, "")] ||= []);
       list.push([bound[1] === "+Inf" ? Infinity : Number(bound[1]), Number(value)]);
-    } else values[name] = Number(value);
+    } else values[tier ? `${name} ${tier[1]}` : name] = Number(value);
   }
   return values;
 }

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from inl.backend.base import C, DeviceMemory, Precompiler, Program, Traits
+from inl.backend.block_io import BlockIO
 from inl.backend.tunable import Facts, Tunable
 from inl.dtypes import E4M3, SIZES
 from inl_torch.backend import TorchBackend, inference_mode
 from inl_torch.gpu.capture_sizes import capture_sizes
 from inl_torch.gpu.graphs import AsyncHostCopy, CapturedByShape, capture
 from inl_torch.memory import allocating
-from inl_torch.tensors import from_host
+from inl_torch.tensors import from_host, host_array
 from inl_torch.torch_build import why_no_triton
 
 if TYPE_CHECKING:
@@ -107,7 +108,10 @@ class GpuBackend(TorchBackend):
             return from_host(data).pin_memory()
 
     def numpy(self, x: Any) -> HostArray:
-        return super().numpy(x.wait() if isinstance(x, AsyncHostCopy) else x)
+        # The memory of such a copy is its own.
+        return (
+            host_array(x.wait()) if isinstance(x, AsyncHostCopy) else super().numpy(x)
+        )
 
     def kernels(self) -> Iterable[Kernel]:
         yield from super().kernels()
@@ -137,6 +141,10 @@ class GpuBackend(TorchBackend):
     def offers(self, kind: type[C]) -> C | None:
         if not self.uses_triton():
             return super().offers(kind)
+        if kind is BlockIO:
+            from inl_torch.gpu.blocks import block_io
+
+            return cast("C", block_io(self.place))
         if kind is Tunable:
             from inl_torch.gpu.tuner import Tuner
 

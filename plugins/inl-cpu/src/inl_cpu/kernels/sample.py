@@ -9,10 +9,10 @@ import numpy as np
 
 from inl.ops import catalog
 from inl.spec.kernel import Kernel
-from inl.spec.step import TOP, Scores, Step, Tables
+from inl.spec.step import Scores, Step, Tables
 from inl_cpu.abi import Flag
 from inl_cpu.command_emitter import stride
-from inl_cpu.instructions import Penalize, Sample
+from inl_cpu.instructions import Penalize, Sample, Score
 from inl_cpu.kernels.fallback import run_body
 from inl_cpu.tensor import plain
 
@@ -91,52 +91,31 @@ def count_fed(fed: Any, arrays: list[Any], token_counts: Any) -> None:
     token_counts[slots[:decode_rows], fed[:decode_rows]] += 2
 
 
-PART = 64
-"""Logits of which one maximum is taken, to find the most likely tokens."""
-
-
 def score(emitter: CommandEmitter, logits: Any, tokens: Any) -> Scores:
     shapes = catalog()["score"].shapes
     assert shapes is not None, "score is a primitive"
-    results = Scores(*(emitter.new(s.shape, s.dtype) for s in shapes(logits, tokens)))
-    given, targets = (plain(logits), plain(tokens)), [plain(x) for x in results]
-    emitter.python(partial(_score, *given, targets), [logits, tokens])
-    return results
-
-
-def _score(logits: Any, tokens: Any, targets: list[Any]) -> None:
-    # A row with invalid logits has token -1, and the scores of its last token.
-    # Row by row: a row fits the cache, and a prompt's logits are many megabytes.
-    for row, (values, token) in enumerate(zip(logits, tokens.tolist(), strict=True)):
-        ids = targets[1][row] = top_tokens(values, targets[1].shape[1])
-        with np.errstate(invalid="ignore"):
-            largest = values.max()
-            total = np.log(np.exp(values - largest).sum())
-            targets[0][row] = values[token] - largest - total
-            targets[2][row] = values[ids] - largest - total
-
-
-def top_tokens(values: Any, count: int = TOP) -> Any:
-    """Ids of the largest values in descending order, ties by id; no full sort.
-
-    NaN comes last.
-    """
-    if count >= values.shape[0] or np.isnan(values.max()):
-        return np.argsort(-values, kind="stable")[:count]
-    # The largest values of `count` parts are no more than the largest `count` values.
-    parts, whole = values.shape[0] // PART, values.shape[0] // PART * PART
-    if parts >= count:
-        most = values[:whole].reshape(PART, parts).max(0)
-        likely = np.flatnonzero(values >= np.partition(most, -count)[-count])
-    else:
-        likely = np.arange(values.shape[0])
-    ids = likely[np.argsort(-values[likely], kind="stable")]
-    return ids[:count]
+    scores = Scores(*(emitter.new(s.shape, s.dtype) for s in shapes(logits, tokens)))
+    logits = emitter.dense(logits)
+    rows, vocabulary = logits.shape
+    emitter.emit(
+        Score(
+            rows=rows,
+            vocabulary=vocabulary,
+            logits_stride=stride(logits),
+            count=scores.ids.shape[1],
+            logits=logits,
+            tokens=emitter.dense(tokens),
+            chosen=scores.chosen,
+            ids=scores.ids,
+            values=scores.values,
+        )
+    )
+    return scores
 
 
 def kernels(emitter: CommandEmitter) -> Iterable[Kernel]:
-    """Native sampling; scores without sorting the whole vocabulary."""
+    """Native sampling and scores."""
     mask = partial(run_body, emitter, catalog()["mask_logits"])
     yield Kernel("mask_logits", "elementwise", mask, invariant=True)
     yield Kernel("sample", "native", partial(sample, emitter), invariant=True)
-    yield Kernel("score", "partition", partial(score, emitter), invariant=True)
+    yield Kernel("score", "native", partial(score, emitter), invariant=True)

@@ -21,6 +21,7 @@
 #include "kernels/rows.h"
 #include "kernels/sample.h"
 #include "kernels/span.h"
+#include "kernels/token_scores.h"
 #include "runtime/instructions.h"
 #include "runtime/operation.h"
 
@@ -82,6 +83,7 @@ struct Table {
                                scratch<delta_rule_scratch>()};
         ops[INL_ACTIVATE] = {phase<span_chunks<args::Activate>, activate_body>()};
         ops[INL_CHECKSUM] = {phase<checksum_chunks, checksum_body>()};
+        ops[INL_SCORE] = {phase<score_chunks, score_body>()};
     }
 
     constexpr bool is_complete() const {

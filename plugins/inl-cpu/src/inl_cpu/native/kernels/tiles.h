@@ -249,21 +249,32 @@ void plain_tile(const inl_matrix &, const char *tile, const TileView<R> &x, F *s
     for (int r = 0; r < R; r++) sums[r] = totals[r];
 }
 
+template <class C>
+constexpr bool IS_TABLE = false;
+template <int LOW, int HIGH>
+constexpr bool IS_TABLE<TableCodes<LOW, HIGH>> = true;
+
 /* SCALE: the format of scales, if all matrices of these codes have the same. */
 template <class C, int R, int GROUP, int SCALE = ANY_SCALE>
 void quantized_tile(const inl_matrix &m, const char *tile, const TileView<R> &x,
                     F *sums) {
     using Bytes = IntegerSums<C, R, GROUP, 1>;
-    constexpr int OTHER = GROUP == RUN      ? INL_SCALE_HALF
-                          : C::LARGEST == 7 ? INL_SCALE_SIX
-                                            : ANY_SCALE;
+    constexpr int SECOND = GROUP == RUN      ? INL_SCALE_HALF
+                           : C::LARGEST == 3 ? INL_SCALE_NIBBLE
+                           : C::LARGEST == 7 ? INL_SCALE_SIX
+                                             : ANY_SCALE;
+    constexpr int THIRD = C::LARGEST == 3 ? INL_SCALE_WIDE
+                          : IS_TABLE<C>   ? INL_SCALE_EXPONENT
+                                          : ANY_SCALE;
     switch (x.shape.mode) {
     case INL_X_INT8: /* the default mode: kernels for the common scales */
         if constexpr (SCALE == ANY_SCALE) {
             if (m.scale == INL_SCALE_BYTE || m.scale == INL_SCALE_EIGHTHS)
                 return coded_tile<Bytes, R, GROUP, INL_SCALE_BYTE>(m, tile, x, sums);
-            if (m.scale == OTHER)
-                return coded_tile<Bytes, R, GROUP, OTHER>(m, tile, x, sums);
+            if (m.scale == SECOND)
+                return coded_tile<Bytes, R, GROUP, SECOND>(m, tile, x, sums);
+            if (m.scale == THIRD)
+                return coded_tile<Bytes, R, GROUP, THIRD>(m, tile, x, sums);
         }
         return coded_tile<Bytes, R, GROUP, SCALE>(m, tile, x, sums);
     case INL_X_INT16:

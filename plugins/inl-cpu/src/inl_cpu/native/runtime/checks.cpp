@@ -120,6 +120,14 @@ const char *sample_refusal(const args::Sample &op) {
     return nullptr;
 }
 
+const char *score_refusal(const args::Score &op) {
+    if (op.vocabulary() < 1 || op.vocabulary() > 1 << 30)
+        return "score: vocabulary must be 1 to 2^30";
+    if (op.count() < 1 || op.count() > op.vocabulary())
+        return "score: count must be 1 to the vocabulary";
+    return nullptr;
+}
+
 const char *pack_refusal(const args::Pack &op) {
     const inl_matrix &m = op.matrix();
     if (const char *reason = matrix_refusal(m)) return reason;
@@ -170,6 +178,7 @@ const char *specific_refusal(const inl_instruction &i) {
     case INL_WRITE_KV: return cache_refusal(args::WriteKv(i));
     case INL_READ_CACHE: return cache_refusal(args::ReadCache(i));
     case INL_SAMPLE: return sample_refusal(args::Sample(i));
+    case INL_SCORE: return score_refusal(args::Score(i));
     case INL_PACK: return pack_refusal(args::Pack(i));
     case INL_CAUSAL_CONV: return causal_conv_refusal(args::CausalConv(i));
     case INL_DELTA_RULE: return delta_rule_refusal(args::DeltaRule(i));

@@ -24,7 +24,7 @@ extern "C" {
 #define INL_EXPORT __attribute__((visibility("default")))
 #endif
 
-#define INL_ABI 4
+#define INL_ABI 5
 #define INL_DIMS 10
 #define INL_DATA 20
 #define INL_REALS 4

@@ -37,7 +37,8 @@ enum inl_opcode {
     INL_CAUSAL_CONV = 27,
     INL_DELTA_RULE = 28,
     INL_ACTIVATE = 29,
-    INL_OPCODES = 30,
+    INL_SCORE = 30,
+    INL_OPCODES = 31,
 };
 
 enum inl_flag {
@@ -93,7 +94,8 @@ enum inl_flag {
     apply(INL_SIGMOID_GATE) \
     apply(INL_CAUSAL_CONV) \
     apply(INL_DELTA_RULE) \
-    apply(INL_ACTIVATE)
+    apply(INL_ACTIVATE) \
+    apply(INL_SCORE)
 
 #define INL_FOR_EACH_FLAG(apply) \
     apply(INL_X_EXACT) \
@@ -675,6 +677,27 @@ struct Activate {
     float *y() const { return static_cast<float *>(raw->data[1]); }
 };
 
+/* Log-probabilities of tokens [rows] and of the count most likely ones of a row.
+ *
+ * logits [rows, vocabulary], chosen [rows], ids and values [rows, count], in
+ * descending order, ties by id. A token that does not exist has NaN, and all of a row
+ * with NaN, or whose largest logit is infinite.
+ */
+struct Score {
+    const inl_instruction *raw;
+    explicit Score(const inl_instruction &i) : raw(&i) {}
+    int32_t flags() const { return raw->flags; }
+    int64_t rows() const { return raw->dims[0]; }
+    int64_t vocabulary() const { return raw->dims[1]; }
+    int64_t logits_stride() const { return raw->dims[2]; }
+    int64_t count() const { return raw->dims[3]; }
+    const float *logits() const { return static_cast<const float *>(raw->data[0]); }
+    const int32_t *tokens() const { return static_cast<const int32_t *>(raw->data[1]); }
+    float *chosen() const { return static_cast<float *>(raw->data[2]); }
+    int32_t *ids() const { return static_cast<int32_t *>(raw->data[3]); }
+    float *values() const { return static_cast<float *>(raw->data[4]); }
+};
+
 } // namespace args
 
 /* What the checks need to know of an instruction. */
@@ -779,6 +802,9 @@ inline constexpr InstructionSpec INSTRUCTIONS[INL_OPCODES] = {
     {"activate", 0, 0x3, 2, 2,
      {"count", "kind"},
      {"x", "y"}},
+    {"score", 0, 0x1f, 4, 5,
+     {"rows", "vocabulary", "logits_stride", "count"},
+     {"logits", "tokens", "chosen", "ids", "values"}},
 };
 
 /* Whether dims, required operands and flags are valid, given the opcode. */
@@ -814,6 +840,7 @@ inline bool has_valid_fields(const inl_instruction &i) {
     case INL_CAUSAL_CONV: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3] | i.dims[4] | i.dims[5]) >= 0 && i.data[0] && i.data[1] && i.data[2] && i.data[3] && i.data[4] && i.data[5] && i.data[6] && i.data[7] && !(i.flags & ~0);
     case INL_DELTA_RULE: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3] | i.dims[4] | i.dims[5] | i.dims[6] | i.dims[7] | i.dims[8] | i.dims[9]) >= 0 && i.data[0] && i.data[1] && i.data[2] && i.data[3] && i.data[4] && i.data[5] && i.data[6] && i.data[7] && i.data[8] && i.data[9] && i.data[10] && i.data[11] && i.data[12] && !(i.flags & ~0);
     case INL_ACTIVATE: return (i.dims[0] | i.dims[1]) >= 0 && i.data[0] && i.data[1] && !(i.flags & ~0);
+    case INL_SCORE: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3]) >= 0 && i.data[0] && i.data[1] && i.data[2] && i.data[3] && i.data[4] && !(i.flags & ~0);
     default: return false;
     }
 }

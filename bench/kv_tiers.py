@@ -1,0 +1,180 @@
+"""A long prefix from host memory and from files, against computing it.
+
+``python bench/kv_tiers.py --device cuda:0`` makes a model of ``--shape`` with random
+weights, whose cache has room for little more than one prompt of ``--tokens`` tokens. A
+prompt is computed, evicted by another one, and read again: from host memory, then from
+files whose pages the system has dropped. Answers must be equal. The rate of the disk is
+that of reading the same files with nothing else to do.
+
+Then ``--rows`` sequences decode in a full cache, with and without host memory that
+evicted blocks are written to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from random_models import SHAPES, random_language
+
+from inl import EngineConfig, InferenceEngine
+from inl.engine.benchmark import StepClock, random_prompts
+from inl.kv_tiers.tiers import Costs
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from inl.engine.request_handle import Completion
+
+
+class AlwaysPays(Costs):
+    """Reads whatever a tier has, so that its time is known."""
+
+    def pays(self, blocks: Mapping[str, int], tokens: int) -> bool:  # noqa: ARG002
+        return True
+
+
+BLOCKS_ABOVE = 1.02
+"""Size of the cache, in prompts."""
+
+
+def cache_bytes(shape: str, dtype: str, tokens: float) -> int:
+    """Return the bytes of the keys and values of tokens."""
+    _, _, _, layers, _, heads, dim, _ = SHAPES[shape]
+    return int(tokens * layers * 2 * heads * dim * (4 if dtype == "float32" else 2))
+
+
+def forget(engine: InferenceEngine) -> None:
+    """Make the device forget all blocks."""
+    for pool in engine.core.scheduler.kv_cache.pools:
+        pool.forget()
+
+
+def first_token(engine: InferenceEngine, prompt: list[int]) -> tuple[float, Completion]:
+    """Return the time to the first token, and the answer."""
+    found = engine.generate(prompt, max_tokens=8, temperature=0, ignore_eos=True)
+    return found.first_token_seconds, found
+
+
+def drop_pages(folder: Path) -> int:
+    """Drop the files of a folder from the system's memory; return their bytes."""
+    os.sync()
+    total = 0
+    for path in folder.glob("*.kv"):
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        total += path.stat().st_size
+    return total
+
+
+def disk_rate(folder: Path) -> float:
+    """Return the bytes per second of reading all files of a folder in turn."""
+    total, started = drop_pages(folder), time.perf_counter()
+    buffer = bytearray(16 << 20)
+    for path in folder.glob("*.kv"):
+        with path.open("rb", buffering=0) as file:
+            while file.readinto(buffer):
+                pass
+    return total / (time.perf_counter() - started)
+
+
+def prefixes(options: argparse.Namespace, folder: Path) -> dict[str, float]:
+    """Measure the first token of a prompt from each place."""
+    size = cache_bytes(options.shape, options.dtype, options.tokens + 96)
+    config = EngineConfig(
+        backend=options.device, dtype=options.dtype, context=options.tokens + 64,
+        cache_bytes=int(size * BLOCKS_ABOVE), max_batch=2, check_weights=False,
+        kv_host=str(4 * size), kv_disk=f"{8 * size}:{folder}",
+    )  # fmt: skip
+    seconds: dict[str, float] = {}
+    language = random_language(options.shape, options.tokens + 64)
+    with InferenceEngine(language, config=config) as engine:
+        assert engine.tiers is not None, "the config has tiers"
+        assert engine.tiers.disk is not None, "the config has files"
+        engine.tiers.costs = costs = AlwaysPays()
+        prompts = random_prompts(engine, 4, options.tokens, seed=1)
+        for prompt in prompts[:2]:  # compiles what both need
+            first_token(engine, prompt)
+        seconds["computed"], wanted = first_token(engine, prompts[2])
+        seconds["device"], _ = first_token(engine, prompts[2])
+        first_token(engine, prompts[3])  # evicts it
+        for turn in ("host, first time", "host"):
+            first_token(engine, prompts[3])
+            seconds[turn], found = first_token(engine, prompts[2])
+            check(engine, found, wanted, options.tokens)
+        for prompt in (prompts[3], prompts[0]):  # the first leaves leading blocks
+            first_token(engine, prompt)
+        engine.tiers.flush()
+        engine.tiers.host.clear()
+        forget(engine)
+        seconds["disk rate"] = disk_rate(folder)
+        drop_pages(folder)
+        seconds["disk"], found = first_token(engine, prompts[2])
+        check(engine, found, wanted, options.tokens)
+        hits = dict(engine.tiers.hits)
+        for tier in hits:
+            pays = Costs.pays(costs, {tier: 1}, engine.runner.limits.block_size)
+            print(f"{tier}: {hits[tier]} blocks read; pays by measured costs: {pays}")
+    return seconds
+
+
+def check(
+    engine: InferenceEngine, found: Completion, wanted: Completion, tokens: int
+) -> None:
+    """Require the answer, from blocks of a tier."""
+    size = engine.runner.limits.block_size
+    assert found.cached_tokens >= (tokens - 1) // size * size, found.cached_tokens
+    assert found.token_ids == wanted.token_ids, (found.token_ids, wanted.token_ids)
+
+
+def decoding(options: argparse.Namespace, host: str | None) -> float:
+    """Return tokens per second of all sequences in a cache without free blocks."""
+    clock, rows, tokens = StepClock(), options.rows, options.decoded
+    size = cache_bytes(options.shape, options.dtype, rows * (256 + tokens) * 1.05)
+    config = EngineConfig(
+        backend=options.device, dtype=options.dtype, context=256 + tokens,
+        cache_bytes=size, max_batch=rows, check_weights=False, kv_host=host,
+    )  # fmt: skip
+    language = random_language(options.shape, 256 + tokens)
+    with InferenceEngine(language, config=config, on_step=clock.on_step) as engine:
+        rates = []
+        for run in range(4):  # from the second one on, each block evicts another
+            clock.begin(rows)
+            engine.generate(
+                random_prompts(engine, rows, 256, seed=run), max_tokens=tokens,
+                ignore_eos=True, temperature=0,
+            )  # fmt: skip
+            rates.append(clock.tokens_per_second() or 0.0)
+        if engine.tiers is not None:
+            print(f"write-behind: {engine.tiers.host.used_bytes / 1e9:.2f} GB stored")
+    return sorted(rates[1:])[1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--shape", choices=SHAPES, default="8b")
+    parser.add_argument("--tokens", type=int, default=32_000)
+    parser.add_argument("--rows", type=int, default=64)
+    parser.add_argument("--decoded", type=int, default=512)
+    parser.add_argument("--folder", type=Path, help="where files are made")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.folder) as base:
+        found: dict[str, Any] = prefixes(options, Path(base) / "kv")
+    rate = found.pop("disk rate")
+    for name, seconds in found.items():
+        times = found["computed"] / seconds
+        print(f"{name:<18} first token {seconds:8.3f} s, {times:6.2f} x computing")
+    print(f"the disk reads {rate / 1e9:.2f} GB/s")
+    plain, behind = decoding(options, None), decoding(options, "64GiB")
+    print(f"decoding {plain:.0f} tokens/s, with write-behind {behind:.0f}")
+    print(f"write-behind takes {1 - behind / plain:.1%}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""Reads and stores contents of a request's blocks while an engine serves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from inl.engine.core import EngineCore
+    from inl.engine.fair_lock import FairLock
+    from inl.kv_tiers.tiers import BlockTiers
+    from inl.kv_transfer.spans import TokenSpan
+    from inl.scheduling.request import Request
+    from inl.spec.cache_layout import Parts
+
+
+class BlockAccess:
+    """Calls an engine core between its steps. Thread-safe.
+
+    tiers: of the engine, which receive contents.
+    """
+
+    def __init__(
+        self, core: EngineCore, lock: FairLock, tiers: BlockTiers | None
+    ) -> None:
+        self._core, self._lock, self._tiers = core, lock, tiers
+
+    @property
+    def generation(self) -> int:
+        """Times that all blocks were forgotten."""
+        return 0 if self._tiers is None else self._tiers.generation
+
+    def lacking_tokens(self, request: Request) -> int:
+        """See :meth:`~inl.engine.core.EngineCore.lacking_tokens`."""
+        return self._lock.run(partial(self._core.lacking_tokens, request))
+
+    def read(
+        self, request: Request, first: Sequence[int], most: int
+    ) -> list[TokenSpan]:
+        """See :meth:`~inl.engine.core.EngineCore.read_blocks`."""
+        return self._lock.run(partial(self._core.read_blocks, request, first, most))
+
+    def store(
+        self,
+        request: Request,
+        group: int,
+        blocks: Sequence[tuple[int, Parts]],
+        generation: int,
+    ) -> int | None:
+        """Store contents of a request's blocks; returns how many.
+
+        ``None`` if all blocks were forgotten since :attr:`generation` was read.
+        """
+
+        def store() -> int | None:
+            if generation != self.generation:
+                return None
+            return self._core.store_blocks(request, group, blocks)
+
+        return self._lock.run(store)

@@ -1,0 +1,196 @@
+"""Lets another engine compute prompts; whatever does not arrive is computed here."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import count
+from typing import TYPE_CHECKING
+
+from inl.errors import DeviceError, InlError, ProtocolError
+from inl.kv_transfer.link import Kind, Link, Message, connect
+from inl.kv_transfer.spans import (
+    Recut,
+    TokenSpan,
+    checked_index,
+    tokens_digest,
+    transfer_identity,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from inl.engine.block_access import BlockAccess
+    from inl.engine.request_handle import RequestHandle
+    from inl.kv_tiers.record import Identity
+
+log = logging.getLogger("inl")
+
+SECONDS = 60.0
+"""Time of a ticket."""
+LEAST_TOKENS = 64
+"""Tokens that are lacking from which on another engine is asked."""
+AWAY_SECONDS = 5.0
+"""Time for which an engine that did not answer is not asked."""
+THREADS = 64
+"""Tickets that are open at a time; further requests wait for one."""
+
+
+class Refused(Exception):
+    """A ticket that ends early; ``kind`` is what it is counted as."""
+
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(reason)
+        self.kind = kind
+
+
+class RemotePrefill:
+    """Asks prefilling engines at ``addresses`` in turn, before requests are queued.
+
+    Thread-safe. blocks: of an engine with tiers, whose memory receives contents.
+    """
+
+    def __init__(
+        self, blocks: BlockAccess, identity: Identity, addresses: Sequence[str],
+        secret: bytes | None, *, seconds: float = SECONDS,
+    ) -> None:  # fmt: skip
+        self._blocks, self._identity = blocks, identity
+        self._addresses, self._secret, self._seconds = tuple(addresses), secret, seconds
+        self._turn, self._away = count(), dict.fromkeys(self._addresses, 0.0)
+        self.counts: Counter[str] = Counter()
+        """Tickets that were "done", "refused", "expired", or "failed" as the connection
+        did; those that ended by contents that were "stale", "foreign" or "damaged"; and
+        "blocks" that have arrived."""
+        self._lock = threading.Lock()
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="inl-decode")
+        self._closed = False
+
+    def fetch_all(self, handles: Sequence[RequestHandle]) -> None:
+        """Wait for the blocks of several prompts."""
+        list(self._threads.map(self.fetch, handles))
+
+    def fetch_then(
+        self, handles: Sequence[RequestHandle], then: Callable[[], None]
+    ) -> None:
+        """As :meth:`fetch_all`, without waiting; calls ``then`` on a thread."""
+
+        def run() -> None:
+            try:
+                for handle in handles:
+                    self.fetch(handle)
+            finally:
+                then()
+
+        self._threads.submit(run)
+
+    def close(self) -> None:
+        """Ask no more; open tickets end. Closing twice is allowed."""
+        self._closed = True
+        self._threads.shutdown(wait=False)
+
+    def fetch(self, handle: RequestHandle) -> None:
+        """Wait for the blocks of a prompt, as many as arrive. Raises nothing."""
+        try:
+            if not self._is_wanted(handle):
+                return
+            address = self._address()
+            if address is None:
+                return
+            kind, reason = self._outcome(handle, address)
+        except Exception as error:
+            log.exception("prefill: a prompt is computed here")
+            kind, reason = "failed", str(error)
+        self._count(kind)
+        if kind != "done":
+            log.info("prefill: the rest of a prompt is computed here: %s", reason)
+
+    def _is_wanted(self, handle: RequestHandle) -> bool:
+        request = handle.request
+        scored = request.prompt_logprobs is not None
+        if request.embeddings is not None or request.pooled or scored:
+            return False
+        if self._closed or handle.completed:
+            return False
+        return self._blocks.lacking_tokens(request) >= LEAST_TOKENS
+
+    def _address(self) -> str | None:
+        """Return the next engine that answers, as far as is known."""
+        now = time.monotonic()
+        for _ in self._addresses:
+            address = self._addresses[next(self._turn) % len(self._addresses)]
+            if self._away[address] <= now:
+                return address
+        return None
+
+    def _outcome(self, handle: RequestHandle, address: str) -> tuple[str, str]:
+        """Run a ticket; return what it is counted as, and why."""
+        try:
+            link = connect(address, self._secret, time.monotonic() + self._seconds)
+        except (OSError, ProtocolError, DeviceError) as error:
+            self._away[address] = time.monotonic() + AWAY_SECONDS
+            return "failed", f"{address}: {error}"
+        try:
+            self._receive(link, handle)
+        except Refused as refused:
+            return refused.kind, str(refused)
+        except TimeoutError:
+            return "expired", f"{address}: after {self._seconds:g} s"
+        except ProtocolError as error:
+            return "damaged", f"{address}: {error}"
+        except (OSError, InlError) as error:
+            return "failed", f"{address}: {error}"
+        finally:
+            link.close()
+        return "done", ""
+
+    def _receive(self, link: Link, handle: RequestHandle) -> None:
+        request, ticket = handle.request, secrets.token_hex(16)
+        link.is_wanted = lambda: not (handle.completed or self._closed)
+        generation = self._blocks.generation
+        adapter = handle.options.get("adapter")
+        link.send(Kind.ASK, {
+            "ticket": ticket, "identity": transfer_identity(self._identity),
+            "seconds": self._seconds, "prompt": request.tokens, "adapter": adapter,
+            "adapter_digest": request.adapter_digest, "salt": request.cache_salt,
+            "key": request.key,
+        })  # fmt: skip
+        recuts = [Recut(layout) for layout in self._identity.layouts]
+        while True:
+            message = link.receive()
+            if handle.completed or self._closed:
+                raise Refused("refused", "the request was cancelled")
+            if message.kind is Kind.REFUSED:
+                raise Refused("refused", str(message.fields.get("reason"))[:200])
+            if message.fields.get("ticket") != ticket:
+                raise Refused("stale", "contents of another ticket")
+            if message.kind is Kind.DONE:
+                return
+            span = _span(message)
+            blocks = list(checked_index(recuts, span.group).add(span))
+            digest = tokens_digest(request.tokens, span.stop)
+            if not digest or message.fields.get("tokens") != digest:
+                raise Refused("foreign", "contents of other tokens")
+            stored = self._blocks.store(request, span.group, blocks, generation)
+            if stored is None:
+                raise Refused("stale", "the prefix cache was reset")
+            self._count("blocks", stored)
+
+    def _count(self, name: str, value: int = 1) -> None:
+        with self._lock:
+            self.counts[name] += value
+
+
+def _span(message: Message) -> TokenSpan:
+    fields = message.fields
+    if message.kind is Kind.SPAN:
+        with suppress(KeyError, TypeError, ValueError):
+            return TokenSpan(
+                int(fields["group"]), int(fields["start"]), int(fields["block_size"]),
+                message.parts,
+            )  # fmt: skip
+    raise ProtocolError(f"ticket: found {message.kind.name} with {fields!r:.100}")

@@ -1,0 +1,1 @@
+"""Images as arrays: bounded decoding, and what vision encoders take of them."""

@@ -1,0 +1,141 @@
+"""Images as patches of Qwen-VL: resized to whole squares of patches, normalized.
+
+As the image processor of transformers: bicubic, in the order of squares of
+``merge_size`` by ``merge_size`` patches, whose features become one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from inl.errors import CheckpointError, RequestError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+MAX_ASPECT: Final = 200
+"""Largest ratio of the sides of an image."""
+MEAN: Final = (0.48145466, 0.4578275, 0.40821073)
+STD: Final = (0.26862954, 0.26130258, 0.27577711)
+"""Of CLIP (Radford et al., 2021)."""
+
+
+class Patches(NamedTuple):
+    """The patches of an image."""
+
+    values: NDArray[np.float32]
+    """[T, channels * frames * size * size]."""
+    grid: tuple[int, int]
+    """Rows and columns of patches; T is their product."""
+
+
+@dataclass(frozen=True, slots=True)
+class PatchSettings:
+    """Fields of ``preprocessor_config.json``."""
+
+    patch_size: int = 14
+    frames: int = 2
+    """Frames of a patch, which all are the image."""
+    merge_size: int = 2
+    least: int = 56 * 56
+    most: int = 28 * 28 * 1280
+    """Pixels of a resized image."""
+    mean: tuple[float, ...] = MEAN
+    std: tuple[float, ...] = STD
+    rescale: float = 1 / 255
+
+    @property
+    def square(self) -> int:
+        """Pixels of the side of the squares whose features become one."""
+        return self.patch_size * self.merge_size
+
+    def grid_of(self, height: int, width: int, where: str) -> tuple[int, int]:
+        """Return the rows and columns of patches of an image."""
+        if max(height, width) > MAX_ASPECT * min(height, width):
+            raise RequestError(
+                f"{where}: found {width} x {height} pixels, accepts sides whose ratio "
+                f"is at most {MAX_ASPECT}"
+            )
+        square, size = self.square, (height, width)
+        near = [round(side / square) * square for side in size]
+        if near[0] * near[1] > self.most:
+            scale = math.sqrt(height * width / self.most)
+            near = [
+                max(square, math.floor(side / scale / square) * square) for side in size
+            ]
+        elif near[0] * near[1] < self.least:
+            scale = math.sqrt(self.least / (height * width))
+            near = [math.ceil(side * scale / square) * square for side in size]
+        return near[0] // self.patch_size, near[1] // self.patch_size
+
+    def patches(self, pixels: NDArray[np.uint8], where: str) -> Patches:
+        """Return the patches of an image [height, width, 3]."""
+        from PIL import Image
+
+        rows, columns = self.grid_of(pixels.shape[0], pixels.shape[1], where)
+        size, merge = self.patch_size, self.merge_size
+        resized = Image.fromarray(pixels).resize(
+            (columns * size, rows * size), resample=Image.Resampling.BICUBIC
+        )
+        scaled = (np.asarray(resized).astype(np.float64) * self.rescale).astype("f4")
+        mean, std = np.array(self.mean, "f4"), np.array(self.std, "f4")
+        x = ((scaled - mean) / std).transpose(2, 0, 1)
+        x = x.reshape(3, rows // merge, merge, size, columns // merge, merge, size)
+        x = x.transpose(1, 4, 2, 5, 0, 3, 6)[:, :, :, :, :, None]
+        x = np.broadcast_to(x, (*x.shape[:5], self.frames, size, size))
+        return Patches(x.reshape(rows * columns, -1), (rows, columns))
+
+
+def read_settings(
+    fields: Mapping[str, Any], vision: Mapping[str, Any]
+) -> PatchSettings:
+    """Read settings; raises :class:`CheckpointError`.
+
+    fields: of ``preprocessor_config.json``, empty without one. vision: of the vision
+    encoder's config, which decides the sizes of patches.
+    """
+    size = fields.get("size")
+    size = size if isinstance(size, Mapping) else {}
+    plain = PatchSettings()
+    most = size.get("longest_edge", fields.get("max_pixels") or plain.most)
+    least = size.get("shortest_edge", fields.get("min_pixels") or plain.least)
+    found = PatchSettings(
+        patch_size=vision.get("patch_size", 14),
+        frames=vision.get("temporal_patch_size", 2),
+        merge_size=vision.get("spatial_merge_size", 2),
+        least=fields.get("min_pixels") or least,
+        most=fields.get("max_pixels") or most,
+        mean=_numbers(fields, "image_mean", MEAN),
+        std=_numbers(fields, "image_std", STD),
+        rescale=fields.get("rescale_factor", 1 / 255),
+    )
+    counts = found.patch_size, found.frames, found.merge_size, found.least, found.most
+    if not all(type(count) is int and count > 0 for count in counts) or (
+        found.least > found.most or type(found.rescale) is not float
+    ):
+        raise CheckpointError(
+            f"preprocessor_config.json: found {found}, accepted: positive whole "
+            "numbers, and no least number of pixels above the largest"
+        )
+    return found
+
+
+def _numbers(
+    fields: Mapping[str, Any], name: str, default: tuple[float, ...]
+) -> tuple[float, ...]:
+    values = fields.get(name, default)
+    if (
+        not isinstance(values, Sequence)
+        or len(values) != len(default)
+        or not all(type(value) is float and math.isfinite(value) for value in values)
+    ):
+        raise CheckpointError(
+            f"preprocessor_config.json: {name}: found {values!r:.80}, expected "
+            f"{len(default)} numbers"
+        )
+    return tuple(values)

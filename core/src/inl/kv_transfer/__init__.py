@@ -1,0 +1,1 @@
+"""Contents of blocks that go to another engine: cut to its blocks, over TCP or TLS."""

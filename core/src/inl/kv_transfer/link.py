@@ -1,0 +1,246 @@
+"""A connection between two engines, over which contents of blocks are pushed.
+
+Both sides know a secret, which is never sent. The decoding engine connects and sends
+HELLO, a magic, a version and random bytes; the other one answers with its own; both
+then send an HMAC of the two, the decoding engine first. Between hosts all of this is
+inside TLS, and the digest of the certificate is part of both, see
+:mod:`inl.workers.encryption`.
+
+Each message that follows is its kind, its length, an HMAC with a key of this connection
+and the number of the message, and a payload: JSON, and for SPAN contents behind it.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import secrets
+import select
+import socket
+import ssl
+import struct
+import time
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from inl.bounded_json import parse_object
+from inl.errors import DeviceError, InvalidJson, ProtocolError
+from inl.protocol.wire_arrays import contents, read_contents
+from inl.workers.encryption import encrypt
+from inl.workers.handshake import mac
+from inl.workers.settings import (
+    MAKE_SECRET,
+    SECRET,
+    SECRET_FILE,
+    is_encrypted,
+    parse_address,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from inl.spec.cache_layout import Parts
+
+VERSION = 1
+HELLO = struct.Struct("<4sH32s")
+MAGIC = b"INLB"
+MAC_BYTES = 32
+PREFIX = struct.Struct("<BQI32s")
+"""Kind, length of the payload, length of its JSON, HMAC."""
+MAX_BYTES = 1 << 30
+"""Longest payload."""
+CONNECT_SECONDS = 2.0
+HELLO_SECONDS = 5.0
+WAIT_SECONDS = 0.25
+"""Between two questions whether anybody waits for a message."""
+CHUNK = 1 << 20
+
+
+class Kind(IntEnum):
+    """Kinds of messages."""
+
+    ASK = 1
+    """To the prefilling engine: a ticket, and the prompt that it is for."""
+    SPAN = 2
+    """To the decoding engine: contents of consecutive blocks."""
+    DONE = 3
+    """That all were sent."""
+    REFUSED = 4
+    """That none will be sent, and why."""
+
+
+class Message(NamedTuple):
+    """A received message."""
+
+    kind: Kind
+    fields: dict[str, Any]
+    parts: Parts
+
+
+def link_secret(secret: bytes | None, host: str) -> bytes:
+    """Return the secret of links with a host; on this one, none is needed.
+
+    Raises :class:`~inl.errors.DeviceError`.
+    """
+    if secret is None and is_encrypted(host):
+        raise DeviceError(
+            f"{host}: found no secret, by which engines know each other; set "
+            f"{SECRET_FILE} to a private file, or {SECRET}, here and there; "
+            f"{MAKE_SECRET}"
+        )
+    return secret or bytes(MAC_BYTES)
+
+
+class Link:
+    """An authenticated connection. Everything raises OSError after ``end``.
+
+    end: ``monotonic()`` time. Not thread-safe.
+    """
+
+    def __init__(self, sock: socket.socket, key: bytes, end: float) -> None:
+        self._socket, self._key, self._end = sock, key, end
+        self._sent = self._received = 0
+        self.is_wanted: Callable[[], bool] = lambda: True
+        """Asked while nothing arrives; if not, ConnectionAbortedError is raised."""
+
+    def send(
+        self, kind: Kind, fields: dict[str, Any], parts: Parts | None = None
+    ) -> None:
+        """Send a message; waits until the other side has room for it."""
+        head = json.dumps(fields).encode()
+        payload = head + (b"" if parts is None else contents(parts))
+        proof = self._proof(self._sent, kind, len(head), payload)
+        self._sent += 1
+        self._limit()
+        self._socket.sendall(PREFIX.pack(kind, len(payload), len(head), proof))
+        self._socket.sendall(payload)
+
+    def receive(self) -> Message:
+        """Wait for a message.
+
+        Raises :class:`~inl.errors.ProtocolError` for a damaged one.
+        """
+        prefix = self._read(PREFIX.size)
+        kind, length, head, proof = PREFIX.unpack(prefix)
+        if kind not in Kind.__members__.values() or not head <= length <= MAX_BYTES:
+            raise ProtocolError(f"message: found kind {kind} of {length} bytes")
+        payload = self._read(length)
+        own = self._proof(self._received, kind, head, payload)
+        self._received += 1
+        if not hmac.compare_digest(proof, own):
+            raise ProtocolError("message: the checksum is wrong")
+        try:
+            fields = parse_object(bytes(payload[:head]), "message")
+        except InvalidJson as error:
+            raise ProtocolError(str(error)) from None
+        parts = read_contents(payload[head:]) if length > head else {}
+        return Message(Kind(kind), fields, parts)
+
+    def extend(self, end: float) -> None:
+        """Change the time at which it expires."""
+        self._end = end
+
+    def is_closed(self, seconds: float) -> bool:
+        """Wait so long; whether the other side has closed, or sent what it must not."""
+        if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
+            return True
+        return bool(select.select([self._socket], [], [], seconds)[0])
+
+    def close(self) -> None:
+        """Close the connection; closing twice is allowed."""
+        self._socket.close()
+
+    def _proof(self, number: int, kind: int, head: int, payload: bytes) -> bytes:
+        said = struct.pack("<QBI", number, kind, head)
+        digest = hmac.new(self._key, said, "sha256")
+        digest.update(payload)
+        return digest.digest()
+
+    def _limit(self, most: float = float("inf")) -> None:
+        """Set the time of the next call; raises TimeoutError if none is left."""
+        left = self._end - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the ticket has expired")
+        self._socket.settimeout(min(left, most))
+
+    def _read(self, count: int) -> bytes:
+        data = bytearray()
+        while len(data) < count:
+            self._limit(WAIT_SECONDS)
+            try:
+                part = self._socket.recv(min(count - len(data), CHUNK))
+            except TimeoutError:
+                if not self.is_wanted():
+                    raise ConnectionAbortedError("the request has ended") from None
+                continue
+            if not part:
+                raise ConnectionResetError("the other side has closed")
+            data += part
+        return bytes(data)
+
+
+def connect(address: str, secret: bytes | None, end: float) -> Link:
+    """Connect to a prefilling engine and prove both sides.
+
+    end: ``monotonic()`` time at which the link expires. Raises OSError,
+    :class:`~inl.errors.ProtocolError` and :class:`~inl.errors.DeviceError`.
+    """
+    host, port = parse_address(address)
+    known = link_secret(secret, host)
+    sock = socket.create_connection((host, port), CONNECT_SECONDS)
+    try:
+        sock.settimeout(HELLO_SECONDS)
+        binding = b""
+        if is_encrypted(host):
+            sock, binding = encrypt(sock)
+        hello = HELLO.pack(MAGIC, VERSION, secrets.token_bytes(32))
+        sock.sendall(hello)
+        said = binding + hello + _hello(sock)
+        sock.sendall(mac(known, b"decode", said))
+        if not hmac.compare_digest(
+            _exactly(sock, MAC_BYTES), mac(known, b"prefill", said)
+        ):
+            raise ProtocolError(f"{address}: does not know the secret of this engine")
+        return _linked(sock, known, said, end)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def accept(sock: socket.socket, secret: bytes, binding: bytes, end: float) -> Link:
+    """Prove both sides to a decoding engine that has connected; raises as connect."""
+    sock.settimeout(HELLO_SECONDS)
+    theirs = _hello(sock)
+    own = HELLO.pack(MAGIC, VERSION, secrets.token_bytes(32))
+    sock.sendall(own)
+    said = binding + theirs + own
+    if not hmac.compare_digest(_exactly(sock, MAC_BYTES), mac(secret, b"decode", said)):
+        raise ProtocolError("wrong secret")
+    sock.sendall(mac(secret, b"prefill", said))
+    return _linked(sock, secret, said, end)
+
+
+def _linked(sock: socket.socket, secret: bytes, said: bytes, end: float) -> Link:
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return Link(sock, mac(secret, b"link", said), end)
+
+
+def _hello(sock: socket.socket) -> bytes:
+    data = _exactly(sock, HELLO.size)
+    magic, version, _ = HELLO.unpack(data)
+    if magic != MAGIC or version != VERSION:
+        raise ProtocolError(
+            f"found {data[:6]!r}, accepts an engine with version {VERSION} of the "
+            "link; install the same inl-core in both"
+        )
+    return data
+
+
+def _exactly(sock: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        part = sock.recv(count - len(data))
+        if not part:
+            raise ConnectionResetError("the other side has closed: wrong secret?")
+        data += part
+    return data

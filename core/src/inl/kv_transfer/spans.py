@@ -1,0 +1,144 @@
+"""Contents of a sequence's blocks as they travel, cut to blocks of other sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from inl.dtypes import HostArray
+from inl.errors import ProtocolError
+from inl.spec.cache_layout import BLOCKS, stored_bits
+
+if TYPE_CHECKING:
+    from inl.kv_tiers.record import Identity
+    from inl.spec.cache_layout import BlockLayout, Parts
+
+
+class TokenSpan(NamedTuple):
+    """Contents of consecutive blocks of a sequence in one cache group."""
+
+    group: int
+    start: int
+    """Position of the first token."""
+    block_size: int
+    """Tokens of a block, where the contents come from."""
+    parts: Parts
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks."""
+        return int(self.parts["cells"].shape[BLOCKS])
+
+    @property
+    def stop(self) -> int:
+        """Position after the last token."""
+        return self.start + self.blocks * self.block_size
+
+
+def transfer_identity(identity: Identity) -> str:
+    """Return a digest of all that contents depend on beside tokens and block size."""
+    layouts = [tuple(each._replace(block_size=0)) for each in identity.layouts]
+    return sha256(repr((identity.model, identity.dtype, layouts)).encode()).hexdigest()
+
+
+def tokens_digest(tokens: Sequence[int], stop: int) -> str:
+    """Return a digest of the tokens before a position; empty if they are fewer."""
+    if stop > len(tokens):
+        return ""
+    return sha256(np.array(tokens[:stop], "<i4").tobytes()).hexdigest()
+
+
+class Recut:
+    """Cuts contents of one sequence in one cache group to blocks of another size."""
+
+    def __init__(self, layout: BlockLayout) -> None:
+        self._layout = layout
+        self._start = 0
+        self._rest: dict[str, HostArray] = {}
+        """Tokens from ``_start`` on that are less than a block, by part."""
+
+    def add(self, span: TokenSpan) -> Iterator[tuple[int, Parts]]:
+        """Yield the index and contents of each whole block that is known now.
+
+        Tokens that do not follow those before begin anew. Raises
+        :class:`~inl.errors.ProtocolError` for contents of another layout.
+        """
+        check_span(span, self._layout)
+        size, before = self._layout.block_size, self._length
+        if self._start + before != span.start:
+            self._start, self._rest, before = span.start, {}, 0
+        joined = {
+            name: self._joined(name, part, span) for name, part in span.parts.items()
+        }
+        first = -(-self._start // size)
+        stop = span.stop // size
+        for index in range(first, stop):
+            at = index * size - self._start
+            yield index, {name: self._block(part, at) for name, part in joined.items()}
+        at = max(stop, first) * size - self._start
+        self._rest = {
+            name: _copied(part, at, part.shape[BLOCKS])
+            for name, part in joined.items()
+            if _has_tokens(part)
+        }
+        self._start += min(at, span.stop - self._start)
+
+    @property
+    def _length(self) -> int:
+        return self._rest["cells"].shape[BLOCKS] if self._rest else 0
+
+    def _joined(self, name: str, part: HostArray, span: TokenSpan) -> HostArray:
+        """Return the tokens that were left, and those of a span, along one axis."""
+        bits = stored_bits(part)
+        if not _has_tokens(part):
+            return HostArray(bits, part.dtype, bits.shape)
+        bits = bits.reshape(*bits.shape[:BLOCKS], -1, *bits.shape[BLOCKS + 2 :])
+        if self._rest and self._start != span.start:
+            bits = np.concatenate([self._rest[name].data, bits], BLOCKS)
+        return HostArray(bits, part.dtype, bits.shape)
+
+    def _block(self, part: HostArray, at: int) -> HostArray:
+        """Return the block whose first token is at a place."""
+        if not _has_tokens(part):
+            return part
+        block = _copied(part, at, at + self._layout.block_size)
+        shape = *part.shape[:BLOCKS], 1, self._layout.block_size
+        shape += part.shape[BLOCKS + 1 :]
+        return HostArray(block.data.reshape(shape), part.dtype, shape)
+
+
+def _has_tokens(part: HostArray) -> bool:
+    """Whether a part has an axis of blocks: constant scales have none."""
+    return len(part.shape) > BLOCKS
+
+
+def _copied(part: HostArray, start: int, stop: int) -> HostArray:
+    data = np.ascontiguousarray(part.data[:, :, start:stop]).copy()
+    return HostArray(data, part.dtype, data.shape)
+
+
+def checked_index(recuts: Sequence[Recut], group: int) -> Recut:
+    """Return that of a cache group; raises :class:`~inl.errors.ProtocolError`."""
+    if not 0 <= group < len(recuts):
+        raise ProtocolError(
+            f"contents: found cache group {group}, accepts 0 to {len(recuts) - 1}"
+        )
+    return recuts[group]
+
+
+def check_span(span: TokenSpan, layout: BlockLayout) -> None:
+    """Raise :class:`~inl.errors.ProtocolError` for contents of another layout."""
+    from inl.spec.cache_layout import CacheLayout
+
+    if span.block_size < 1 or span.start < 0 or span.start % span.block_size:
+        raise ProtocolError(
+            f"contents: found token {span.start} at the start of a block of "
+            f"{span.block_size}"
+        )
+    cells = span.parts.get("cells")
+    count = cells.shape[BLOCKS] if cells is not None and len(cells.shape) > 2 else 0
+    own = layout._replace(block_size=span.block_size)
+    CacheLayout((own,)).check(0, int(count), span.parts)

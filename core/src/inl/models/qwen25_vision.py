@@ -1,0 +1,290 @@
+"""Vision encoder of Qwen2.5-VL (Bai et al., 2025): attention in windows of patches.
+
+Its patches are in the order of windows; features leave it in that order too, see
+:func:`window_order`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from inl.checkpoints.adapted import AdaptedCheckpoint, Piece
+from inl.errors import CheckpointError
+from inl.models import groups, mlp
+from inl.models.config import one_of, whole
+from inl.models.fields import with_defaults
+from inl.ops.linear import Linear, QkvLinear
+from inl.ops.norm import Norm
+from inl.ops.rope import RopeScaling
+from inl.spec.encoder import Encoder, SequenceBatch
+from inl.spec.step import Array
+from inl.spec.strict_array import StrictArray
+from inl.spec.weights import Group
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from inl.checkpoints.checkpoint import Checkpoint
+    from inl.dtypes import HostArray
+    from inl.ops.protocol import Ops
+    from inl.spec.step import Bucket
+
+DEFAULTS: Final = {
+    "depth": 32, "hidden_size": 3584, "hidden_act": "silu", "intermediate_size": 3420,
+    "num_heads": 16, "in_channels": 3, "patch_size": 14, "spatial_merge_size": 2,
+    "temporal_patch_size": 2, "window_size": 112, "out_hidden_size": 3584,
+}  # fmt: skip
+"""Defaults of fields of ``vision_config``."""
+FULL_LAYERS: Final = (7, 15, 23, 31)
+"""Default layers in which all patches of an image see each other."""
+EPS: Final = 1e-6
+THETA: Final = 10000.0
+MAX_PATCHES: Final = 1 << 16
+"""Most patches of an image."""
+PATCH: Final = "patch_embed.proj.weight"
+"""A convolution whose stride is its size: a product."""
+
+
+@dataclass(frozen=True, slots=True)
+class VisionConfig:
+    """Sizes and constants of one checkpoint."""
+
+    hidden_size: int
+    intermediate_size: int
+    out_size: int
+    layers: int
+    heads: int
+    patch: int
+    """Numbers of a patch."""
+    merge: int
+    """Patches of a feature: a square."""
+    window: int
+    """Side of a window, in features."""
+    full_layers: tuple[int, ...]
+    activation: str
+    vocab_size: int = 2
+    max_tokens: int = MAX_PATCHES
+    dtype: str = "float32"
+    """Compute dtype; the loader sets it."""
+
+
+class Layer(NamedTuple):
+    """Parameters of one layer."""
+
+    norm: Norm | Group
+    qkv: QkvLinear | Group
+    out: Linear | Group
+    mlp_norm: Norm | Group
+    mlp: mlp.OpenMlp
+
+
+class Weights(NamedTuple):
+    """Parameters of the whole encoder."""
+
+    patch: Linear | Group
+    layers: tuple[Layer, ...]
+    norm: Norm | Group
+    first: Linear | Group
+    second: Linear | Group
+
+
+def config(hf: Mapping[str, Any]) -> VisionConfig:
+    """Read a ``vision_config``; raises :class:`CheckpointError` naming the field."""
+    hf = with_defaults(hf, DEFAULTS)
+    hidden, heads = whole(hf, "hidden_size"), whole(hf, "num_heads")
+    if hidden % heads or hidden // heads % 4:
+        raise CheckpointError(
+            f"config field 'vision_config.num_heads': found {heads}, expected heads "
+            f"of {hidden} lanes in all, a multiple of 4 each"
+        )
+    size, merge = whole(hf, "patch_size"), whole(hf, "spatial_merge_size")
+    full = hf.get("fullatt_block_indexes", FULL_LAYERS)
+    if not isinstance(full, list | tuple) or not all(type(at) is int for at in full):
+        raise CheckpointError(
+            "config field 'vision_config.fullatt_block_indexes': found "
+            f"{full!r:.80}, expected numbers of layers"
+        )
+    window = whole(hf, "window_size") // merge // size
+    if not window:
+        raise CheckpointError(
+            "config field 'vision_config.window_size': found less than "
+            f"{merge * size}, the side of a feature"
+        )
+    return VisionConfig(
+        hidden_size=hidden,
+        intermediate_size=whole(hf, "intermediate_size"),
+        out_size=whole(hf, "out_hidden_size"),
+        layers=whole(hf, "depth"),
+        heads=heads,
+        patch=whole(hf, "in_channels") * whole(hf, "temporal_patch_size") * size**2,
+        merge=merge**2,
+        window=window,
+        full_layers=tuple(full),
+        activation=one_of(hf, "hidden_act", mlp.ACTIVATIONS),
+    )
+
+
+def weights(c: VisionConfig) -> Weights:
+    """Return the weight tree, by tensor names without a prefix."""
+    wide = c.merge * c.hidden_size
+    return Weights(
+        groups.linear(PATCH.removesuffix(".weight"), c.hidden_size, c.patch),
+        tuple(_layer(c, f"blocks.{index}.") for index in range(c.layers)),
+        groups.norm("merger.ln_q", c.hidden_size),
+        groups.linear("merger.mlp.0", wide, wide, bias=True),
+        groups.linear("merger.mlp.2", c.out_size, wide, bias=True),
+    )
+
+
+def _layer(c: VisionConfig, at: str) -> Layer:
+    h, inner = c.hidden_size, c.intermediate_size
+    up, gate = (
+        groups.linear(f"{at}mlp.{name}_proj", inner, h, bias=True)
+        for name in ("up", "gate")
+    )
+    down = groups.linear(f"{at}mlp.down_proj", h, inner, bias=True)
+    return Layer(
+        groups.norm(f"{at}norm1", h),
+        qkv(h, f"{at}attn.qkv"),
+        groups.linear(f"{at}attn.proj", h, h, bias=True),
+        groups.norm(f"{at}norm2", h),
+        mlp.OpenMlp(up, down, gate),
+    )
+
+
+def qkv(h: int, source: str) -> Group:
+    """Return the projections of queries, keys and values, which are stored as one."""
+    params = {}
+    for number, name in enumerate("qkv"):
+        span = ((number * h, (number + 1) * h),)
+        params[name] = groups.rows(f"{source}.weight", span, 3 * h, h)
+        params[f"{name}_bias"] = groups.rows(f"{source}.bias", span, 3 * h)
+    return Group("qkv_linear", **params)
+
+
+def turning(dim: int) -> RopeScaling:
+    """Return the rotation of heads: half of the planes by rows, half by columns."""
+    count = dim // 4
+    usual = THETA ** (-np.arange(0, dim, 2, dtype=np.float64) / dim)
+    rates = THETA ** (-np.arange(0, 2 * count, 2, dtype=np.float64) / (2 * count))
+    divisors = usual / np.concatenate([rates, rates])
+    axes = (0,) * count + (1,) * count
+    return RopeScaling("divided", divisors=tuple(divisors.tolist()), axes=axes)
+
+
+def encode(ops: Ops, c: VisionConfig, w: Weights, batch: SequenceBatch) -> Array:
+    """Return the hidden states [T, H] of patches in the order of windows."""
+    x = ops.linear(batch.tokens, w.patch)
+    tokens, hidden = x.shape
+    dim = hidden // c.heads
+    cos, sin = ops.axis_rope_table(
+        batch.positions, dim=dim, theta=THETA, scaling=turning(dim)
+    )
+    for index, layer in enumerate(w.layers):
+        parts = ops.qkv_linear(ops.rms_norm(x, layer.norm, eps=EPS), layer.qkv)
+        q, k, v = (part.reshape(tokens, c.heads, dim) for part in parts)
+        q, k = ops.rope(q, k, cos, sin)
+        bounds = batch.starts if index in c.full_layers else batch.windows
+        mixed = ops.full_attention(q, k, v, bounds, scale=dim**-0.5, window=None)
+        x = x + ops.linear(mixed.reshape(tokens, hidden), layer.out)
+        y = ops.rms_norm(x, layer.mlp_norm, eps=EPS)
+        x = x + mlp.feed_forward(ops, y, layer.mlp, c.activation)
+    return x
+
+
+def pool(
+    ops: Ops, c: VisionConfig, w: Weights, hidden: Array, _batch: SequenceBatch
+) -> Array:
+    """Return the features [T / merge, out] of squares of patches."""
+    x = ops.rms_norm(hidden, w.norm, eps=EPS)
+    x = x.reshape(x.shape[0] // c.merge, c.merge * c.hidden_size)
+    return ops.linear(ops.activate(ops.linear(x, w.first), kind="gelu"), w.second)
+
+
+def adapt(c: Any, checkpoint: Checkpoint) -> tuple[Any, AdaptedCheckpoint]:
+    """Make the convolution of patches a matrix."""
+
+    def flat(stored: Sequence[HostArray]) -> HostArray:
+        shape = c.hidden_size, c.patch
+        return replace(stored[0], data=stored[0].data.reshape(shape), shape=shape)
+
+    pieces = {
+        name: Piece((name,), checkpoint.spec(name)[1]) for name in checkpoint.names()
+    }
+    if PATCH in pieces:
+        pieces[PATCH] = Piece((PATCH,), (c.hidden_size, c.patch), flat)
+    return c, AdaptedCheckpoint(checkpoint, pieces)
+
+
+def specs(c: VisionConfig, bucket: Bucket) -> SequenceBatch:
+    """Return the specs of a batch."""
+    tokens, int32 = bucket.tokens, partial(StrictArray, dtype="int32")
+    return SequenceBatch(
+        tokens=StrictArray((tokens, c.patch), c.dtype),
+        positions=int32((2, tokens)),
+        kinds=int32((tokens,)),
+        starts=int32((bucket.rows + 1,)),
+        windows=int32((tokens // c.merge + 1,)),
+    )
+
+
+def window_order(c: VisionConfig, rows: int, columns: int) -> tuple[Any, Any]:
+    """Return the features of an image in the order of windows, and their bounds.
+
+    rows, columns: of features. The order is int64 [features], and the bounds are those
+    of patches, int32 [windows + 1].
+    """
+    at = np.arange(rows * columns).reshape(rows, columns)
+    windows = [
+        at[top : top + c.window, left : left + c.window].ravel()
+        for top in range(0, rows, c.window)
+        for left in range(0, columns, c.window)
+    ]
+    ends = np.cumsum([0, *(len(each) * c.merge for each in windows)])
+    return np.concatenate(windows), ends.astype(np.int32)
+
+
+def squares(grid: tuple[int, int], merge: int) -> NDArray[np.intp]:
+    """Return row and column of the patches of each feature [2, features, merge].
+
+    grid: rows and columns of patches.
+    """
+    side = int(merge**0.5)
+    rows, columns = grid[0] // side, grid[1] // side
+    places = np.indices(grid).reshape(2, rows, side, columns, side)
+    found: NDArray[np.intp] = places.transpose(0, 1, 3, 2, 4)
+    return found.reshape(2, rows * columns, merge)
+
+
+def image_batch(
+    c: VisionConfig, values: NDArray[np.float32], grid: tuple[int, int], bucket: Bucket
+) -> tuple[SequenceBatch, NDArray[np.intp]]:
+    """Return the batch of an image in the size of a bucket, and the order of features.
+
+    values: patches [T, patch] in squares. grid: rows and columns of patches.
+    """
+    side, used = int(c.merge**0.5), len(values)
+    rows, columns = grid[0] // side, grid[1] // side
+    order, bounds = window_order(c, rows, columns)
+    tokens = np.zeros((bucket.tokens, c.patch), np.float32)
+    tokens[:used] = values.reshape(rows * columns, -1)[order].reshape(used, c.patch)
+    positions = np.zeros((2, bucket.tokens), np.int32)
+    positions[:, :used] = squares(grid, c.merge)[:, order].reshape(2, used)
+    windows = np.full(bucket.tokens // c.merge + 1, used, np.int32)
+    windows[: len(bounds)] = bounds
+    batch = SequenceBatch(
+        tokens=tokens,
+        positions=positions,
+        kinds=np.zeros(bucket.tokens, np.int32),
+        starts=np.array([0] + [used] * bucket.rows, np.int32),
+        windows=windows,
+    )
+    return batch, order
+
+
+MODEL = Encoder(config, weights, encode, pool, adapt, specs=specs)

@@ -1,0 +1,156 @@
+"""Layers that predict further tokens, against a plain float64 model."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from drafted import outputs, told
+from eagle_heads import PLAIN_REQUESTS, VOCAB, proposals
+from inl import EngineConfig, InferenceEngine
+from inl.errors import CheckpointError, RequestError, WeightMismatch
+from inl.executor.model_loader import read_model
+from inl.speculation.drafters import TimedDrafter
+from inl.testing.tiny import MemoryCheckpoint, tiny_llama
+from mtp_layers import LAYOUTS, PlainMtp, mtp_tensors
+
+PREFIX = [int(x) for x in np.random.default_rng(2).integers(0, VOCAB, 34)]
+"""More than two blocks."""
+
+
+@pytest.fixture(scope="module")
+def target():
+    return tiny_llama(np.random.default_rng(5), vocab=VOCAB, kv_heads=2, layers=2)
+
+
+def with_layer(target, layout="qwen"):
+    tensors = mtp_tensors(np.random.default_rng(8), target, layout)
+    return target[0], target[1] | tensors
+
+
+@pytest.fixture
+def make():
+    """Makes engines on tiny models, with or without drafts, and closes them."""
+    made = []
+
+    def build(files, **settings):
+        defaults = {"backend": "reference", "max_batch": 4, "context": 96}
+        if settings.get("speculation"):
+            settings = {"max_drafts": 3, "adaptive_drafts": False} | settings
+        config = EngineConfig(**defaults | {"dtype": "float64"} | settings)
+        made.append(InferenceEngine(read_model(MemoryCheckpoint(*files)), None, config))
+        return made[-1]
+
+    yield build
+    for engine in made:
+        engine.close()
+
+
+def assert_plain(files, layout, seen, least, every=1):
+    """Compare recorded drafts with those of the plain model."""
+    model = PlainMtp(*files, layout)
+    assert len(seen) >= least
+    for text, answer in seen[::every]:
+        assert answer == model.drafts(text, len(answer)), f"after {len(text)} tokens"
+
+
+def test_outputs_are_equal_at_any_temperature(make, target):
+    files, requests = with_layer(target), PLAIN_REQUESTS[:2]
+    assert [each.get("temperature", 0) for each in requests] == [0, 0.8]
+    plain = told(outputs(make(target), VOCAB, requests))
+    engine = make(files, speculation="mtp")
+    seen = proposals(engine)
+    assert told(outputs(engine, VOCAB, requests)) == plain
+    assert_plain(files, "qwen", seen, 12, every=3)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("layout", "settings"),
+    [
+        # Blocks for two of four sequences, in chunks.
+        ("qwen", {"cache_bytes": 6 * 16 * 8 * 2 * 2 * 8 * 2 + 1, "token_budget": 7}),
+        ("mimo", {}),
+    ],
+    ids=["preempted", "batched"],
+)
+def test_outputs_and_drafts_are_those_of_plain_models(make, target, layout, settings):
+    files = with_layer(target, layout)
+    plain = told(outputs(make(target, **settings), VOCAB, PLAIN_REQUESTS))
+    engine = make(files, speculation="mtp", **settings)
+    seen = proposals(engine)
+    assert told(outputs(engine, VOCAB, PLAIN_REQUESTS)) == plain
+    assert bool(engine.stats.preemptions) == ("cache_bytes" in settings)
+    assert_plain(files, layout, seen, 50, every=9)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_drafts_after_a_prefix_hit(make, target, layout):
+    files = with_layer(target, layout)
+    engine = make(files, speculation="mtp")
+    run(engine, [[*PREFIX[:32], 5, 6]], max_tokens=3)
+    seen = proposals(engine)
+    ends = [[*PREFIX[:32], 9 * at, 8] for at in range(1, 4)]
+    assert run(engine, ends, max_tokens=6) == run(make(target), ends, max_tokens=6)
+    assert engine.stats.prefix_hit_tokens == 16 * len(ends)
+    assert_plain(files, layout, seen, 6)
+
+
+def run(engine, prompts, **options):
+    """The token ids of each prompt's output."""
+    done = engine.generate(prompts, ignore_eos=True, **options)
+    return [each.token_ids for each in done]
+
+
+def test_hidden_states_of_other_positions_give_other_drafts(make, target):
+    files = with_layer(target)
+    engine = make(files, speculation="mtp")
+    seen = proposals(engine)
+    run(engine, [PREFIX[:9]], max_tokens=8)
+    model = PlainMtp(*files, shift=1)
+    assert any(answer != model.drafts(text, len(answer)) for text, answer in seen)
+
+
+def test_each_draft_but_the_first_counts_a_step_of_the_head(make, target):
+    engine = make(with_layer(target), speculation="mtp")
+    drafter = engine.speculation.drafter
+    assert isinstance(drafter, TimedDrafter)
+    assert drafter.seconds(1, 3) == 0.0  # not measured
+    run(engine, [PREFIX[:9]], max_tokens=8)
+    run(engine, [PREFIX[:9]] * 3, max_tokens=8)
+    (one, few) = (drafter.seconds(rows, 2) for rows in (1, 3))
+    assert min(one, few) > 0
+    assert drafter.seconds(1, 1) == 0
+    assert drafter.seconds(1, 4) == pytest.approx(3 * one)
+    assert drafter.seconds(99, 2) in (one, few)
+
+
+def test_files_without_such_a_layer_are_refused(make, target):
+    with pytest.raises(CheckpointError, match="layer of further tokens: not found"):
+        make(target, speculation="mtp")
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"mtp.norm.weight": None}, "missing model.norm.weight"),
+        ({"mtp.layers.0.x.weight": np.ones(3)}, "unused model.layers.0.x.weight"),
+        ({"mtp.fc.weight": np.ones((48, 48))}, r"join.weight has shape \[48, 48\]"),
+    ],
+)
+def test_a_layer_that_does_not_fit_is_refused(make, target, changes, sentence):
+    config, tensors = with_layer(target)
+    kept = {name: x for name, x in (tensors | changes).items() if x is not None}
+    with pytest.raises(WeightMismatch, match=sentence):
+        make((config, kept), speculation="mtp")
+
+
+def test_settings_that_do_not_fit_are_refused():
+    for settings, sentence in (
+        ({"draft_model": "x"}, "EngineConfig.draft_model: found 'x'"),
+        ({"depth": 2}, 'found 2, accepted: None or 1 with speculation="mtp"'),
+        ({"tensor_parallel": 2}, "EngineConfig.tensor_parallel: found 2, accepted: 1"),
+    ):
+        with pytest.raises(RequestError) as caught:
+            EngineConfig(speculation="mtp", **settings)
+        assert sentence in str(caught.value)

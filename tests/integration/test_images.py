@@ -1,0 +1,310 @@
+"""Images in prompts, compared with transformers on tiny random checkpoints."""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import io
+import json
+import struct
+import zlib
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+Image = pytest.importorskip("PIL.Image")
+
+from image_models import END, KINDS, PAD, START, picture, tiny_model  # noqa: E402
+from inl import EngineConfig, InferenceEngine  # noqa: E402
+from inl.cli.main import main  # noqa: E402
+from inl.device import Device  # noqa: E402
+from inl.errors import RequestError  # noqa: E402
+from inl.executor.encoder_executor import load_encoder  # noqa: E402
+from inl.executor.model_loader import open_model  # noqa: E402
+from inl.executor.vision_encoder import VisionEncoder  # noqa: E402
+from inl.images.decoding import decode  # noqa: E402
+from inl.plugin import make_backend  # noqa: E402
+
+SIZES = ((70, 45), (200, 310), (28, 28), (1, 60))
+"""Width and height of images."""
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def model(request, tmp_path_factory):
+    return tiny_model(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.mark.parametrize("size", [*SIZES, (500, 400), (13, 900), (1023, 17)])
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "P", "CMYK", "1"])
+def test_patches_are_those_of_the_processor(model, size, mode):
+    settings = open_model(model[1]).vision.settings
+    image = picture(*size, mode=mode)
+    theirs = model.processor(images=[image], return_tensors="np")
+    found = settings.patches(decode(image).pixels, "image")
+    assert found.grid == tuple(theirs["image_grid_thw"][0, 1:])
+    assert np.abs(found.values - theirs["pixel_values"]).max() <= 1e-6
+
+
+def encoder_on(name, vision, monkeypatch):
+    """An encoder on a backend, by the name of its library."""
+    if name == "jax":
+        pytest.importorskip("jax")
+        monkeypatch.setenv("INL_TPU_PLATFORM", "cpu")
+        backend = pytest.importorskip("inl_tpu.backend").TpuBackend(Device("tpu:0"))
+    elif name == "torch":
+        module = importlib.import_module("inl_cpu.torch_backend")
+        backend = module.TorchCpuBackend(Device("cpu:0"))
+    else:
+        backend = make_backend(name)
+    config = EngineConfig(dtype="float32")
+    return VisionEncoder(vision, load_encoder(vision, backend, config))
+
+
+@pytest.mark.parametrize("device", ["reference", "cpu", "torch", "jax"])
+def test_features_are_those_of_transformers(model, device, monkeypatch):
+    made, folder, _ = model
+    encoder = encoder_on(device, open_model(folder).vision, monkeypatch)
+    for seed, size in enumerate(SIZES):
+        image = picture(*size, seed)
+        given = model.processor(images=[image], return_tensors="pt")
+        with torch.no_grad():
+            visual = made.model.visual(given["pixel_values"], given["image_grid_thw"])
+        found = encoder.encode(decode(image))
+        added = getattr(visual, "deepstack_features", None) or []
+        assert found.added.shape[1] == len(added)
+        pairs = zip(
+            [visual.pooler_output, *added],
+            [found.features, *found.added.swapaxes(0, 1)],
+            strict=True,
+        )
+        for expected, features in pairs:
+            assert features.shape == expected.shape
+            error = np.abs(features - expected.numpy()).max()
+            assert error <= 1e-4 * expected.abs().max()
+    encoder.close()
+
+
+def expected_answer(model, prompt, images, count):
+    """Greedy tokens of transformers for ids with a placeholder for each feature."""
+    given = model.processor(images=list(images), return_tensors="pt")
+    ids = torch.tensor([prompt])
+    with torch.no_grad():
+        found = model.model.generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids),
+            mm_token_type_ids=(ids == PAD).int(), **given,
+            max_new_tokens=count, min_new_tokens=count, do_sample=False,
+        )  # fmt: skip
+    return found[0, len(prompt) :].tolist()
+
+
+def prompt_of(model, images, seed=0):
+    """Ids of text around images."""
+    rng, ids = np.random.default_rng(seed), []
+    for image in images:
+        grid = model.processor(images=[image])["image_grid_thw"][0]
+        ids += rng.integers(3, 250, 5).tolist()
+        ids += [START, *[PAD] * (int(grid.prod()) // 4), END]
+    return ids + rng.integers(3, 250, 4).tolist()
+
+
+PROMPTS = [
+    [picture(70, 45, 1)],
+    [picture(200, 310, 2), picture(60, 60, 3)],
+    [picture(60, 60, 3), picture(33, 150, 4), picture(70, 45, 1)],
+]
+
+
+@pytest.fixture(scope="module")
+def expected(model):
+    prompts = [prompt_of(model, images, at) for at, images in enumerate(PROMPTS)]
+    return [
+        (ids, images, expected_answer(model, ids, images, 9))
+        for ids, images in zip(prompts, PROMPTS, strict=True)
+    ]
+
+
+def opened(model, device, **config):
+    return InferenceEngine(
+        open_model(model[1]),
+        config=EngineConfig(backend=device, dtype="float32", **config),
+    )
+
+
+@pytest.mark.parametrize("device", ["reference", "cpu"])
+def test_answers_are_those_of_transformers(model, expected, device):
+    with opened(model, device) as engine:
+        for ids, images, answer in expected:
+            found = engine.generate(ids, images=images, max_tokens=9, ignore_eos=True)
+            assert list(found.token_ids) == answer
+
+
+def test_answers_depend_on_the_images(model, expected):
+    """Else the comparisons above would hold without them."""
+    with opened(model, "reference") as engine:
+        for ids, images, answer in expected:
+            others = [picture(*each.size, seed=77) for each in images]
+            found = engine.generate(ids, images=others, max_tokens=9, ignore_eos=True)
+            assert list(found.token_ids) != answer
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"token_budget": 16},
+        {"token_budget": 16, "prefix_cache": False, "max_batch": 2},
+        {"speculation": "ngram"},
+        {"decode_steps": 4},
+        {"context": 208, "cache_bytes": 512 * 320},
+    ],
+    ids=str,
+)
+def test_schedules_give_the_same_tokens(model, expected, config):
+    """Batches of images and text, chunks of prompts, preemption, drafts and repeats."""
+    text = list(range(3, 40))
+    with opened(model, "cpu", **config) as engine:
+        alone = engine.generate(text, max_tokens=9, ignore_eos=True).token_ids
+        batch = []
+        for ids, images, _ in (*expected, *expected):
+            batch.append(
+                engine.submit(ids, images=images, max_tokens=9, ignore_eos=True)
+            )
+            batch.append(engine.submit(text, max_tokens=9, ignore_eos=True))
+        found = [list(handle.result().token_ids) for handle in batch]
+    assert found[1::2] == [list(alone)] * 6
+    assert found[::2] == [answer for *_, answer in (*expected, *expected)]
+
+
+def data_uri(image, kind="png"):
+    data = io.BytesIO()
+    image.save(data, kind)
+    return f"data:image/{kind};base64,{base64.b64encode(data.getvalue()).decode()}"
+
+
+def conversation(*images):
+    parts = [{"type": "text", "text": "See"}]
+    parts += [{"type": "image", "image": image} for image in images]
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": "What?"}]}]
+
+
+def test_conversations_have_images_in_any_form(model, tmp_path):
+    image, other = picture(70, 45, 1), picture(60, 60, 3)
+    path = tmp_path / "image.png"
+    image.save(path)
+    with opened(model, "cpu") as engine:
+        messages = conversation(image, other)
+        ids = engine.chat_ids(messages)
+        assert ids.count(PAD) == prompt_of(model, [image, other]).count(PAD) >= 8
+        answer = expected_answer(model, ids, [image, other], 6)
+        options = {"max_tokens": 6, "ignore_eos": True}
+        found = [
+            engine.generate(ids, images=[image, other], **options).token_ids,
+            engine.generate(messages, **options).token_ids,
+            engine.generate(
+                conversation(path.read_bytes(), data_uri(other)), **options
+            ).token_ids,
+            engine.generate(conversation(path, other), **options).token_ids,
+        ]
+        assert [list(each) for each in found] == [answer] * 4
+        told = engine.chat(messages, **options)
+        assert told.text == engine.generate(messages, **options).text
+
+
+def test_equal_ids_with_other_images_share_no_blocks(model):
+    first, second = picture(112, 112, 1), picture(112, 112, 2)
+    ids = prompt_of(model, [first])
+    answers = [expected_answer(model, ids, [each], 6) for each in (first, second)]
+    assert answers[0] != answers[1]
+    with opened(model, "cpu") as engine:
+        found = [
+            list(engine.generate(ids, images=[each], max_tokens=6).token_ids)
+            for each in (first, second, first)
+        ]
+        hits = engine.stats.prefix_hit_tokens
+    assert found == [answers[0], answers[1], answers[0]]
+    assert hits >= 16  # the third shares the first one's blocks
+
+
+@pytest.mark.parametrize(
+    ("ids", "images", "message"),
+    [
+        ([5, PAD, PAD, 6], [picture(28, 28)], "has 4 features, found fewer"),
+        ([5, *[PAD] * 5, 6], [picture(28, 28)], "more than the 1 images"),
+        ([5, *[PAD] * 4, 6], [picture(28, 28)] * 2, r"images\[1\]: has 4 features"),
+        ("no place", [picture(28, 28)], "found 1 for 0 places"),
+        ([5, *[PAD] * 4], [b"GIF89a"], "cannot be decoded"),
+        ([5, *[PAD] * 4], [picture(28, 28).tobytes()], "cannot be decoded"),
+        ([5, *[PAD] * 4], ["data:text/html;base64,aGk="], "accepts data:image"),
+        ([5, *[PAD] * 4], ["data:image/png;base64,a!"], "accepts base64"),
+        ([5, *[PAD] * 4], ["/no/such/file.png"], "No such file"),
+        ([5, *[PAD] * 4], [7], "found int"),
+        ([5, *[PAD] * 4], [picture(300, 1)], "ratio"),
+        ([5, *[PAD] * 4], picture(28, 28), "accepts a list of images"),
+        ([5, *[PAD] * 4], [picture(28, 28)] * 257, "found 257, accepts 256"),
+    ],
+)
+def test_wrong_images_are_refused(model, ids, images, message):
+    with (
+        opened(model, "reference") as engine,
+        pytest.raises(RequestError, match=message),
+    ):
+        engine.generate(ids, images=images)
+
+
+def bomb(side):
+    """A PNG of a few bytes, whose header states so many pixels a side."""
+    chunks = {b"IHDR": struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0), b"IDAT": b""}
+    parts = [
+        struct.pack(">I", len(data))
+        + name
+        + data
+        + struct.pack(">I", zlib.crc32(name + data))
+        for name, data in chunks.items()
+    ]
+    return b"".join([b"\x89PNG\r\n\x1a\n", *parts])
+
+
+def test_pixels_are_bounded_before_they_are_decoded():
+    with pytest.raises(RequestError, match="found 9000 x 9000 pixels, accepts"):
+        decode(bomb(9000))
+    with pytest.raises(RequestError, match="exceeds limit"):
+        decode(bomb(20000))
+    with pytest.raises(RequestError, match="more than 33554432 bytes"):
+        decode(bytes((32 << 20) + 1))
+
+
+def test_a_message_names_no_file_and_no_address(model):
+    """Else a client of the server would read files of its host."""
+    with opened(model, "reference") as engine:
+        for address in ("/etc/passwd", "http://169.254.169.254/latest", "file:///a"):
+            with pytest.raises(RequestError, match="accepts a data URI"):
+                engine.chat_ids(conversation(address))
+
+
+def test_a_rotated_photo_is_turned_upright():
+    image, data = picture(40, 20), io.BytesIO()
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by 90 degrees
+    image.save(data, "png", exif=exif)
+    assert decode(data.getvalue()).pixels.shape == (40, 20, 3)
+
+
+def test_generate_takes_files_of_images(model, tmp_path, capsys):
+    paths = [tmp_path / "a.png", tmp_path / "b.png"]
+    images = [picture(70, 45, 1), picture(60, 60, 3)]
+    for path, image in zip(paths, images, strict=True):
+        image.save(path)
+    words = ["generate", "What?", "--model", str(model.folder), "--json"]
+    words += ["--device", "reference", "--max-tokens", "6", "--dtype", "float32"]
+    for path in paths:
+        words += ["--image", str(path)]
+    assert main(words) == 0
+    told = json.loads(capsys.readouterr().out)
+    parts = [{"type": "image", "image": image} for image in images]
+    messages = [
+        {"role": "user", "content": [*parts, {"type": "text", "text": "What?"}]}
+    ]
+    with opened(model, "reference") as engine:
+        assert told["text"] == engine.generate(messages, max_tokens=6).text
