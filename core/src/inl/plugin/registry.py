@@ -226,15 +226,14 @@ class Registry:
 
         Raises :class:`~inl.errors.PluginError` if there is none, or that fails.
         """
-        origin, entry = self._named["place"].get(scheme, (None, None))
-        if origin is None or entry.devices is None:
-            lists = sorted(
-                name for name, (_, each) in self._named["place"].items() if each.devices
-            )
+        places = self._named["place"]
+        lists = sorted(name for name, (_, each) in places.items() if each.devices)
+        if scheme not in lists:
             raise PluginError(
                 f"place {scheme!r:.40}: lists no devices; accepted: "
                 f"{', '.join(lists) or 'none of those that are installed'}"
             )
+        origin, entry = places[scheme]
         where = f"devices of place {scheme}"
         return origin, _function(origin, where, entry.devices)
 

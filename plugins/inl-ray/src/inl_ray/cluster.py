@@ -115,9 +115,9 @@ def devices() -> Sequence[tuple[str, DeviceInfo]]:
 
 
 def _devices_of(node: Node) -> list[tuple[str, DeviceInfo]]:
-    memory = node.resources.get("memory")
+    memory = int(node.resources.get("memory", 0.0)) or None
     cores = node.resources.get("CPU", 0.0)
-    rows = [_row(node, "cpu", f"{cores:g} cores", memory and int(memory))]
+    rows = [_row(node, "cpu", f"{cores:g} cores", memory)]
     models = [
         name.removeprefix(ACCELERATOR)
         for name in node.resources
