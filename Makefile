@@ -79,11 +79,12 @@ test-long: .venv-all/.test
 		tests/core/testing/test_sound_checks.py tests/plugins/cpu/test_interrupts.py \
 		tests/plugins/cpu/native/test_sanitized.py tests/integration/test_planted_faults.py \
 		tests/integration/test_families.py \
+		tests/plugins/directml/test_directml_models.py \
 		tests/plugins/intel/test_xpu_contract.py tests/plugins/intel/test_xpu_compile.py \
 		tests/serve tests/clients tests/torch/test_eagle_graphs.py
 
 # All tests that compile for TPUs, with counts of bundles for each chip; `make test-all`
-# has every kernel and step, and the counts of decoding on a v6e.
+# has whole steps, the products of packed weights, and the counts of decoding on a v6e.
 test-tpu-compiler: .venv-all/.test .venv-all/.libtpu
 	INL_TEST_DEPTH=long .venv-all/bin/python $(PYTEST) \
 		tests/plugins/tpu/test_tpu_compile.py tests/plugins/tpu/test_tpu_mesh_compile.py
