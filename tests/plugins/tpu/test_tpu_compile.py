@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from depth import DEPTH, drawn, mostly_drawn
+from depth import DEPTH, mostly_drawn
 
 FOLDER = Path(__file__).parent
 BENCH = FOLDER.parents[2] / "bench"
@@ -82,7 +82,6 @@ def test_whole_steps_compile_in_place(capsys, topology):
         assert facts["aliased bytes"] >= facts["state bytes"]
 
 
-DRAWN = drawn(CHIPS)
 """The chip that this run compiles every kernel for."""
 
 OWN_CODE = "decode up"
