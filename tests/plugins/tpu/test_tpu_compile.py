@@ -82,8 +82,6 @@ def test_whole_steps_compile_in_place(capsys, topology):
         assert facts["aliased bytes"] >= facts["state bytes"]
 
 
-"""The chip that this run compiles every kernel for."""
-
 OWN_CODE = "decode up"
 """Launches whose code depends on the chip: conversions of float8, searched sizes."""
 
