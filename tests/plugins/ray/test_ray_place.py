@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import HOSTS, PORT
 
+from ray_hosts import HOSTS, PORT
 from waiting import until
 
 CLUSTER = {"RAY_ADDRESS": f"{HOSTS[0]}:{PORT}"}
