@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import socket
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -29,7 +29,19 @@ def links(sockets):
     return tuple(Link(each, KEY, end) for each in sockets)
 
 
+@pytest.fixture
+def many_descriptors():
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < 2048:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(2048, hard), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("many_descriptors")
 def test_a_descriptor_above_that_of_select_is_watched(sockets):
+    fcntl = pytest.importorskip("fcntl")
     number = fcntl.fcntl(sockets[0], fcntl.F_DUPFD_CLOEXEC, 1024)
     with socket.socket(fileno=number) as high:
         watched = Link(high, KEY, time.monotonic() + 300)
@@ -50,7 +62,8 @@ def test_a_message_is_sent_in_parts_of_bounded_time(links, monkeypatch):
     near, _ = links
     now = iter(range(0, 10_000, 100))
     monkeypatch.setattr(link, "CHUNK", 8)
-    monkeypatch.setattr(link.time, "monotonic", lambda: float(next(now)))
+    clock = SimpleNamespace(monotonic=lambda: float(next(now)))
+    monkeypatch.setattr(link, "time", clock)
     near.extend(1000.0)
     with pytest.raises(TimeoutError, match="expired"):
         near.send(Kind.ASK, {"prompt": [1] * 100})
@@ -68,6 +81,7 @@ class Dribble:
 
 def test_a_sender_of_single_bytes_has_no_more_time_than_another(monkeypatch):
     now = iter(range(100))
-    monkeypatch.setattr(handshake.time, "monotonic", lambda: float(next(now)))
+    clock = SimpleNamespace(monotonic=lambda: float(next(now)))
+    monkeypatch.setattr(handshake, "time", clock)
     with pytest.raises(TimeoutError, match="received 5 of 38 bytes"):
         handshake.receive_exactly(Dribble(), 38, 5.0)
