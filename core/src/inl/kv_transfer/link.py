@@ -210,7 +210,10 @@ def connect(address: str, secret: bytes | None, end: float) -> Link:
         limit = time.monotonic() + HELLO_SECONDS
         said = binding + hello + _hello(sock, limit)
         sock.sendall(mac(known, b"decode", said))
-        proof = receive_exactly(sock, MAC_BYTES, limit)
+        try:
+            proof = receive_exactly(sock, MAC_BYTES, limit)
+        except ConnectionResetError as error:
+            raise ConnectionResetError(f"{error}: wrong secret?") from None
         if not hmac.compare_digest(proof, mac(known, b"prefill", said)):
             raise ProtocolError(f"{address}: does not know the secret of this engine")
         return _linked(sock, known, said, end)
