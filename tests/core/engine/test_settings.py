@@ -106,6 +106,7 @@ OPTIONS = {
     "priority": (0, 101),
     "deadline": (None, 1.0),
     "skip_special_tokens": (True, 3),
+    "images": (None, [b"no image"]),
 }
 HOT = {"temperature": 3.0, "seed": 5}
 A_ONLY = {"logit_bias": {65: 1e9}}

@@ -57,8 +57,9 @@ def find_vision(checkpoint: Checkpoint) -> VisionModel | None:
         for prefix in PREFIXES
         if name.startswith(prefix)
     }
-    known = isinstance(kind, str) and kind in ENCODERS
-    if not known or not names or not isinstance(fields, Mapping):
+    if not isinstance(kind, str) or kind not in ENCODERS:
+        return None
+    if not names or not isinstance(fields, Mapping):
         return None
     pieces = {
         short: Piece((name,), checkpoint.spec(name)[1]) for short, name in names.items()
