@@ -39,7 +39,7 @@ OTHER_TESTS = tests/plugins/tpu tests/integration/test_wheels.py \
 
 COMPILE = $(1)/bin/python -m compileall -qq -j 2 $(1)/lib || true
 
-.PHONY: demo native-host native-all test test-all test-deep test-others test-long test-hosts test-tpu-compiler test-intel-compiler \
+.PHONY: demo native-host native-all test test-all test-deep test-others test-long test-hosts test-ray test-tpu-compiler test-intel-compiler \
 	test-webgpu test-torch-directml lint wheels docs clean
 
 demo:
@@ -79,11 +79,12 @@ test-long: .venv-all/.test
 		tests/core/testing/test_sound_checks.py tests/plugins/cpu/test_interrupts.py \
 		tests/plugins/cpu/native/test_sanitized.py tests/integration/test_planted_faults.py \
 		tests/integration/test_families.py \
+		tests/plugins/directml/test_directml_models.py \
 		tests/plugins/intel/test_xpu_contract.py tests/plugins/intel/test_xpu_compile.py \
 		tests/serve tests/clients tests/torch/test_eagle_graphs.py
 
 # All tests that compile for TPUs, with counts of bundles for each chip; `make test-all`
-# has every kernel and step, and the counts of decoding on a v6e.
+# has whole steps, the products of packed weights, and the counts of decoding on a v6e.
 test-tpu-compiler: .venv-all/.test .venv-all/.libtpu
 	INL_TEST_DEPTH=long .venv-all/bin/python $(PYTEST) \
 		tests/plugins/tpu/test_tpu_compile.py tests/plugins/tpu/test_tpu_mesh_compile.py
@@ -128,11 +129,19 @@ test-hosts: .venv-all/.test
 	test -e .hosts/site || .venv-all/bin/python tests/hosts/fetch_tools.py .hosts
 	INL_TEST_DEPTH=long .venv-all/bin/python -m pytest tests/hosts
 
+# Workers in a Ray cluster of three hosts, which are network namespaces of this one; needs
+# root on Linux. Ray takes 300 MB.
+test-ray: .venv-all/.test
+	test -e .venv-ray/.complete || $(PYTHON) -m venv .venv-ray
+	$(call PIP,.venv-ray) -e "core[cli]" -e plugins/inl-cpu -e plugins/inl-ray --group test
+	touch .venv-ray/.complete
+	.venv-ray/bin/python -m pytest tests/plugins/ray
+
 lint: .venv-all/.test
 	.venv-all/bin/ruff check .
 	.venv-all/bin/ruff format --check .
 	.venv-all/bin/mypy $(SOURCES) tests/typing
-	PYTHONPATH=. .venv-all/bin/lint-imports
+	PYTHONPATH=.:plugins/inl-ray/src .venv-all/bin/lint-imports
 
 # Wheels of all packages for this system, in dist. Their errors name this folder.
 wheels:

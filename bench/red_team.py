@@ -13,10 +13,12 @@ Each attack runs in a process of its own against a new server with a tiny model 
 key, which the attack has only where it says so. Meanwhile another client asks for
 ``/health`` with pauses of 5 ms, each time on a new connection, and a third one, which
 has the key, for short completions. Printed are the time of ``/health`` in
-milliseconds (p99 and maximum), how many completions were answered and their p99, the
-server's memory before, at most and after, and its connections at most. An attack passes
-if every request of the others was answered, within ``--p99-ms`` and ``--max-ms``, and
-the memory grew by less than ``--memory-mb``.
+milliseconds (p99 and maximum), the longest time for which the server's event loop
+computed without a pause and its longest collection of garbage (processor time, see
+``loop_stalls.py``), how many completions were answered and their p99, the server's
+memory before, at most and after, and its connections at most. An attack passes if every
+request of the others was answered, within ``--p99-ms`` and ``--max-ms``, the loop
+stalled for less than ``--stall-ms``, and the memory grew by less than ``--memory-mb``.
 
 An attack is a function with ``@attack``; others can be added below.
 """
@@ -40,7 +42,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import loop_stalls
 import numpy as np
+from loop_stalls import Stalls
 from serve_processes import server
 
 from inl.testing.tiny import tiny_llama
@@ -442,7 +446,7 @@ async def running(*work: Awaitable[None]) -> AsyncIterator[None]:
 
 
 async def measure(
-    name: str, target: Target, pid: int, given: argparse.Namespace
+    name: str, target: Target, pid: int, stalls: Stalls, given: argparse.Namespace
 ) -> bool:
     """Run one attack, print its row, and return whether it passes."""
     health, asked, process = Probe(), Probe(), Process(pid)
@@ -451,6 +455,7 @@ async def measure(
         await ask(target, get)
         await ask(target, post)
     before = process.mb
+    stalls.reset()
     attacker = multiprocessing.get_context("spawn").Process(
         target=run_attack, args=(name, target, given.seconds)
     )
@@ -464,15 +469,18 @@ async def measure(
         await asyncio.sleep(SETTLE_SECONDS)
     after = process.mb
     p99, longest = health.milliseconds(0.99), health.milliseconds(1)
+    stall, collection = (1000 * each for each in stalls.seconds)
     passes = (
         not (health.failures or asked.failures)
         and p99 <= given.p99_ms
         and longest <= given.max_ms
+        and stall <= given.stall_ms
         and after - before <= given.memory_mb
     )
     answered = len(asked.seconds) - asked.failures
     print(
-        f"{name:18}{p99:8.1f}{longest:8.1f}{health.failures:7}"
+        f"{name:18}{p99:8.1f}{longest:8.1f}{health.failures:7}{stall:8.1f}"
+        f"{collection:6.1f}"
         f"{answered:7}/{len(asked.seconds):<6}{asked.milliseconds(0.99):8.0f}"
         f"{before:8.0f}{process.peak_mb:8.0f}{after:8.0f}{process.peak_files:7}"
         f"  {'pass' if passes else 'FAIL'}",
@@ -515,6 +523,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--p99-ms", type=float, default=50.0)
     parser.add_argument("--max-ms", type=float, default=500.0)
+    parser.add_argument("--stall-ms", type=float, default=50.0)
     parser.add_argument("--memory-mb", type=float, default=64.0)
     parser.add_argument("--frontends", default="0")
     given = parser.parse_args()
@@ -522,15 +531,19 @@ def main() -> None:
         parser.error(f"found {', '.join(unknown)}; accepts {', '.join(ATTACKS)}")
     options = ["--max-batch", "8", "--max-queue", "1000", "--api-key", KEY]
     options += [*SHORT_LIMITS, "--frontends", given.frontends]
-    print(f"{'':18}{'health':>8}{'ms':>8}{'failed':>7}{'completions':>14}{'p99 ms':>8}"
-          f"{'MB':>8}{'peak':>8}{'after':>8}{'files':>7}")  # fmt: skip
+    print(f"{'':18}{'health':>8}{'ms':>8}{'failed':>7}{'loop ms':>8}{'gc':>6}"
+          f"{'completions':>14}{'p99 ms':>8}{'MB':>8}{'peak':>8}{'after':>8}"
+          f"{'files':>7}")  # fmt: skip
     passed = []
     with tempfile.TemporaryDirectory() as folder:
         write_tiny(Path(folder))
+        file = Path(folder, "stalls")
+        stalls, program = Stalls(file), (loop_stalls.__file__, str(file))
         for name in given.attacks or ATTACKS:
-            with server(folder, *options) as (host, port, pid):
+            with server(folder, *options, program=program) as (host, port, pid):
                 target = Target(host, port, given.clients, given.requests)
-                passed.append(asyncio.run(measure(name, target, pid, given)))
+                row = measure(name, target, pid, stalls, given)
+                passed.append(asyncio.run(row))
     raise SystemExit(not all(passed))
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,14 @@ READY = re.compile(r" at http://(\S+):(\d+),")
 
 
 @contextmanager
-def server(*options: str) -> Iterator[tuple[str, int, int]]:
-    """Yield host, port and process id of ``inl serve``, in this environment."""
-    command = [sys.executable, "-m", "inl", "serve", "--port", "0", *options]
+def server(
+    *options: str, program: Sequence[str] = ("-m", "inl")
+) -> Iterator[tuple[str, int, int]]:
+    """Yield host, port and process id of ``inl serve``, in this environment.
+
+    program: arguments of Python in front of ``serve``.
+    """
+    command = [sys.executable, *program, "serve", "--port", "0", *options]
     with tempfile.NamedTemporaryFile("w+") as log:
         process = subprocess.Popen([*command, "--no-access-log"], stderr=log)
         try:

@@ -31,12 +31,15 @@ READERS = {
     "bounded_child.py": "lines of this program's own children, and of their parent",
     "text/sandbox.py": "lines of the parent",
     "guidance/trial_process.py": "lines of the parent",
+    "fleet/local_engines.py": "lines of the parent",
+    "testing/rank_checks.py": "lines of the child",
     "testing/rank_process.py": "lines of the parent",
     "tune/process.py": "lines of the child, which is this program",
     "tune/child.py": "lines of the parent",
     "serve/dialect.py": "decodes into types what check_json has accepted",
     "serve/batches/file_store.py": "decodes into types what check_json has accepted",
     "serve/openai/responses_exchange.py": "what it stored of checked requests",
+    "engine/moved_request.py": "what it has just encoded itself",
     "engine/answers/call_text.py": "splits members of a call that check_json accepts",
 }
 """Modules that decode JSON themselves, and why they may."""

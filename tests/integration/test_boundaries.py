@@ -23,6 +23,7 @@ SOURCES = (
     "plugins/inl-cpu/src",
     "plugins/inl-cuda/src",
     "plugins/inl-intel/src",
+    "plugins/inl-ray/src",
     "plugins/inl-rocm/src",
     "plugins/inl-directml/src",
     "plugins/inl-tpu/src",
@@ -158,6 +159,10 @@ WRONG_IMPORTS = {
     "server reaches devices through the engine only": (
         "inl.serve.frontends.remote",
         "inl.executor.model_loader",
+    ),
+    "fleet knows engines by their messages only": (
+        "inl.fleet.router",
+        "inl.scheduling.request",
     ),
     "models are written over ops and import no devices": (
         "inl.models.blocks",

@@ -310,13 +310,13 @@ def test_concurrent_calls_share_programs(tmp_path, monkeypatch):
             sizes.append(len(sequences))
             running.set()
             if len(sizes) == 1:
-                ready.wait(30)
+                assert ready.wait(300)
             return encode(sequences)
 
         monkeypatch.setattr(runner, "encode", slow)
         with ThreadPoolExecutor(6) as threads:
             first = threads.submit(engine.embed, [texts[0]])
-            assert running.wait(30)
+            assert running.wait(300)
             others = [threads.submit(engine.embed, [ids]) for ids in texts[1:]]
             queue = engine._sequences._waiting
             while len(queue) < 5:

@@ -7,6 +7,7 @@ import importlib
 import io
 import json
 import struct
+import weakref
 import zlib
 
 import numpy as np
@@ -20,6 +21,7 @@ from image_models import END, KINDS, PAD, START, picture, tiny_model  # noqa: E4
 from inl import EngineConfig, InferenceEngine  # noqa: E402
 from inl.cli.main import main  # noqa: E402
 from inl.device import Device  # noqa: E402
+from inl.engine.image_prompts import decoded  # noqa: E402
 from inl.errors import RequestError  # noqa: E402
 from inl.executor.encoder_executor import load_encoder  # noqa: E402
 from inl.executor.model_loader import open_model  # noqa: E402
@@ -242,7 +244,7 @@ def test_equal_ids_with_other_images_share_no_blocks(model):
         ([5, *[PAD] * 4], [7], "found int"),
         ([5, *[PAD] * 4], [picture(300, 1)], "ratio"),
         ([5, *[PAD] * 4], picture(28, 28), "accepts a list of images"),
-        ([5, *[PAD] * 4], [picture(28, 28)] * 257, "found 257, accepts 256"),
+        ([5, *[PAD] * 4], [picture(28, 28)] * 257, "found 257, accepts at most 256"),
     ],
 )
 def test_wrong_images_are_refused(model, ids, images, message):
@@ -273,6 +275,16 @@ def test_pixels_are_bounded_before_they_are_decoded():
         decode(bomb(20000))
     with pytest.raises(RequestError, match="more than 33554432 bytes"):
         decode(bytes((32 << 20) + 1))
+
+
+def test_one_image_of_a_prompt_is_in_memory_at_a_time():
+    """Each may take 192 MiB, and a prompt has up to 256."""
+    seen = []
+    for found in decoded([picture(28, 28), picture(56, 28), picture(28, 28)]):
+        assert not any(each() is not None for each in seen)
+        seen.append(weakref.ref(found.pixels))
+        del found
+    assert len(seen) == 3
 
 
 def test_a_message_names_no_file_and_no_address(model):

@@ -153,9 +153,19 @@ def test_all_is_encrypted_between_hosts(engine_of, monkeypatch):
     found = near.generate(PROMPT, max_tokens=4, temperature=0)
     assert found.cached_tokens == 96
     assert near.remote_prefill.counts["done"] == 1
-    far.prefill_port._secret = b"\0" * 32
-    near.generate(PROMPT[::-1], max_tokens=4, temperature=0)
+    # An engine of the prefilling engine's own host sends plain bytes.
+    for module in (prefill_port, link):
+        monkeypatch.setattr(module, "is_encrypted", lambda _: False)
+    near.generate(PROMPT[1:], max_tokens=4, temperature=0)
+    assert near.remote_prefill.counts["done"] == 2
+    monkeypatch.setattr(prefill_port, "is_encrypted", lambda _: True)
+    near.generate(PROMPT[2:], max_tokens=4, temperature=0)
     assert near.remote_prefill.counts["failed"] == 1
+    monkeypatch.setattr(link, "is_encrypted", lambda _: True)
+    far.prefill_port._secret = b"\0" * 32
+    near.remote_prefill._away[near.remote_prefill._addresses[0]] = 0.0
+    near.generate(PROMPT[::-1], max_tokens=4, temperature=0)
+    assert near.remote_prefill.counts["failed"] == 2
     monkeypatch.delenv("INL_WORKER_SECRET")
     with pytest.raises(remote_prefill.DeviceError, match="found no secret"):
         engine_of("reference", 16, role="prefill", kv_peer="127.0.0.1:0")

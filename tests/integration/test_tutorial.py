@@ -69,6 +69,7 @@ def follow(place, commands):
     return said
 
 
+@pytest.mark.long
 def test_the_eager_style_is_followed_to_the_letter(place):
     installed, checked, answered, tested = follow(place, blocks()[:4])
     assert "created inl-toy" in installed

@@ -332,23 +332,29 @@ def test_an_answer_has_one_call_if_asked(any_hash_server, stream):
     for parallel, right in ((True, 2), (None, 2), (False, 1)):
         body = {"messages": [TURN], "tools": [CHAT_TOOL], "max_tokens": 300,
                 "structured_outputs": {"choice": [text]}, "stream": stream,
-                "parallel_tool_calls": parallel}  # fmt: skip
+                "stream_options": {"include_usage": True} if stream else None,
+                "return_token_ids": True, "parallel_tool_calls": parallel
+                }  # fmt: skip
         status, _, found = any_hash_server.send("POST", "/v1/chat/completions", body)
         assert status == 200, found
         if stream:
             lines = found.decode().split("\n\n")
             data = [json.loads(e[6:]) for e in lines if e[6:] not in ("", "[DONE]")]
+            usage = data.pop()["usage"]
             choices = [event["choices"][0] for event in data]
             names = [c for e in choices for c in e["delta"].get("tool_calls", ())
                      if "id" in c]  # fmt: skip
             content = "".join(e["delta"].get("content") or "" for e in choices)
             reason = choices[-1]["finish_reason"]
+            ids = [token for e in choices for token in e.get("token_ids", ())]
         else:
             (choice,) = found["choices"]
             names, reason = choice["message"]["tool_calls"], choice["finish_reason"]
             content = choice["message"]["content"]
+            ids, usage = choice["token_ids"], found["usage"]
         assert (len(names), reason) == (right, "tool_calls")
         assert content == "Well." + ("done" if right == 2 else "")
+        assert usage["completion_tokens"] == len(ids)
     any_hash_server.wait_idle()
 
 

@@ -258,14 +258,23 @@ def test_a_refusal_of_a_whole_request_keeps_the_connection(patient):
     assert b"connection: close" not in first
 
 
-def test_pipelined_requests_are_answered_up_to_a_limit(patient):
+@pytest.mark.parametrize("count", [10, 64, 1000])
+def test_pipelined_requests_are_answered_one_after_another(patient, count):
     request = b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n"
     with connect(patient) as client:
-        client.sendall(request * 10 + request.replace(HOST, b"connection: close\r\n"))
-        assert read_all(client).count(b"HTTP/1.1 ") == 11
-    with connect(patient) as client:
-        client.sendall(request * 1000)
-        assert read_all(client).count(b"HTTP/1.1 200") < 1000
+        last = request.replace(HOST, HOST + b"connection: close\r\n")
+        client.sendall(request * count + last)
+        assert read_all(client).count(b"HTTP/1.1 200") == count + 1
+
+
+def test_requests_behind_one_that_is_computed_have_a_limit(patient):
+    body = json.dumps({"prompt": [1], "max_tokens": 2}).encode()
+    first = post(TEXT, body, b"authorization: Bearer key\r\n")
+    request = b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n"
+    with patient.paused(), connect(patient) as client:
+        client.sendall(first + request * 1000)
+        assert read_all(client).count(b"HTTP/1.1 200") == 0
+    patient.wait_idle()
 
 
 def test_all_pipelined_requests_end_with_their_connection(patient):
@@ -318,7 +327,7 @@ def test_a_refused_pipeline_is_no_fault_of_the_server(patient, caplog):
     request = head + b"content-length: %d\r\n\r\n" % len(body) + body
     for _ in range(10):
         with connect(patient) as client:
-            client.sendall(request * 40)
+            client.sendall(request * 200)
             read_all(client)
     patient.wait_idle()
     assert "Traceback" not in caplog.text

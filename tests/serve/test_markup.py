@@ -247,7 +247,7 @@ def test_an_answer_of_one_call_ends_with_it(data):
     parser = MarkupParser(CallMarkup(), None, one_call=True)
     answer = parsed(parser, pieces(data.draw, f"A{one}B{one}"))
     assert [c.arguments for c in answer.calls] == ['{"x": "}"}']
-    assert (answer.content, parser.is_done) == ("A", True)
+    assert (answer.content, parser.end) == ("A", 1 + one.index("</"))
 
 
 def test_calls_of_tools_that_are_not_allowed_are_text():

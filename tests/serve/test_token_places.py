@@ -12,7 +12,7 @@ from msgspec.json import decode
 from tokenizers import decoders, models
 
 from depth import examples
-from inl.engine.answers.markup import ReasoningMarkup
+from inl.engine.answers.markup import CallMarkup, ReasoningMarkup
 from inl.engine.answers.markup_parser import MarkupParser
 from inl.engine.answers.model_text import VocabularyTexts
 from inl.engine.output_text import OutputText
@@ -155,8 +155,12 @@ class WholeText:
 
     def __init__(self, tokenizer, ids):
         self.request = SimpleNamespace(prompt_logprobs=None, logprobs=None)
-        self.token_ids, self.completed = [], False
+        self.token_ids, self.finish_reason, self.error = [], None, None
         self.ids, self._text = ids, OutputText(tokenizer, ())
+
+    @property
+    def completed(self):
+        return self.finish_reason is not None
 
     def advance(self, size):
         self.token_ids = self.ids[: len(self.token_ids) + size]
@@ -202,3 +206,31 @@ def test_reasoning_is_counted_once_for_each_token():
         answer.poll()
         assert len(read) - before <= 2, at
     assert answer.reasoning_tokens == len(ids) - 2
+
+
+@given(st.lists(st.integers(1, 9), max_size=40), st.booleans())
+def test_an_only_call_ends_at_one_token_however_many_arrived(sizes, is_reasoning):
+    """The engine is ahead of what was read, and goes on until it is stopped."""
+    tokenizer = TOKENIZERS["letters"]
+    call = tokens_of(tokenizer, '<tool_call>{"name": "f", "arguments": {"x": "é"}}')
+    begun = tokens_of(tokenizer, "<think>aa</think>")
+    used = [*begun, *call] if is_reasoning else call
+    rest = tokens_of(tokenizer, "</tool_call>" + "a" * 40)
+    handle = WholeText(tokenizer, [*used, *rest])
+    handle.request.logprobs = 0
+    handle.request.token_logprobs = scored(handle.ids)
+    parser = MarkupParser(CallMarkup(), ReasoningMarkup(), one_call=True)
+    stopped = []
+    answer = Generation(
+        handle, parser, stopped.append, texts_of(tokenizer), first=handle
+    )
+    for size in [*sizes, len(handle.ids)]:
+        handle.advance(size)
+        if answer.poll().finish_reason is not None:
+            break
+    handle.advance(7)  # of steps that were in flight
+    assert stopped == [handle]
+    assert answer.finish_reason == "tool_calls"
+    assert answer.token_ids == used
+    assert len(answer.logprobs) == answer.completion_tokens == len(used)
+    assert answer.reasoning_tokens == (len(begun) if is_reasoning else 0)

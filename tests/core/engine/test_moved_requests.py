@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from hashlib import sha256
 from random import Random
 
 import pytest
@@ -215,3 +216,11 @@ def test_each_byte_is_covered_by_the_checksum(engines):
     for stop in (0, 31, 32, 40, len(data) - 1):
         with pytest.raises(ProtocolError):
             MovedRequest.from_bytes(data[:stop])
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"\1", b"\1\0\0\0\0\0\0\0{", b"\x0d" + bytes(7) + b'{"spans":1e}']
+)
+def test_bytes_with_a_right_checksum_are_not_trusted(body):
+    with pytest.raises(ProtocolError, match="moved request"):
+        MovedRequest.from_bytes(sha256(body).digest() + body)

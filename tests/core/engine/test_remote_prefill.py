@@ -18,6 +18,7 @@ import pytest
 from inl.dtypes import HostArray
 from inl.engine import prefill_port, remote_prefill
 from inl.errors import DeviceError, RequestError
+from inl.kv_transfer import link
 from inl.kv_transfer.link import Kind, Link
 from inl.spec.limits import Limits
 from inl.testing.hash_runner import HashRunner
@@ -41,6 +42,12 @@ def short_prompts(monkeypatch):
     monkeypatch.setattr(remote_prefill, "LEAST_TOKENS", 8)
     monkeypatch.setattr(remote_prefill, "AWAY_SECONDS", 0.0)
     monkeypatch.setattr(prefill_port, "POLL_SECONDS", 0.001)
+    # Of a machine that does other work too.
+    monkeypatch.setattr(prefill_port, "HELLO_SECONDS", 300.0)
+    for name in ("CONNECT_SECONDS", "HELLO_SECONDS"):
+        monkeypatch.setattr(link, name, 300.0)
+    monkeypatch.setattr(remote_prefill.RemotePrefill.__init__, "__kwdefaults__",
+                        {"seconds": 300.0})  # fmt: skip
     connect = remote_prefill.connect
 
     def connected(*arguments):
@@ -131,6 +138,54 @@ def test_short_prompts_are_computed_here(pair):
     _, near = pair()
     near.generate(PROMPT[:7], **OPTIONS)
     assert not near.remote_prefill.counts
+
+
+def test_short_prompts_do_not_wait_for_tickets_of_long_ones(pair, monkeypatch):
+    """The threads of all tickets are busy until the short prompt has its text."""
+    _, near = pair()
+    may_go = threading.Event()
+    outcome = near.remote_prefill._outcome
+
+    def slow(handle, address):
+        assert may_go.wait(300)
+        return outcome(handle, address)
+
+    monkeypatch.setattr(near.remote_prefill, "_outcome", slow)
+    count = remote_prefill.THREADS
+    long = [
+        near.start([each, *PROMPT], listener=None, max_tokens=1)
+        for each in range(count)
+    ]
+    try:
+        found = near.start(PROMPT[:7], listener=None, **OPTIONS).result()
+        assert len(found.token_ids) == 6
+        assert not any(each.completed for each in long)
+    finally:
+        may_go.set()
+    for each in long:
+        each.result()
+
+
+def test_a_request_after_the_end_of_tickets_is_computed_here(pair, alone):
+    _, near = pair()
+    near.remote_prefill.close()
+    wanted = alone.generate(PROMPT, **OPTIONS).token_ids
+    assert near.generate(PROMPT, **OPTIONS).token_ids == wanted
+    assert near.start(PROMPT, listener=None, **OPTIONS).result().token_ids == wanted
+    assert not near.remote_prefill.counts
+
+
+@pytest.mark.parametrize(
+    "field", [{"seconds": "nan"}, {"seconds": -1}, {"prompt": [1e999]}, {"prompt": 3}]
+)
+def test_tickets_that_are_not_valid_are_refused(field):
+    fields = {
+        "ticket": "a", "identity": "b", "seconds": 5, "prompt": [1], "adapter": None,
+        "adapter_digest": "", "salt": "", "key": "",
+    }  # fmt: skip
+    assert prefill_port._Ask(fields).prompt == [1]
+    with pytest.raises(RequestError, match="ticket: found a field"):
+        prefill_port._Ask({**fields, **field})
 
 
 # What a wrong sender does: sends other fields or contents, nothing, or late.

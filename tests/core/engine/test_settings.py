@@ -75,6 +75,8 @@ ELSEWHERE = {
     "trace": "core/recording/test_drafts.py",
     "kv_host": "core/engine/test_tier_options.py",
     "kv_disk": "core/engine/test_tier_options.py",
+    "role": "core/engine/test_remote_prefill.py",
+    "kv_peer": "core/engine/test_remote_prefill.py",
 }  # fmt: skip
 """Field -> a test file that has it, for those not in FIELDS or only refused there."""
 OPTIONS = {

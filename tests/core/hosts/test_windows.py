@@ -289,14 +289,14 @@ class WindowsLoop:
 
 
 def test_the_server_stops_at_signals_of_windows(monkeypatch):
-    server = pytest.importorskip("inl.serve.server", reason="needs inl-core[serve]")
+    signals = pytest.importorskip("inl.serve.signals", reason="needs inl-core[serve]")
     loop, handlers = WindowsLoop(), {}
-    monkeypatch.setattr(server.asyncio, "get_running_loop", lambda: loop)
-    monkeypatch.setattr(server.signal, "SIGBREAK", 21, raising=False)
-    monkeypatch.setattr(server.signal, "signal", handlers.__setitem__)
-    stopped = SimpleNamespace(stop=object())
-    server.Server.handle_signals(stopped)
+    monkeypatch.setattr(signals.asyncio, "get_running_loop", lambda: loop)
+    monkeypatch.setattr(signals.signal, "SIGBREAK", 21, raising=False)
+    monkeypatch.setattr(signals.signal, "signal", handlers.__setitem__)
+    stop = object()
+    signals.handle_signals(stop)
     assert sorted(handlers) == sorted([signal.SIGTERM, signal.SIGINT, 21])
     for handler in handlers.values():
         handler(21, None)
-    assert loop.called == [stopped.stop] * 3
+    assert loop.called == [stop] * 3

@@ -181,6 +181,24 @@ def test_a_disk_that_cannot_be_written_is_said_once(
     assert disk.get(place(5)) is None
 
 
+def test_a_write_that_fails_in_any_way_leaves_nobody_waiting(
+    folder, monkeypatch, caplog
+):
+    disk = filled(folder, [1])
+
+    def fail(name, pieces):
+        raise MemoryError("planted")
+
+    monkeypatch.setattr(disk._folder, "write", fail)
+    monkeypatch.setattr(disk_tier, "MAX_QUEUED_BYTES", BYTES)
+    for each in range(2, 9):
+        disk.put(place(each), parts(each), waits=True)
+    disk.flush()
+    assert "planted" in caplog.text
+    assert disk._writer.is_alive()
+    assert number_of(disk.get(place(1))) == 1
+
+
 WRITER = """
 import sys
 sys.path[:0] = {path!r}

@@ -191,7 +191,10 @@ def test_the_docs_list_every_family():
         r"^\| `(\w+For\w+)` \| (.*?) \| (.*?) \|", page.read_text("utf-8"), re.M
     )
     listed = {name: ggufs for name, _, ggufs in rows}
-    texts = {"Mistral3ForConditionalGeneration", "Qwen3VLForConditionalGeneration"}
+    texts = {
+        "Mistral3ForConditionalGeneration", "Qwen3VLForConditionalGeneration",
+        "Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration",
+    }  # fmt: skip
     assert set(listed) == texts | {architecture for architecture, _, _ in FAMILIES}
     for families in (gguf_names.FAMILIES, gguf_names.MOE_FAMILIES):
         for key, family in families.items():

@@ -22,7 +22,7 @@ def test_a_correct_backend_passes_and_prints_its_card(check):
     assert card["dtypes"] == ["float32"]
     assert {"inl", "python", "plugin", "numpy"} <= card["versions"].keys()
     assert set(card["sections"]) == {
-        "backend", "kernel", "runner", "blocks", "engine", "feature",
+        "backend", "kernel", "runner", "blocks", "engine", "feature", "ranks",
     }  # fmt: skip
     for counts in card["sections"].values():
         assert counts["passed"] > 0

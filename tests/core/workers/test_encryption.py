@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import subprocess
 import threading
 from contextlib import contextmanager, suppress
 
@@ -163,8 +164,6 @@ def test_garbage_in_place_of_tls_is_closed(seat):
 
 
 def test_a_certificate_of_the_users(tmp_path, monkeypatch):
-    import subprocess
-
     key, certificate = tmp_path / "key", tmp_path / "crt"
     words = [*encryption.MAKE, "-keyout", key, "-out", certificate]
     subprocess.run(words, check=True, capture_output=True)
@@ -179,6 +178,18 @@ def test_a_certificate_of_the_users(tmp_path, monkeypatch):
         pair.frames.close()
         pair.heartbeat.close()
     seat.close()
+
+
+def test_an_encrypted_key_asks_no_terminal(tmp_path, monkeypatch):
+    key, certificate = tmp_path / "key", tmp_path / "crt"
+    words = [word for word in encryption.MAKE if word != "-nodes"]
+    words += ["-passout", "pass:abcdef", "-keyout", key, "-out", certificate]
+    subprocess.run(words, check=True, capture_output=True)
+    both = tmp_path / "both.pem"
+    both.write_text(key.read_text() + certificate.read_text())
+    monkeypatch.setenv("INL_WORKER_CERTIFICATE", str(both))
+    with pytest.raises(DeviceError, match="certificate for workers of other hosts"):
+        encryption.new_certificate()
 
 
 def test_without_a_certificate_other_hosts_are_refused(tmp_path, monkeypatch):

@@ -30,6 +30,7 @@ def test_both_sides_hear_each_other_until_one_closes(ends, monkeypatch):
     assert near.wait(0.2) == far.wait(0.0) == ""
     far.close()
     assert near.wait(60) == "closed its connection"
+    until(lambda: told)  # it is told after those who wait
     assert told == ["closed its connection"]
     near.close()
 

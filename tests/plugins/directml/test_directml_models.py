@@ -71,7 +71,7 @@ def test_the_first_logits_are_the_oracles(engine, cases):
         assert np.abs(logits[top] - case["top10_logits"]).max() <= 1e-3
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_every_promise_is_kept():
     more = {"INL_PLUGINS": "inl_directml.plugin", "INL_DIRECTML_PROVIDER": "cpu"}
     done = subprocess.run(

@@ -142,7 +142,7 @@ def check_packed(facts, groups):
     assert facts["tensors"] > 10
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_packed_weights_stay_packed_on_a_mesh():
     """One of 8 bits; one of 4 bits with biases, two key-value heads, divided blocks."""
     cases = ["packed q8_0 tensor=8", "packed q4_1 tensor=2,data=2"]

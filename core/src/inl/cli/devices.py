@@ -23,9 +23,14 @@ def run(
         bool,
         typer.Option("--why", help='Print which device "auto" selects, and why.'),
     ] = False,
+    place: Annotated[
+        str | None,
+        typer.Option(metavar="SCHEME", help="List those of a place, such as ray."),
+    ] = None,
 ) -> None:
     """List devices, and why others are unavailable."""
-    rows = device_rows(registry())
+    known = registry()
+    rows = device_rows(known) if place is None else place_rows(known, place)
     if as_json:
         print(json.dumps(rows, ensure_ascii=False))
         return
@@ -56,6 +61,15 @@ def device_rows(known: Registry) -> list[dict[str, Any]]:
         _row(str(kind), "not installed", None, known.advice(kind))
         for kind in known.absent
     ]
+
+
+def place_rows(known: Registry, place: str) -> list[dict[str, Any]]:
+    """Return one row per device of a place; ``ray:`` is ``ray``.
+
+    Raises :class:`~inl.errors.PluginError` for a place that lists none.
+    """
+    origin, devices = known.place_devices(place.removesuffix(":"))
+    return [_row(name, "ready", origin.package, None, info) for name, info in devices()]
 
 
 def _row(

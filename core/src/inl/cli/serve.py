@@ -15,8 +15,10 @@ import typer
 from inl.checkpoints.hub.resolve import find_model
 from inl.cli import arguments
 from inl.cli.option_groups import SpeculativeOptions, with_groups
+from inl.cli.serve_fleet import Mode, engine_port, fleet_mode, make_fleet
 from inl.cli.serve_models import count_frontends, make_server, named_models
 from inl.cli.serve_options import (
+    FleetOptions,
     LimitOptions,
     LoggingOptions,
     NetworkOptions,
@@ -29,6 +31,8 @@ from inl.install_command import install_command
 
 if TYPE_CHECKING:
     from inl.config import EngineConfig
+    from inl.fleet.server import FleetServer
+    from inl.serve.server import Server
     from inl.serve.settings import ServerConfig
     from inl.serve.tracing import Tracing
 
@@ -39,6 +43,7 @@ def run(
     model: arguments.ModelArgument = None,
     engine_options: SpeculativeOptions,
     network: NetworkOptions,
+    fleet: FleetOptions,
     name: Annotated[
         str | None,
         typer.Option(help="Name of the model in requests. [default: its file]"),
@@ -83,7 +88,11 @@ def run(
         storage,
         vllm_metrics=logs.vllm_metrics,
         frontends=count_frontends(
-            network.frontends, engine_options.device, otel=logs.otel
+            "0"
+            if fleet.is_given and network.frontends == "auto"
+            else network.frontends,
+            engine_options.device,
+            otel=logs.otel,
         ),
     )
     adapters = arguments.adapter_settings(arguments.adapters(adapter))
@@ -106,7 +115,19 @@ def run(
         raise RequestError(
             f"--role: found {role!r} with {len(models)} models, accepts both there"
         )
-    _serve(models, config, engine, exporting_tracing() if logs.otel else None)
+    traced = logs.trace is not None and not fleet.engine_only
+    mode = fleet_mode(
+        fleet,
+        models,
+        config,
+        has_model=model is not None,
+        others={"--otel": logs.otel, "--trace": traced},
+    )
+    if mode is Mode.FLEET:
+        _serve_fleet(make_fleet(fleet, models, config, engine, name, model))
+        return
+    tracing = exporting_tracing() if logs.otel else None
+    _serve(models, config, engine, tracing, fleet if mode is Mode.ENGINE else None)
 
 
 def check_packages() -> None:
@@ -127,28 +148,50 @@ def _serve(
     config: ServerConfig,
     engine: EngineConfig,
     tracing: Tracing | None,
+    port: FleetOptions | None,
 ) -> None:
-    from inl.serve.http_server import check_settings, loop_factory, raise_open_files
+    """Serve models to clients, or with ``port`` to front-ends of other processes."""
+    from inl.serve.http_server import check_settings, raise_open_files
 
     began = time.perf_counter()
     raise_open_files()
-    check_settings(config)
+    if port is None:
+        check_settings(config)
     for _, place in models:
         find_model(place)  # of several, each is opened when a request asks for it
     with make_server(models, config, engine, tracing) as server:
+        if port is not None:
+            server.port = engine_port(server, port)
         if len(models) == 1 and config.idle_unload is None:
             # As workers do: collecting all loaded objects would pause steps.
             gc.collect()
             gc.freeze()
 
-        def started(url: str) -> None:
-            seconds = time.perf_counter() - began
-            log = logging.getLogger("inl.serve")
-            log.info("%s at %s, %.2f s", server.description, url, seconds)
+        _run(server, began)
 
-        async def serve() -> None:
-            server.handle_signals()
-            await server.serve(started)
 
-        with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            runner.run(serve())
+def _serve_fleet(server: FleetServer) -> None:
+    from inl.serve.http_server import check_settings, raise_open_files
+
+    began = time.perf_counter()
+    raise_open_files()
+    check_settings(server.config)
+    _run(server, began)
+
+
+def _run(server: Server | FleetServer, began: float) -> None:
+    """Serve until a signal."""
+    from inl.serve.http_server import loop_factory
+    from inl.serve.signals import handle_signals
+
+    def started(url: str) -> None:
+        seconds = time.perf_counter() - began
+        log = logging.getLogger("inl.serve")
+        log.info("%s at %s, %.2f s", server.description, url, seconds)
+
+    async def serve() -> None:
+        handle_signals(server.stop)
+        await server.serve(started)
+
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(serve())

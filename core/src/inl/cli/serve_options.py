@@ -42,6 +42,48 @@ class NetworkOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FleetOptions:
+    """Engines in other processes and on other hosts."""
+
+    replicas: Annotated[
+        int | None,
+        typer.Option(
+            help="Engines of MODEL to start on this machine, behind one address.", min=1
+        ),
+    ] = None
+    replica: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Engine that inl serve --engine-only has started; can be repeated.",
+        ),
+    ] = None
+    engine_only: Annotated[
+        bool,
+        typer.Option(
+            "--engine-only", help="Serve front-ends of --replica in place of clients."
+        ),
+    ] = False
+    listen: Annotated[
+        str,
+        typer.Option(metavar="HOST:PORT", help="Where an engine waits for front-ends."),
+    ] = "127.0.0.1:7000"
+    secret_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="Private file with the secret of engines and front-ends on several "
+            "hosts, 64 hexadecimal digits. [default: that of INL_WORKER_SECRET_FILE, "
+            "or INL_WORKER_SECRET]"
+        ),
+    ] = None
+
+    @property
+    def is_given(self) -> bool:
+        """Whether engines and front-ends are different processes."""
+        return bool(self.engine_only or self.replica or self.replicas)
+
+
+@dataclass(frozen=True, kw_only=True)
 class SecurityOptions:
     """Who may connect, and how connections are encrypted."""
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from inl.engine.fair_lock import FairLock
 from inl.engine.step_loop import AsyncStepLoop
+from inl.engine.text_piece import PieceReader, TextPiece
 from inl.errors import RequestError, RunnerError
 from inl.forks import on_fork
 from inl.scheduling.request import Event
@@ -17,7 +18,7 @@ from inl.scheduling.request import Event
 if TYPE_CHECKING:
     from inl.engine.batch import Batch
     from inl.engine.core import EngineCore
-    from inl.engine.request_handle import RequestHandle
+    from inl.engine.request_handle import Completion, RequestHandle
     from inl.kv_transfer.spans import TokenSpan
 
 
@@ -65,6 +66,33 @@ class RequestDispatcher:
         """
         if not batch.is_fed:
             self.lock.run(partial(batch.feed, self._submit))
+
+    def complete(self, batch: Batch) -> list[Completion]:
+        """Queue a batch and compute steps until it has finished.
+
+        Returns the completions of its first prompts; those of the rest are left in it.
+        """
+        completions: list[Completion] = []
+        while not batch.completed:
+            # Decodes text while the device computes the next step.
+            completions += batch.pop_completions()
+            self.feed(batch)
+            self.step()
+        return completions
+
+    def text_pieces(self, handle: RequestHandle) -> Iterator[TextPiece]:
+        """Queue a request; yields an empty piece, then its text as it is generated."""
+        self.submit(handle)
+        yield TextPiece()
+        reader = PieceReader(handle)
+        while True:
+            completed = handle.completed
+            if (piece := reader.read()) is not None:
+                yield piece
+            if completed:
+                break
+            self.step()
+        handle.completion()  # raises its error
 
     def _submit(self, handle: RequestHandle) -> None:
         self._settle()

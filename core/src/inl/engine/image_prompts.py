@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -59,7 +59,7 @@ class ImagePrompts:
         """
         vision, counts = self._vision, []
         merge = vision.settings.merge_size
-        for number, picture in enumerate(_pictures(images)):
+        for number, picture in enumerate(decoded(images)):
             height, width = picture.pixels.shape[:2]
             grid = vision.settings.grid_of(height, width, f"images[{number}]")
             counts.append(grid[0] * grid[1] // merge**2)
@@ -75,7 +75,7 @@ class ImagePrompts:
         if encoder is None or lock is None:
             raise RequestError(f"images: cannot be encoded: {self._reason}")
         encoded = []
-        for number, picture in enumerate(_pictures(images)):
+        for number, picture in enumerate(decoded(images)):
             work = partial(encoder.encode, picture, f"images[{number}]")
             encoded.append(lock.run(work))
         return placed(ids, vision.placeholder, encoded)
@@ -96,7 +96,12 @@ class ImagePrompts:
         return self._model.vision
 
 
-def _pictures(images: Sequence[Any]) -> list[Picture]:
+def decoded(images: Sequence[Any]) -> Iterator[Picture]:
+    """Yield the images of a prompt, each once it is asked for: it may take 192 MiB.
+
+    Raises :class:`~inl.errors.RequestError`.
+    """
     if len(images) > MAX_IMAGES:
-        raise RequestError(f"images: found {len(images)}, accepts {MAX_IMAGES}")
-    return [decode(image, f"images[{at}]") for at, image in enumerate(images)]
+        raise RequestError(f"images: found {len(images)}, accepts at most {MAX_IMAGES}")
+    for number, image in enumerate(images):
+        yield decode(image, f"images[{number}]")

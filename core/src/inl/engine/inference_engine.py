@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import time
 import weakref
-from collections.abc import (
-    AsyncGenerator,
-    Callable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack, cast, overload
 
 from inl.adapters.registry import AdapterRegistry, AdapterUse, apply_adapter
-from inl.checkpoints.digest import model_digest
 from inl.checkpoints.hub.resolve import resolve_model
 from inl.config import EngineConfig
+from inl.engine.adapter_loading import AdapterLoading
 from inl.engine.answers.chat_answer import ChatAnswer, chat_answer, conversation_of
 from inl.engine.answers.model_text import ModelText
 from inl.engine.batch import Batch
@@ -31,66 +22,49 @@ from inl.engine.chat import ToolSource, tool_schemas
 from inl.engine.cleanup import run_with_cleanup
 from inl.engine.core import EngineCore, Stats, StepRecord
 from inl.engine.dispatcher import RequestDispatcher
-from inl.engine.embedder import embedding_request, unit_length
+from inl.engine.embedder import Embedder
 from inl.engine.encoder_queue import EncoderQueue
 from inl.engine.moved_request import MovedRequest as MovedRequest
-from inl.engine.moved_request import moved_request
 from inl.engine.options import (
     GenerationOptions,
     Prompt,
     as_prompts,
     as_single_prompt,
-    check_adapter_name,
     check_one_sample,
     is_conversation,
 )
+from inl.engine.prefill_role import PrefillRole
 from inl.engine.prompt_encoder import PromptEncoder
 from inl.engine.request_handle import Completion as Completion
 from inl.engine.request_handle import RequestHandle
+from inl.engine.request_migration import RequestMigration
+from inl.engine.scheduler_setup import scheduler_config
 from inl.engine.step_loop import Waiter, text_chunks, until_completed
-from inl.engine.text_piece import PieceReader, TextPiece
+from inl.engine.text_piece import TextPiece
 from inl.engine.text_scores import Classification as Classification
 from inl.engine.text_scores import Ranked as Ranked
 from inl.engine.text_scores import TextScores
-from inl.errors import ProtocolError, RequestError, RunnerError
+from inl.engine.text_scoring import TextScoring
+from inl.errors import RequestError, RunnerError
 from inl.executor.load_plan import configure
-from inl.executor.model_loader import (
-    LanguageModel,
-    is_recurrent,
-    is_replayed,
-    open_model,
-)
+from inl.executor.model_loader import LanguageModel, open_model
 from inl.guidance.structured import with_kind
-from inl.kv_transfer.spans import Recut, checked_index, transfer_identity
 from inl.progress import Progress
-from inl.protocol.runner import Limits, Runner
+from inl.protocol.runner import Runner
 from inl.recording.recorder import Recorder
 from inl.runners.startup import Restarts, StartedRunner, check_place, run_header, start
-from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.scheduler import Scheduler
-from inl.spec.encoder import TokenSequence
-from inl.workers.settings import parse_address, read_secret
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from inl.checkpoints.sentence_transformers import Prompts
-    from inl.engine.prefill_port import PrefillPort
-    from inl.engine.remote_prefill import RemotePrefill
     from inl.guidance.structured import StructuredOutput
     from inl.kv_tiers.tiers import BlockTiers
-    from inl.kv_transfer.spans import TokenSpan
-    from inl.scheduling.request import Request
     from inl.speculation.drafters import Drafter
     from inl.speculation.planner import Speculation
     from inl.text.template import ChatTemplate
     from inl.text.tokenizer import Tokenizer
 
-log = logging.getLogger("inl")
 
-
-class InferenceEngine:
+class InferenceEngine(AdapterLoading, TextScoring):
     """Generates text with one model on one device.
 
     Thread-safe, and usable from any asyncio task: concurrent calls share batches. A
@@ -140,16 +114,23 @@ class InferenceEngine:
         restarts = runner is None and self.config.on_worker_loss == "restart"
         self.tiers: BlockTiers | None = None
         """Tiers of blocks below the device's, with their counts, if there are any."""
+        self.speculation: Speculation | None = None
+        """Verification of drafts, with its counts; ``None`` if there is none."""
         try:
-            scheduling = self._scheduler_config(limits)
-            self._identity = identity_of(self.config, scheduling, started)
+            scheduling = scheduler_config(
+                model, self.config, limits, context=self.context
+            )
+            identity = identity_of(self.config, scheduling, started)
             self.tiers = started_tiers(
-                self.config, scheduling, self._identity, started.device
+                self.config, scheduling, identity, started.device
             )
-            self.speculation = self._make_speculation(
-                started.runner, scheduling, drafter
-            )
-            """Verification of drafts, with its counts; ``None`` if there is none."""
+            if self.config.speculation is not None or drafter is not None:
+                from inl.speculation.setup import make_speculation
+
+                self.speculation = make_speculation(
+                    model, self.config, started.runner, scheduling, drafter,
+                    new_core=EngineCore,
+                )  # fmt: skip
             self.recorder = Recorder(
                 partial(run_header, model, started), self.config.trace
             )
@@ -176,83 +157,28 @@ class InferenceEngine:
             else None
         )
         """Sequences of an encoder; ``None`` for a model that generates."""
-        engine = weakref.proxy(self)
+        embedder = Embedder(
+            self._dispatcher, self._sequences, context=self.context, vocab=limits.vocab
+        )
         self._texts = TextScores(
-            model, self._encoder, lambda given: engine._rows(given),
-            context=self.context,
-        )  # fmt: skip
+            model, self._encoder, embedder.rows, context=self.context
+        )
         self._model_text: ModelText | None = None
         self._adapters = AdapterRegistry(
             model, limits, self._core, self._dispatcher.lock
         )
-        self.prefill_port: PrefillPort | None = None
-        """Computes prompts for other engines, with the role "prefill"."""
-        self.remote_prefill: RemotePrefill | None = None
-        """Lets other engines compute prompts, with the role "decode"."""
+        self._migration = RequestMigration(self._core, self._dispatcher, identity)
+        self._role = PrefillRole()
         try:
             for name, path in (self.config.adapters or {}).items():
                 self.load_adapter(name, path)
-            self._start_role()
+            blocks = BlockAccess(self._core, self._dispatcher.lock, self.tiers)
+            self._role.start(self, blocks, identity)
         except BaseException:
             self.close()
             raise
-
-    def _start_role(self) -> None:
-        """Listen for other engines, or find them, as the role says."""
-        config, scheduling = self.config, self._core.scheduler.config
-        if config.kv_peer is None:
-            return
-        shares = scheduling.prefix_cache and scheduling.use_kv_cache
-        if self._identity is None or scheduling.recurrent or not shares:
-            raise RequestError(
-                f"EngineConfig.role: found {config.role!r}, accepts both: the engine "
-                "shares no blocks of prompts, or cannot copy them"
-            )
-        secret = read_secret(os.environ)
-        blocks = BlockAccess(self._core, self._dispatcher.lock, self.tiers)
-        if config.role == "prefill":
-            from inl.engine.prefill_port import PrefillPort
-
-            identity = transfer_identity(self._identity)
-            self.prefill_port = PrefillPort(
-                self, blocks, identity, config.kv_peer, secret
-            )
-            return
-        from inl.engine.remote_prefill import RemotePrefill
-
-        addresses = [each.strip() for each in config.kv_peer.split(",")]
-        for address in addresses:
-            parse_address(address, "EngineConfig.kv_peer")
-        self.remote_prefill = RemotePrefill(blocks, self._identity, addresses, secret)
-
-    def _make_speculation(
-        self, runner: Runner, scheduling: SchedulerConfig, drafter: Drafter | None
-    ) -> Speculation | None:
-        if self.config.speculation is None and drafter is None:
-            return None
-        from inl.speculation.setup import make_speculation
-
-        return make_speculation(
-            self.model, self.config, runner, scheduling, drafter, new_core=EngineCore
-        )
-
-    def _scheduler_config(self, limits: Limits) -> SchedulerConfig:
-        checkpoint = self.model.checkpoint
-        return SchedulerConfig(
-            token_budget=self.config.token_budget or limits.token_budget,
-            max_rows=self.config.max_batch,
-            context=self.context,
-            eos_ids=frozenset(checkpoint.eos_token_ids),
-            use_kv_cache=self.config.use_kv_cache,
-            prefix_cache=self.config.prefix_cache,
-            replay=is_replayed(self.model),
-            recurrent=is_recurrent(self.model),
-            recomputes_block=self.config.has_draft_head,
-            decode_steps=limits.decode_steps,
-            model_digest=model_digest(checkpoint),
-            max_queued_requests=self.config.max_queued_requests,
-            max_queued_tokens=self.config.max_queued_tokens,
-        )
+        self.prefill_port, self.remote_prefill = self._role.port, self._role.remote
+        """Of an engine with ``EngineConfig.role``, for inspection."""
 
     @classmethod
     def from_pretrained(
@@ -293,38 +219,6 @@ class InferenceEngine:
     @sampling_defaults.setter
     def sampling_defaults(self, values: Mapping[str, float]) -> None:
         self._encoder.sampling_defaults = dict(values)
-
-    @property
-    def adapters(self) -> tuple[str, ...]:
-        """Names of the loaded adapters."""
-        return self._adapters.names
-
-    def load_adapter(self, name: str, path: str | Path) -> None:
-        """Load a LoRA adapter from a PEFT folder while the engine serves.
-
-        Requests choose it by ``adapter=name`` from now on. Raises
-        :class:`~inl.errors.RequestError` for a name that is taken or where
-        ``EngineConfig.max_adapters`` are loaded, and
-        :class:`~inl.errors.ModelError` for files that are not an adapter of this model.
-        """
-        check_adapter_name(name)
-        self._adapters.load(name, path)
-
-    def unload_adapter(self, name: str) -> None:
-        """Refuse further requests for an adapter; those made before are served.
-
-        Its place is free once they have finished. Raises
-        :class:`~inl.errors.RequestError` for a name that is not loaded.
-        """
-        self._adapters.unload(name)
-
-    def use_adapter(self, name: str | None) -> AdapterUse | None:
-        """Find an adapter for several calls of :meth:`start`.
-
-        They use it even if it is unloaded meanwhile, or another one gets its name.
-        Raises :class:`~inl.errors.RequestError` for a name that is not loaded.
-        """
-        return self._adapters.use(name)
 
     @property
     def core(self) -> EngineCore:
@@ -578,7 +472,7 @@ class InferenceEngine:
         """
         handle = self._prepare(prompt, self._use(options), **options)
         try:
-            self._fetch([handle])
+            self._role.fetch([handle])
             for sample in handle.samples:
                 self._dispatcher.submit(sample)
             return handle
@@ -607,19 +501,14 @@ class InferenceEngine:
         use = self._use(options) if adapter_use is None else adapter_use
         handle = self._prepare(prompt, use, **options)
         if output_ids:
-            vocab = self.runner.limits.vocab
-            if (highest := max(output_ids)) >= vocab:
-                raise RequestError(
-                    f"output_ids: found token {highest}, the vocabulary is 0 to "
-                    f"{vocab - 1}"
-                )
-            handle.resume(output_ids)
+            self._migration.resume(handle, output_ids, "output_ids")
         for sample in handle.samples:
             sample.listener = listener
         self._core.check_room(handle.request)
         batch = Batch()
         batch.add(handle)
-        self._submit_later(batch)
+        submit = partial(self._dispatcher.step_loop.submit, batch)
+        self._role.fetch_then(batch.firsts, submit)
         return handle
 
     def export_request(self, handle: RequestHandle) -> MovedRequest:
@@ -630,16 +519,7 @@ class InferenceEngine:
         Raises :class:`~inl.errors.RequestError` for one that has finished, or whose
         prompt has embeddings.
         """
-        if handle.request.embeddings is not None:
-            raise RequestError(
-                f"request {handle.request.id}: has embeddings in its prompt, accepted: "
-                "one of token ids"
-            )
-        spans = self._dispatcher.lock.run(partial(self._dispatcher.take, handle))
-        return moved_request(
-            handle, spans, model=self._core.scheduler.config.model_digest,
-            identity=self._transfer_identity,
-        )  # fmt: skip
+        return self._migration.export(handle)
 
     def import_request(
         self,
@@ -656,34 +536,10 @@ class InferenceEngine:
         Raises :class:`~inl.errors.RequestError` for a request of another model or of
         an adapter that is not loaded here, otherwise as those.
         """
-        own = self._core.scheduler.config.model_digest
-        if moved.model != own:
-            raise RequestError(
-                f"moved request: of the model {moved.model:.16}, accepted: this one, "
-                f"{own:.16}"
-            )
+        self._migration.check_model(moved)
         options = cast("GenerationOptions", dict(moved.options))
         handle = self._prepare(list(moved.prompt_ids), self._use(options), **options)
-        request = handle.request
-        if request.adapter_digest != moved.adapter_digest:
-            raise RequestError(
-                f"moved request: its adapter {options.get('adapter')!r} is another one "
-                "here"
-            )
-        vocab = self.runner.limits.vocab
-        if (highest := max(moved.output_ids, default=0)) >= vocab:
-            raise RequestError(
-                f"moved request: found token {highest}, the vocabulary is 0 to "
-                f"{vocab - 1}"
-            )
-        if moved.output_ids:
-            handle.resume(moved.output_ids)
-        request.token_logprobs = [each for each in moved.token_logprobs if each]
-        if moved.prompt_logprobs:
-            request.prompt_token_logprobs = list(moved.prompt_logprobs)
-        if moved.identity == self._transfer_identity:
-            store = partial(self._store_spans, request, moved.spans)
-            self._dispatcher.lock.run(store)
+        self._migration.restore(handle, moved)
         if not in_background:
             self._dispatcher.submit(handle)
             return handle
@@ -692,35 +548,6 @@ class InferenceEngine:
         batch.add(handle)
         self._dispatcher.step_loop.submit(batch)
         return handle
-
-    @property
-    def _transfer_identity(self) -> str:
-        return "" if self._identity is None else transfer_identity(self._identity)
-
-    def _store_spans(self, request: Request, spans: Sequence[TokenSpan]) -> None:
-        """Store contents of a request's blocks; the caller holds the lock."""
-        if self._identity is None:
-            return
-        recuts = [Recut(layout) for layout in self._identity.layouts]
-        try:
-            for span in spans:
-                blocks = checked_index(recuts, span.group).add(span)
-                self._core.store_blocks(request, span.group, blocks)
-        except ProtocolError as error:
-            log.warning("moved request: %s; its tokens are computed again", error)
-
-    def _fetch(self, handles: Sequence[RequestHandle]) -> None:
-        """Wait for blocks that another engine computes of prompts to be queued."""
-        if self.remote_prefill is not None:
-            self.remote_prefill.fetch_all(handles)
-
-    def _submit_later(self, batch: Batch) -> None:
-        """Queue a batch for the background thread, once such blocks have arrived."""
-        submit = partial(self._dispatcher.step_loop.submit, batch)
-        if self.remote_prefill is None:
-            submit()
-        else:
-            self.remote_prefill.fetch_then(batch.firsts, submit)
 
     def after_step(self, listener: Callable[[], None] | None) -> None:
         """Call ``listener`` after each step of the background thread, on that thread.
@@ -747,91 +574,6 @@ class InferenceEngine:
         self._dispatcher.cancel(handles)
         return len(handles)
 
-    def embed(
-        self,
-        prompts: str | Sequence[int] | Sequence[str | Sequence[int]],
-        *,
-        dimensions: int | None = None,
-        prompt_name: str | None = None,
-    ) -> NDArray[np.float32]:
-        """Return embeddings of texts or lists of token ids, float32 [n, H].
-
-        One text, or one list of token ids, is one row: ``embed("text")[0]``. Of an
-        encoder they are pooled as its files say, by default the mean, of length 1. Of a
-        model that generates each is the hidden state after the last token, of length 1,
-        as the model's head would read it. Computed in batches, in turns with the steps
-        that generate. dimensions: keeps the first ones, of length 1 again. prompt_name:
-        one of the prompts of sentence-transformers, written before each text. Raises
-        :class:`~inl.errors.RequestError` for what cannot be encoded, otherwise as
-        :meth:`generate`.
-        """
-        texts, _ = as_prompts(prompts)
-        return self._texts.embed(texts, dimensions=dimensions, prompt_name=prompt_name)
-
-    def classify(
-        self,
-        texts: str | Sequence[str | Sequence[int]],
-        seconds: str | Sequence[str] | None = None,
-    ) -> list[Classification]:
-        """Return the class of each text, by a model with a head that classifies.
-
-        seconds: second text of each pair. Raises :class:`~inl.errors.RequestError`.
-        """
-        firsts, _ = as_prompts(texts)
-        return self._texts.classify(
-            firsts, [seconds] if isinstance(seconds, str) else seconds
-        )
-
-    def score(
-        self, firsts: Sequence[str], seconds: Sequence[str]
-    ) -> NDArray[np.float32]:
-        """Return the score of each pair of texts, float32 [n].
-
-        By a cross-encoder, or as the cosine of embeddings. Raises as :meth:`embed`.
-        """
-        return self._texts.score(firsts, seconds)
-
-    def rank(
-        self, query: str, documents: Sequence[str], *, top: int | None = None
-    ) -> list[Ranked]:
-        """Return documents by descending :meth:`score` for a query.
-
-        top: number of documents to return. Raises as :meth:`embed`.
-        """
-        return self._texts.rank(query, documents, top)
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Names of the labels of :meth:`classify`; none for another model."""
-        return self._texts.labels
-
-    @property
-    def prompts(self) -> Prompts:
-        """Prompts of :meth:`embed`, which the model's folder may name."""
-        return self._texts.prompts
-
-    def _rows(self, sequences: Sequence[TokenSequence]) -> list[NDArray[np.float32]]:
-        """Return the result of each sequence, by an encoder or the pooled steps."""
-        batch, started, vocab = Batch(), time.perf_counter(), self.runner.limits.vocab
-        requests = []
-        for index, (ids, _) in enumerate(sequences):
-            name = f"prompts[{index}]"
-            request = embedding_request(name, ids, context=self.context, vocab=vocab)
-            requests.append(request)
-            batch.add(RequestHandle(request, None, (), started))
-        if self._sequences is not None:
-            return self._sequences.encode(sequences)
-        handles = list(batch.handles)
-        run_with_cleanup(
-            partial(self._complete, batch), partial(self._dispatcher.cancel, handles)
-        )
-        rows = []
-        for index, (handle, request) in enumerate(zip(handles, requests, strict=True)):
-            handle.completion()  # raises its error
-            assert request.hidden is not None, "it has finished"
-            rows.append(unit_length(f"prompts[{index}]", request.hidden))
-        return rows
-
     def reset_prefix_cache(self) -> int:
         """Forget all cached prefixes; returns the number of blocks that are free now.
 
@@ -844,9 +586,7 @@ class InferenceEngine:
 
         Open requests end with a :class:`~inl.errors.RunnerError`.
         """
-        for each in (self.prefill_port, self.remote_prefill):
-            if each is not None:
-                each.close()
+        self._role.close()
         self._dispatcher.lock.run(self._close_runner)
         self._encoder.close()
         self.model.checkpoint.close()
@@ -879,11 +619,6 @@ class InferenceEngine:
         self._adapters.load_all(started.runner)
         return started.runner
 
-    def _use(self, options: GenerationOptions) -> AdapterUse | None:
-        """Find the adapter of a call, once for all its prompts."""
-        check_adapter_name(name := options.get("adapter"))
-        return self._adapters.use(name)
-
     def _prepare(
         self,
         prompt: Prompt,
@@ -914,15 +649,9 @@ class InferenceEngine:
         return self._complete(batch)
 
     def _complete(self, batch: Batch) -> list[Completion]:
-        """Compute steps until a batch has finished, see :meth:`_generate`."""
-        completions: list[Completion] = []
-        self._fetch(batch.firsts)
-        while not batch.completed:
-            # Decodes text while the device computes the next step.
-            completions += batch.pop_completions()
-            self._dispatcher.feed(batch)
-            self._dispatcher.step()
-        return completions
+        """Compute a batch; returns the completions of its first prompts."""
+        self._role.fetch(batch.firsts)
+        return self._dispatcher.complete(batch)
 
     async def _submit_async(
         self,
@@ -946,24 +675,15 @@ class InferenceEngine:
                 sample.listener = waiter
             batch.add(handle)
         self._core.check_room(batch.handles[0].request)
-        self._submit_later(batch)
+        submit = partial(self._dispatcher.step_loop.submit, batch)
+        self._role.fetch_then(batch.firsts, submit)
 
     def _text_chunks(self, handle: RequestHandle) -> Iterator[TextPiece]:
         # Twice, as run_with_cleanup does it.
         try:
             try:
-                self._fetch([handle])
-                self._dispatcher.submit(handle)
-                yield TextPiece()
-                reader = PieceReader(handle)
-                while True:
-                    completed = handle.completed
-                    if (piece := reader.read()) is not None:
-                        yield piece
-                    if completed:
-                        break
-                    self._dispatcher.step()
-                handle.completion()
+                self._role.fetch([handle])
+                yield from self._dispatcher.text_pieces(handle)
             finally:
                 self._dispatcher.cancel([handle])
         finally:

@@ -27,6 +27,9 @@ LENGTH = struct.Struct("<Q")
 MAX_HEAD = 64 << 20
 """Longest description, in bytes: token ids and a grammar."""
 
+_INVALID = InvalidJson, KeyError, TypeError, ValueError, OverflowError, struct.error
+"""What reading bytes of another origin may raise."""
+
 Logprobs = Sequence[TokenLogprob | None]
 
 
@@ -82,8 +85,8 @@ class MovedRequest:
         """
         if sha256(memoryview(data)[DIGEST:]).digest() != data[:DIGEST]:
             raise ProtocolError("moved request: the checksum is wrong")
-        head, *pieces = _divided(data)
         try:
+            head, *pieces = _divided(data)
             found = parse_object(head, "moved request", max_bytes=MAX_HEAD)
             if found.get("format") != FORMAT:
                 raise ProtocolError(
@@ -103,7 +106,7 @@ class MovedRequest:
                 found["model"], tuple(found["prompt"]), tuple(found["output"]), options,
                 found["adapter"], tokens, prompt, found["identity"], spans,
             )  # fmt: skip
-        except (InvalidJson, KeyError, TypeError, ValueError) as error:
+        except _INVALID as error:
             raise ProtocolError(f"moved request: {error}") from error
 
 

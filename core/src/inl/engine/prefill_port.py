@@ -11,11 +11,13 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from inl.bounded_json import MAX_BYTES as MAX_ASK
 from inl.errors import DeviceError, InlError, ProtocolError, RequestError
 from inl.kv_transfer.link import HELLO_SECONDS, Kind, Link, accept, link_secret
 from inl.kv_transfer.spans import tokens_digest
 from inl.workers.encryption import Certificate, new_certificate
-from inl.workers.settings import is_encrypted, parse_address, show_address
+from inl.workers.listener import TLS_RECORD
+from inl.workers.settings import INSECURE, is_encrypted, parse_address, show_address
 
 if TYPE_CHECKING:
     from inl.engine.block_access import BlockAccess
@@ -96,30 +98,48 @@ class PrefillPort:
 
     def _serve(self, sock: socket.socket) -> None:
         try:
-            binding = b""
-            if self._certificate is not None:
-                sock.settimeout(HELLO_SECONDS)
-                sock = self._certificate.context.wrap_socket(sock, server_side=True)
-                binding = self._certificate.digest
+            sock, binding = self._encrypted(sock)
             self._serve_ticket(sock, binding)
         except (OSError, InlError) as error:
-            self.counts["failed"] += 1
+            self._count("failed")
             log.info("prefill: a ticket has ended: %s", error)
         finally:
             sock.close()
             with self._lock:
                 self._links -= 1
 
+    def _encrypted(self, sock: socket.socket) -> tuple[socket.socket, bytes]:
+        """Begin TLS with an engine of another host; returns the certificate's digest.
+
+        One of this host sends plain bytes, whatever address the port listens at.
+        """
+        sock.settimeout(HELLO_SECONDS)
+        first = sock.recv(1, socket.MSG_PEEK)
+        if self._certificate is not None and first == TLS_RECORD:
+            context = self._certificate.context
+            return context.wrap_socket(sock, server_side=True), self._certificate.digest
+        if is_encrypted(sock.getpeername()[0]):
+            raise ProtocolError(
+                f"ticket: found no TLS, accepts engines of other hosts with it; unset "
+                f"{INSECURE} there, or set it in both, in a network of trusted hosts "
+                "only"
+            )
+        return sock, b""
+
+    def _count(self, name: str, value: int = 1) -> None:
+        with self._lock:
+            self.counts[name] += value
+
     def _serve_ticket(self, sock: socket.socket, binding: bytes) -> None:
         link = accept(sock, self._secret, binding, time.monotonic() + HELLO_SECONDS)
-        message = link.receive()
+        message = link.receive(MAX_ASK)
         if message.kind is not Kind.ASK:
             raise ProtocolError(f"ticket: found {message.kind.name}, accepts ASK")
         try:
             ask = _Ask(message.fields)
             handle = self._start(ask)
         except RequestError as error:
-            self.counts["refused"] += 1
+            self._count("refused")
             link.send(Kind.REFUSED, {"reason": str(error)})
             return
         link.extend(time.monotonic() + ask.seconds)
@@ -158,12 +178,12 @@ class PrefillPort:
                     }  # fmt: skip
                     link.send(Kind.SPAN, fields, span.parts)
                     sent[span.group] = span.stop // span.block_size
-                    self.counts["blocks"] += span.blocks
+                    self._count("blocks", span.blocks)
             if is_last:
                 if handle.error is not None:
                     raise RequestError(f"the prompt has failed: {handle.error}")
                 link.send(Kind.DONE, {"ticket": ask.ticket})
-                self.counts["done"] += 1
+                self._count("done")
                 return
             if self._closed or link.is_closed(POLL_SECONDS):
                 raise ConnectionResetError("the decoding engine has closed")
@@ -176,11 +196,14 @@ class _Ask:
         try:
             self.ticket, self.identity = str(fields["ticket"]), fields["identity"]
             self.seconds = min(float(fields["seconds"]), MAX_SECONDS)
+            if not self.seconds > 0:  # or not a number
+                raise ValueError(f"seconds {self.seconds:g}")
             self.prompt = [int(token) for token in fields["prompt"]]
-            self.adapter: str | None = fields["adapter"]
+            adapter = fields["adapter"]
+            self.adapter = None if adapter is None else str(adapter)
             self.adapter_digest = str(fields["adapter_digest"])
             self.salt, self.key = str(fields["salt"]), str(fields["key"])
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise RequestError(
                 f"ticket: found a field that is not valid: {error}"
             ) from None

@@ -72,21 +72,33 @@ class RemotePrefill:
 
     def fetch_all(self, handles: Sequence[RequestHandle]) -> None:
         """Wait for the blocks of several prompts."""
-        list(self._threads.map(self.fetch, handles))
+        long = [each for each in handles if self._is_long(each)]
+        with suppress(RuntimeError):  # the threads have ended: it was closed
+            list(self._threads.map(self.fetch, long))
 
     def fetch_then(
         self, handles: Sequence[RequestHandle], then: Callable[[], None]
     ) -> None:
-        """As :meth:`fetch_all`, without waiting; calls ``then`` on a thread."""
+        """As :meth:`fetch_all`, without waiting; calls ``then`` on a thread.
+
+        At once for short prompts, which would wait for threads of long ones.
+        """
+        long = [each for each in handles if self._is_long(each)]
 
         def run() -> None:
             try:
-                for handle in handles:
+                for handle in long:
                     self.fetch(handle)
             finally:
                 then()
 
-        self._threads.submit(run)
+        if not long:
+            then()
+            return
+        try:
+            self._threads.submit(run)
+        except RuntimeError:  # the threads have ended: it was closed
+            then()
 
     def close(self) -> None:
         """Ask no more; open tickets end. Closing twice is allowed."""
@@ -108,6 +120,11 @@ class RemotePrefill:
         self._count(kind)
         if kind != "done":
             log.info("prefill: the rest of a prompt is computed here: %s", reason)
+
+    @staticmethod
+    def _is_long(handle: RequestHandle) -> bool:
+        """Whether a prompt may lack enough tokens, which only the engine can say."""
+        return handle.request.prompt_tokens >= LEAST_TOKENS
 
     def _is_wanted(self, handle: RequestHandle) -> bool:
         request = handle.request

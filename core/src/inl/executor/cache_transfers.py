@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -197,7 +198,8 @@ class CacheTransfers:
         tracer = self._tracer()
         io, strict = composed_blocks(tracer, self._backend.tensor), self._strict()
         ids = StrictArray((1,), "int32")
-        for group in self._groups:
+        # A stage of a pipeline may have no layer of a group.
+        for group in filter(attrgetter("layers"), self._groups):
             found = io.read(strict, group, ids)
             shape = (len(group.layers), 2, *found.cells[0].shape)
             cells = StrictArray(shape, found.cells[0].dtype)

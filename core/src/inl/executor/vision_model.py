@@ -57,7 +57,8 @@ def find_vision(checkpoint: Checkpoint) -> VisionModel | None:
         for prefix in PREFIXES
         if name.startswith(prefix)
     }
-    if kind not in ENCODERS or not names or not isinstance(fields, Mapping):
+    known = isinstance(kind, str) and kind in ENCODERS
+    if not known or not names or not isinstance(fields, Mapping):
         return None
     pieces = {
         short: Piece((name,), checkpoint.spec(name)[1]) for short, name in names.items()

@@ -67,8 +67,9 @@ def decode(value: Any, where: str = "image") -> Picture:
             f"accepted: {', '.join(FORMATS)}"
         ) from None  # the cause is no fault of this process, as an OSError would be
     pixels = np.array(upright)
-    shape = np.array(pixels.shape, "<i4").tobytes()
-    return Picture(pixels, sha256(shape + pixels.tobytes()).digest())
+    digest = sha256(np.array(pixels.shape, "<i4").tobytes())
+    digest.update(np.ascontiguousarray(pixels).data)
+    return Picture(pixels, digest.digest())
 
 
 def _read(value: Any, where: str) -> bytes:

@@ -220,7 +220,8 @@ class DiskTier:
             try:
                 if self._writes:
                     self._write(place, parts)
-            except OSError as error:
+            # Without this thread, those who wait for room or a flush would wait on.
+            except Exception as error:
                 self._stop_writing(error)
             with self._has_room:
                 self._queued.pop(place, None)
@@ -241,7 +242,7 @@ class DiskTier:
             self._sizes[name] = size
             self.counts["written"] += 1
 
-    def _stop_writing(self, error: OSError) -> None:
+    def _stop_writing(self, error: Exception) -> None:
         if self._writes:
             self._writes = False
             log.warning(

@@ -15,7 +15,6 @@ from __future__ import annotations
 import hmac
 import json
 import secrets
-import select
 import socket
 import ssl
 import struct
@@ -26,8 +25,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from inl.bounded_json import parse_object
 from inl.errors import DeviceError, InvalidJson, ProtocolError
 from inl.protocol.wire_arrays import contents, read_contents
+from inl.readiness import READABLE, waiter
 from inl.workers.encryption import encrypt
-from inl.workers.handshake import mac
+from inl.workers.handshake import mac, receive_exactly
 from inl.workers.settings import (
     MAKE_SECRET,
     SECRET,
@@ -111,19 +111,22 @@ class Link:
         payload = head + (b"" if parts is None else contents(parts))
         proof = self._proof(self._sent, kind, len(head), payload)
         self._sent += 1
-        self._limit()
-        self._socket.sendall(PREFIX.pack(kind, len(payload), len(head), proof))
-        self._socket.sendall(payload)
+        self._write(PREFIX.pack(kind, len(payload), len(head), proof))
+        self._write(payload)
 
-    def receive(self) -> Message:
+    def receive(self, max_bytes: int = MAX_BYTES) -> Message:
         """Wait for a message.
 
-        Raises :class:`~inl.errors.ProtocolError` for a damaged one.
+        max_bytes: longest payload. Raises :class:`~inl.errors.ProtocolError` for a
+        longer or damaged one.
         """
         prefix = self._read(PREFIX.size)
         kind, length, head, proof = PREFIX.unpack(prefix)
-        if kind not in Kind.__members__.values() or not head <= length <= MAX_BYTES:
-            raise ProtocolError(f"message: found kind {kind} of {length} bytes")
+        if kind not in Kind.__members__.values() or not head <= length <= max_bytes:
+            raise ProtocolError(
+                f"message: found kind {kind} of {length} bytes, accepts kinds "
+                f"{min(Kind):d} to {max(Kind):d} of at most {max_bytes}"
+            )
         payload = self._read(length)
         own = self._proof(self._received, kind, head, payload)
         self._received += 1
@@ -144,7 +147,9 @@ class Link:
         """Wait so long; whether the other side has closed, or sent what it must not."""
         if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
             return True
-        return bool(select.select([self._socket], [], [], seconds)[0])
+        poll = waiter()  # select() takes no descriptor above 1023
+        poll.register(self._socket, READABLE)
+        return bool(poll.poll(seconds * 1000))
 
     def close(self) -> None:
         """Close the connection; closing twice is allowed."""
@@ -162,6 +167,13 @@ class Link:
         if left <= 0:
             raise TimeoutError("the ticket has expired")
         self._socket.settimeout(min(left, most))
+
+    def _write(self, data: bytes) -> None:
+        # Not sendall(): over TLS its time limit is that of each record.
+        view = memoryview(data)
+        while view:
+            self._limit()
+            view = view[self._socket.send(view[:CHUNK]) :]
 
     def _read(self, count: int) -> bytes:
         data = bytearray()
@@ -195,11 +207,14 @@ def connect(address: str, secret: bytes | None, end: float) -> Link:
             sock, binding = encrypt(sock)
         hello = HELLO.pack(MAGIC, VERSION, secrets.token_bytes(32))
         sock.sendall(hello)
-        said = binding + hello + _hello(sock)
+        limit = time.monotonic() + HELLO_SECONDS
+        said = binding + hello + _hello(sock, limit)
         sock.sendall(mac(known, b"decode", said))
-        if not hmac.compare_digest(
-            _exactly(sock, MAC_BYTES), mac(known, b"prefill", said)
-        ):
+        try:
+            proof = receive_exactly(sock, MAC_BYTES, limit)
+        except ConnectionResetError as error:
+            raise ConnectionResetError(f"{error}: wrong secret?") from None
+        if not hmac.compare_digest(proof, mac(known, b"prefill", said)):
             raise ProtocolError(f"{address}: does not know the secret of this engine")
         return _linked(sock, known, said, end)
     except BaseException:
@@ -209,12 +224,12 @@ def connect(address: str, secret: bytes | None, end: float) -> Link:
 
 def accept(sock: socket.socket, secret: bytes, binding: bytes, end: float) -> Link:
     """Prove both sides to a decoding engine that has connected; raises as connect."""
-    sock.settimeout(HELLO_SECONDS)
-    theirs = _hello(sock)
+    theirs = _hello(sock, end)
     own = HELLO.pack(MAGIC, VERSION, secrets.token_bytes(32))
     sock.sendall(own)
     said = binding + theirs + own
-    if not hmac.compare_digest(_exactly(sock, MAC_BYTES), mac(secret, b"decode", said)):
+    proof = receive_exactly(sock, MAC_BYTES, end)
+    if not hmac.compare_digest(proof, mac(secret, b"decode", said)):
         raise ProtocolError("wrong secret")
     sock.sendall(mac(secret, b"prefill", said))
     return _linked(sock, secret, said, end)
@@ -225,22 +240,12 @@ def _linked(sock: socket.socket, secret: bytes, said: bytes, end: float) -> Link
     return Link(sock, mac(secret, b"link", said), end)
 
 
-def _hello(sock: socket.socket) -> bytes:
-    data = _exactly(sock, HELLO.size)
+def _hello(sock: socket.socket, end: float) -> bytes:
+    data = receive_exactly(sock, HELLO.size, end)
     magic, version, _ = HELLO.unpack(data)
     if magic != MAGIC or version != VERSION:
         raise ProtocolError(
             f"found {data[:6]!r}, accepts an engine with version {VERSION} of the "
             "link; install the same inl-core in both"
         )
-    return data
-
-
-def _exactly(sock: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        part = sock.recv(count - len(data))
-        if not part:
-            raise ConnectionResetError("the other side has closed: wrong secret?")
-        data += part
     return data

@@ -67,6 +67,15 @@ class CommandEntry:
     """One sentence of the help page."""
 
 
+@dataclass(frozen=True, slots=True)
+class PlaceEntry:
+    """A registered place, imported when a worker is started there."""
+
+    start: str | Callable[..., Any]
+    devices: str | Callable[..., Any] | None
+    """Lists the devices that workers could have there."""
+
+
 @dataclass(slots=True)
 class Contribution:
     """Items of one plugin. Its methods are the ``register`` argument of the hooks.
@@ -81,7 +90,7 @@ class Contribution:
     functions: dict[str, FunctionsEntry] = field(default_factory=dict)
     contract: tuple[int, int] = CONTRACT
     """Contract that the plugin was written for."""
-    places: dict[str, str | Callable[..., Any]] = field(default_factory=dict)
+    places: dict[str, PlaceEntry] = field(default_factory=dict)
     formats: dict[str, str | Callable[..., Any]] = field(default_factory=dict)
     drafters: dict[str, str | Callable[..., Any]] = field(default_factory=dict)
     commands: dict[str, CommandEntry] = field(default_factory=dict)
@@ -164,10 +173,21 @@ class Contribution:
             functions, tuple(modules) or (framework,)
         )
 
-    def register_place(self, scheme: str, start: str | Callable[..., Any]) -> None:
+    def register_place(
+        self,
+        scheme: str,
+        start: str | Callable[..., Any],
+        devices: str | Callable[..., Any] | None = None,
+    ) -> None:
         """Register what starts workers for devices of ``SCHEME:.../DEVICE``."""
         _check_name("place", scheme, SCHEME, "a scheme such as ray")
-        _add(self.places, f"place {scheme}", scheme, start)
+        where = f"place {scheme}"
+        _check_target(where, start, callable(start), "a function")
+        if devices is not None:
+            _check_target(f"{where}: devices", devices, callable(devices), "a function")
+        if scheme in self.places:
+            raise PluginError(f"{where}: registered twice")
+        self.places[scheme] = PlaceEntry(start, devices)
 
     def register_format(self, suffix: str, reader: str | Callable[..., Any]) -> None:
         """Register the reader of files and folders whose names end with ``suffix``."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from inl.checkpoints.checkpoint import Checkpoint
-    from inl.device import Device, DeviceType, Probe
+    from inl.device import Device, DeviceInfo, DeviceType, Probe
     from inl.spec.encoder import Encoder
     from inl.spec.functions import Functions
     from inl.spec.kernel import Kernel
@@ -89,9 +89,15 @@ class RegisterPlace(Protocol):
     """Registers what starts a worker for the devices ``SCHEME:.../DEVICE``.
 
     It is called with an ``inl.workers.place.Request`` and returns a ``Started``.
+    devices: lists the devices there, pairs of a name and a ``DeviceInfo``.
     """
 
-    def __call__(self, scheme: str, start: str | Callable[[Any], Any]) -> None: ...
+    def __call__(
+        self,
+        scheme: str,
+        start: str | Callable[[Any], Any],
+        devices: str | Callable[[], Sequence[tuple[str, DeviceInfo]]] | None = None,
+    ) -> None: ...
 
 
 class RegisterFormat(Protocol):

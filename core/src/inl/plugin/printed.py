@@ -28,4 +28,4 @@ def stdout_to_stderr() -> Iterator[None]:
         with _lock:
             own = _stdout.pop()
             if not _stdout:
-                sys.stdout = own  # type: ignore[assignment] # None without a console
+                sys.stdout = own

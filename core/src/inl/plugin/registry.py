@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 from inl.device import Device, DeviceType
 from inl.errors import PluginError
 from inl.plugin.check import dotted
-from inl.plugin.contribution import BackendEntry, CommandEntry, Contribution, resolve
+from inl.plugin.contribution import (
+    BackendEntry,
+    CommandEntry,
+    Contribution,
+    PlaceEntry,
+    resolve,
+)
 from inl.plugin.discover import Origin
 from inl.plugin.environment import Settings, settings
 from inl.plugin.hooks import CONTRACT
@@ -211,13 +217,25 @@ class Registry:
         origin, item = self._named[kind][name]
         if isinstance(item, CommandEntry):
             item = item.command
-        function = resolve(origin, f"{kind} {name}", item)
-        if not callable(function):
+        elif isinstance(item, PlaceEntry):
+            item = item.start
+        return origin, _function(origin, f"{kind} {name}", item)
+
+    def place_devices(self, scheme: str) -> tuple[Origin, Callable[..., Any]]:
+        """Import the function that lists the devices of a place.
+
+        Raises :class:`~inl.errors.PluginError` if there is none, or that fails.
+        """
+        places = self._named["place"]
+        lists = sorted(name for name, (_, each) in places.items() if each.devices)
+        if scheme not in lists:
             raise PluginError(
-                f"{origin}: {kind} {name}, {item}: found {type(function).__name__}, "
-                "accepted: a function"
+                f"place {scheme!r:.40}: lists no devices; accepted: "
+                f"{', '.join(lists) or 'none of those that are installed'}"
             )
-        return origin, function
+        origin, entry = places[scheme]
+        where = f"devices of place {scheme}"
+        return origin, _function(origin, where, entry.devices)
 
     def frameworks(self) -> Mapping[str, str]:
         """Top-level modules of array classes, and the framework of each."""
@@ -306,3 +324,13 @@ def _listed(kind: str, kinds: str, names: Sequence[str]) -> str:
     if len(names) > 3:
         return _count(len(names), kind)
     return f"{kind if len(names) == 1 else kinds} {', '.join(names)}"
+
+
+def _function(origin: Origin, where: str, item: Any) -> Callable[..., Any]:
+    function: Callable[..., Any] = resolve(origin, where, item)
+    if not callable(function):
+        raise PluginError(
+            f"{origin}: {where}, {item}: found {type(function).__name__}, accepted: a "
+            "function"
+        )
+    return function

@@ -28,6 +28,7 @@ from inl.weights.plan import plan_weights
 from inl.workers.address import WorkerAddress, parse_worker
 
 if TYPE_CHECKING:
+    from inl.backend.base import Backend
     from inl.config import EngineConfig
     from inl.executor.model_loader import LanguageModel
     from inl.progress import Progress
@@ -189,19 +190,7 @@ def serve_rank(options: Mapping[str, Any], progress: Progress) -> StartedRunner:
     language, config, limits = read_options(options)
     rank = read_rank(options.get("rank"))
     backend = make_backend(config.backend)
-    ranks = backend.offers(Ranks)
-    if ranks is None:
-        raise BackendUnavailable(
-            f"{backend.device}: {type(backend).__name__} does not support "
-            f"{rank.ranks} ranks; accepted: tensor_parallel=1"
-        )
-    absent = [name for name, size in rank.grid.items() if size > 1]
-    if not set(absent) <= set(ranks.axes):
-        raise BackendUnavailable(
-            f"{backend.device}: {type(backend).__name__} has ranks along "
-            f"{', '.join(ranks.axes)}; found {', '.join(absent)}"
-        )
-    backend = ranks.joining(rank)
+    backend = joined_backend(backend, rank)
     stage = Stage(rank.position(PIPELINE), rank.size(PIPELINE))
     runner = start_runner(
         language, backend, config, limits=limits, progress=progress,
@@ -227,3 +216,24 @@ def read_rank(value: Any) -> Rank:
     ):
         raise ProtocolError(f"OPEN: rank: found invalid values {value!r:.120}")
     return rank
+
+
+def joined_backend(backend: Backend, rank: Rank) -> Backend:
+    """Return the backend of one rank of a group.
+
+    Waits for the other ranks. Raises :class:`~inl.errors.BackendUnavailable` for a
+    backend without ranks along these axes.
+    """
+    ranks = backend.offers(Ranks)
+    if ranks is None:
+        raise BackendUnavailable(
+            f"{backend.device}: {type(backend).__name__} does not support "
+            f"{rank.ranks} ranks; accepted: tensor_parallel=1"
+        )
+    divided = [name for name, size in rank.grid.items() if size > 1]
+    if not set(divided) <= set(ranks.axes):
+        raise BackendUnavailable(
+            f"{backend.device}: {type(backend).__name__} has ranks along "
+            f"{', '.join(ranks.axes)}; found {', '.join(divided)}"
+        )
+    return ranks.joining(rank)

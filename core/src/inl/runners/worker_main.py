@@ -41,7 +41,7 @@ from inl.workers.connection import connect_to_parent
 from inl.workers.handshake import ANY_SEAT, join
 from inl.workers.heartbeat import Heartbeat
 from inl.workers.heartbeat_process import DESCRIPTORS, HeartbeatProcess
-from inl.workers.settings import ADDRESS, SEAT, SECRET, SECRET_FILE, read_secret
+from inl.workers.settings import ADDRESS, DEVICE, SEAT, SECRET, SECRET_FILE, read_secret
 
 if TYPE_CHECKING:
     from inl.progress import Progress
@@ -102,7 +102,10 @@ def _serve_from_environment(factory: str) -> int:
         seat = settings.get(SEAT, str(ANY_SEAT))
         if not seat.isdecimal():
             raise RunnerError(f"{SEAT}: found {seat!r:.40}, accepted: a whole number")
-        serve_engine(settings[ADDRESS], secret, int(seat), factory=factory)
+        device = settings.get(DEVICE)
+        serve_engine(
+            settings[ADDRESS], secret, int(seat), device=device, factory=factory
+        )
     except InlError as error:
         log.error("%s: %s", type(error).__name__, error)
         return 2

@@ -18,7 +18,7 @@ def without_absent(value: Any, schema: type, defaults: Defaults) -> Any:
     Objects of any content, such as JSON schemas, keep theirs. defaults: members of the
     body itself that are removed too.
     """
-    body = _without_nulls(value, msgspec.inspect.type_info(schema))
+    body = _without_nulls(value, _type_info(schema))
     if not isinstance(body, dict):
         return body
     return {
@@ -63,8 +63,13 @@ def _kinds(kind: msgspec.inspect.Type) -> Iterator[Any]:
 
 
 @cache
+def _type_info(schema: type) -> msgspec.inspect.Type:
+    return msgspec.inspect.type_info(schema)
+
+
+@cache
 def _fields_of(schema: type) -> dict[str, msgspec.inspect.Type]:
-    kind = msgspec.inspect.type_info(schema)
+    kind = _type_info(schema)
     assert isinstance(kind, msgspec.inspect.StructType), "of one"
     return {field.encode_name: field.type for field in kind.fields}
 

@@ -69,7 +69,8 @@ class Admission:
         self.queued_tokens = 0
         """Prompt tokens of the calls that have not produced a token."""
         self.rejected = 0
-        self._max_running = max_running
+        self.max_running = max_running
+        """Requests that are computed at the same time."""
         self._max_queue = max_queue
         self._max_tokens = max_queued_tokens
         self._max_per_client = max_per_client
@@ -80,12 +81,12 @@ class Admission:
     @property
     def waiting(self) -> int:
         """Requests that wait to run."""
-        return max(self.open - self._max_running, 0)
+        return max(self.open - self.max_running, 0)
 
     def enter(self, ticket: Ticket) -> None:
         """Admit a call; raises :class:`ApiError` 400, 429 or 503."""
         client, requests = ticket.client, ticket.requests
-        limit = self._max_running + self._max_queue
+        limit = self.max_running + self._max_queue
         if requests > limit:
             raise ApiError(
                 400,
@@ -124,7 +125,7 @@ class Admission:
         if most is not None and self._clients[client] + requests > most:
             text = f"{self._clients[client]} requests of this key are open, accepts "
             return 429, f"{text}{most}; try again later", "rate_limit_exceeded"
-        if self.open + requests > self._max_running + self._max_queue:
+        if self.open + requests > self.max_running + self._max_queue:
             text = f"queue: {self.waiting} requests wait, accepts {self._max_queue}; "
             return 503, f"{text}try again later", "queue_full"
         return None

@@ -83,7 +83,9 @@ def make_app(
         if path in GENERATING:
             models.check_room(client)
 
-    return Gate(endpoints, config, error_shape, check_room, tracing)
+    routes = [each for each in endpoints.routes if isinstance(each, Route)]
+    posted = [each.path for each in routes if "POST" in (each.methods or ())]
+    return Gate(endpoints, config, error_shape, check_room, tracing, posted)
 
 
 def make_endpoints(

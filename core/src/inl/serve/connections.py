@@ -24,7 +24,7 @@ log = logging.getLogger("inl.serve")
 MAX_HEADERS = 128
 """Header lines of a request."""
 
-MAX_PIPELINED = 16
+MAX_PIPELINED = 64
 """Requests that a connection may send before the answer of an earlier one."""
 
 FRAMING_PER_BYTE = 8
@@ -34,8 +34,14 @@ PARSED_BYTES = 16 << 10
 """Bytes of a connection that are parsed before the event loop does other work: small
 chunks cost hundreds of times what their bytes are worth."""
 
+HEAD_END = b"\r\n\r\n"
+
 FIRST_BYTES = 4 << 10
 """As ``PARSED_BYTES``, until the head of a message has been checked."""
+
+BODY_BYTES = 8 << 10
+"""Bytes of a body for which its request's task is woken before its end: a task that is
+woken by each of a slow client's bytes takes the event loop many times what they do."""
 
 DRAIN_BYTES = 256 << 10
 """Bytes of a message that are read and dropped after it was answered."""
@@ -196,6 +202,10 @@ class Connection(HttpToolsProtocol):
 
     def _parse_held(self) -> None:
         size = self._parsed_bytes
+        if self._in_head:
+            # What follows is parsed once the request was accepted, or answered.
+            end = self.held.find(HEAD_END, 0, size)
+            size = size if end < 0 else end + len(HEAD_END)
         data = bytes(self.held[:size])
         del self.held[:size]
         if self.is_closing:
@@ -268,6 +278,10 @@ class Connection(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self._allowed += FRAMING_PER_BYTE * len(body)
         self._overhead -= len(body)
+        cycle = self.cycle
+        if len(cycle.body) + len(body) < BODY_BYTES and not cycle.response_complete:
+            cycle.body += body
+            return
         super().on_body(body)
 
     def on_message_complete(self) -> None:

@@ -89,15 +89,22 @@ def parse(body: bytes, schema: type[T], defaults: Defaults = NO_DEFAULTS) -> T:
         with gc_disabled() if len(body) > LARGE else nullcontext():
             return msgspec.json.decode(body, type=schema)
     except msgspec.ValidationError as error:
-        first = error
+        # A variable of this function would refer to the error, which refers to it.
+        return _parse_again(body, schema, defaults, error)
     except InvalidJson as error:
         raise as_api_error(error) from error
     except (msgspec.DecodeError, UnicodeError, RecursionError, MemoryError) as error:
         raise _malformed(error) from error
+
+
+def _parse_again(
+    body: bytes, schema: type[T], defaults: Defaults, first: msgspec.ValidationError
+) -> T:
+    """Decode a body whose absent fields keep it from being decoded as it is."""
     if b"null" not in body and not any(name.encode() in body for name in defaults):
         raise _refused(str(first), defaults) from first
     try:
-        # The values of the body have been counted above.
+        # The values of the body have been counted before.
         with gc_disabled() if len(body) > LARGE else nullcontext():
             fields = without_absent(msgspec.json.decode(body), schema, defaults)
             return msgspec.convert(fields, schema, str_keys=True)

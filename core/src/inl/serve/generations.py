@@ -52,12 +52,14 @@ class Generation(Answer):
         """Set at the end, if it has produced a token."""
         self.polled_tokens = 0
         """Tokens of all deltas."""
+        self._end_tokens: int | None = None
+        """Tokens up to where the parser ended the answer, if it did."""
         self._parser = parser
         self._stop = stop
         self._places = TokenPlaces(token_texts, skip_special=False)
         self._token_ends: list[int] = []
-        """Characters up to the end of each token, special ones included, as far as
-        the reasoning was looked for."""
+        """Characters up to the end of each token, special ones included, as far as a
+        place was looked for."""
         self._reasoning_end: int | None = 0
 
     def poll(self) -> Delta:
@@ -74,9 +76,14 @@ class Generation(Answer):
             delta = parser.feed(*handle.take_whole())
         else:
             delta = parser.feed(handle.take())
-        if parser.is_done and not completed:
-            handle.finish_reason, completed = "stop", True
-            self._stop(handle)
+        if parser.end is not None:
+            if not completed:
+                handle.finish_reason, completed = "stop", True
+                self._stop(handle)
+            # The engine was ahead of what the answer has.
+            self._end_tokens = max(self._tokens_until(parser.end), start)
+            self.polled_tokens = self._end_tokens
+            token_ids = token_ids[: self._end_tokens - start]
         if completed:
             delta = self._finished(delta)
         delta.token_ids = token_ids
@@ -87,6 +94,13 @@ class Generation(Answer):
         return delta
 
     @property
+    def completion_tokens(self) -> int:
+        """Tokens of the answer so far, those that were not read yet included."""
+        if self._end_tokens is not None:
+            return self._end_tokens
+        return len(self.handle.token_ids)
+
+    @property
     def prompt_ids(self) -> Sequence[int]:
         """The token ids of the prompt."""
         return self.first_request.tokens[: self.first_request.prompt_tokens]
@@ -94,18 +108,22 @@ class Generation(Answer):
     def _count_reasoning(self) -> None:
         """Count the tokens of the reasoning and its marks, however they arrived."""
         end = self._parser.reasoning_end
-        if end is None or end != self._reasoning_end:
-            # In each poll, not at once: this runs on the event loop.
-            for token in self.handle.token_ids[len(self._token_ends) :]:
-                self._places.add(token)
-                self._token_ends.append(self._places.offset)
         if end is None:
+            self._place_tokens()  # in each poll, not at once: the event loop runs it
             self.reasoning_tokens = self.polled_tokens
         elif end != self._reasoning_end:
-            count = bisect_left(self._token_ends, end) + 1
-            self.reasoning_tokens = min(count, self.polled_tokens)
-            self._token_ends.clear()
+            self.reasoning_tokens = self._tokens_until(end)
         self._reasoning_end = end
+
+    def _tokens_until(self, end: int) -> int:
+        """Return how many polled tokens have a number of characters."""
+        self._place_tokens()
+        return min(bisect_left(self._token_ends, end) + 1, self.polled_tokens)
+
+    def _place_tokens(self) -> None:
+        for token in self.handle.token_ids[len(self._token_ends) : self.polled_tokens]:
+            self._places.add(token)
+            self._token_ends.append(self._places.offset)
 
     def _finished(self, delta: Delta) -> Delta:
         handle = self.handle
@@ -118,7 +136,7 @@ class Generation(Answer):
         limits = ("length", "deadline")
         reason: FinishReason = "length" if handle.finish_reason in limits else "stop"
         stop = None
-        if self._parser.is_done:
+        if self._parser.end is not None:
             reason = "tool_calls"
         elif handle.stopped:
             reason, stop = "stop_string", handle.stop_string
@@ -173,7 +191,7 @@ class Generations(ABC):
         prompts = [item.handle.request for item in self.items if item.is_first]
         return Usage(
             prompt_tokens=sum(each.prompt_tokens for each in prompts),
-            completion_tokens=sum(len(item.handle.token_ids) for item in self.items),
+            completion_tokens=sum(item.completion_tokens for item in self.items),
             cached_tokens=sum(each.cached_tokens for each in prompts),
             reasoning_tokens=sum(item.reasoning_tokens for item in self.items),
         )

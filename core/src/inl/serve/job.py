@@ -36,6 +36,8 @@ class Job:
     """The engine's option ``structured``."""
     number: str = ""
     """Id of the request, by which it can be aborted."""
+    output_ids: Sequence[int] = ()
+    """Tokens of its only completion that another engine has generated."""
 
     @property
     def completions(self) -> int:

@@ -259,7 +259,8 @@ class ModelMetrics:
     def record_end(self, item: Generation) -> None:
         """Record the end of a request, finished or not."""
         handle = item.handle
-        number, count = handle.request.id, len(handle.token_ids)
+        number = handle.request.id
+        count = len(handle.token_ids) - handle.resumed_tokens
         self._last_token.pop(number, None)
         admitted = self._admitted.pop(number, None)
         if handle.finish_reason is None or handle.error is not None:

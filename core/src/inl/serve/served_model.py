@@ -174,7 +174,7 @@ class ServedModel(ModelText):
         for encoded in prompts:
             options = self._options(job, encoded)
             options["key"], options["n"] = call.client, job.count
-            started += self._submit(options, encoded, use, listener)
+            started += self._submit(options, encoded, use, listener, job.output_ids)
 
     def _submit(
         self,
@@ -182,9 +182,14 @@ class ServedModel(ModelText):
         encoded: EncodedPrompt,
         use: AdapterUse | None,
         listener: Callable[[], None] | None,
+        output_ids: Sequence[int],
     ) -> list[Generation]:
         handle = self.engine.start(
-            encoded.ids, listener=listener, adapter_use=use, **options
+            encoded.ids,
+            listener=listener,
+            adapter_use=use,
+            output_ids=output_ids,
+            **options,
         )
         cancel = self.engine.cancel
         return [

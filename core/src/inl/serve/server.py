@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from inl.serve.app import make_app, make_endpoints
 from inl.serve.batches.batch_queue import BatchQueue
@@ -17,7 +16,7 @@ from inl.serve.frontends.processes import FrontEnds
 from inl.serve.http_server import HttpServer, listen
 from inl.serve.metrics import Metrics
 from inl.serve.models import Models
-from inl.serve.openai.response_store import ResponseStore
+from inl.serve.openai.response_store import response_store
 from inl.switch_interval import SHORT_SECONDS, switch_interval
 
 if TYPE_CHECKING:
@@ -27,6 +26,19 @@ if TYPE_CHECKING:
     from inl.serve.model_slot import ModelSource
     from inl.serve.settings import ServerConfig
     from inl.serve.tracing import Tracing
+
+
+class FrontEndPort(Protocol):
+    """A port at which front-ends connect."""
+
+    address: str
+    """``HOST:PORT``."""
+
+    async def serve(self, started: Callable[[], None]) -> None:
+        """Serve until :meth:`stop`, then finish the open requests."""
+
+    def stop(self) -> None:
+        """Accept no more requests. A second call ends the open ones."""
 
 
 class Server:
@@ -45,26 +57,29 @@ class Server:
         max_batch: int,
         tracing: Tracing | None = None,
     ) -> None:
-        self.config = config
+        self.config, self.max_batch = config, max_batch
         self._tracing = tracing
         metrics = Metrics(vllm_names=config.vllm_metrics)
         self.models = Models(sources, config, metrics, max_batch=max_batch)
         if len(self.models) == 1:
             self.models.default.load()
         self.batches = _batch_queue(config, max_batch)
-        self.responses = _response_store(config)
-        self._endpoints = make_endpoints(
+        self.responses = response_store(config)
+        self.endpoints = make_endpoints(
             self.models, metrics, config, self.batches, self.responses
         )
-        self.app = make_app(self._endpoints, self.models, config, tracing)
+        """All endpoints, without the gate."""
+        self.app = make_app(self.endpoints, self.models, config, tracing)
         """The ASGI application, which front-ends do not use."""
         self.frontends: FrontEnds | None = None
+        self.port: FrontEndPort | None = None
+        """Where front-ends of other processes connect, in place of HTTP clients."""
         self._http: HttpServer | None = None
         self._batching: asyncio.Task[None] | None = None
         if config.frontends:
             places = {each.name: (each.place, each.context) for each in sources}
             self.frontends = FrontEnds(
-                self._endpoints, self.models, config, places, self.responses
+                self.endpoints, self.models, config, places, self.responses
             )
             self.models.on_names = self.frontends.announce
             self.models.frontend_problem = self.frontends.problem
@@ -73,29 +88,11 @@ class Server:
         self.description = ", ".join(slot.name for slot in self.models)
         self._port = config.port
 
-    def handle_signals(self) -> None:
-        """Stop at SIGTERM and SIGINT; called by the main thread's event loop.
-
-        On Windows also at SIGBREAK, which Ctrl-Break and the end of a session raise.
-        """
-        loop = asyncio.get_running_loop()
-
-        def stop_soon(_number: int, _frame: object) -> None:
-            loop.call_soon_threadsafe(self.stop)
-
-        for name in ("SIGTERM", "SIGINT", "SIGBREAK"):
-            number = getattr(signal, name, None)
-            if number is None:
-                continue
-            try:
-                loop.add_signal_handler(number, self.stop)
-            except NotImplementedError:  # loops of Windows
-                signal.signal(number, stop_soon)
-
     async def serve(self, started: Callable[[str], None]) -> None:
         """Serve until :meth:`stop`, then finish the open requests.
 
-        started: called with the URL once connections are accepted.
+        started: called with the URL once connections are accepted, or the address of
+        the port for front-ends.
         """
 
         def listening(port: int) -> None:
@@ -103,9 +100,12 @@ class Server:
             started(self.url)
 
         if self.batches is not None:
-            self._batching = asyncio.create_task(self.batches.run(self._endpoints))
+            self._batching = asyncio.create_task(self.batches.run(self.endpoints))
         try:
             with switch_interval(SHORT_SECONDS):
+                if self.port is not None:
+                    await self.port.serve(partial(started, self.port.address))
+                    return
                 if self._http is None:
                     assert self.frontends is not None, "one of them"
                     await self.frontends.run(listening)
@@ -147,21 +147,13 @@ class Server:
         self.models.drain()
         if self._batching is not None:
             self._batching.cancel()  # a restart goes on
+        if self.port is not None:
+            self.port.stop()
+            return
         if self._http is not None:
             self._http.stop()
         if self.frontends is not None:
             self.frontends.stop()
-
-
-def _response_store(config: ServerConfig) -> ResponseStore | None:
-    """Return the stored responses; ``None`` if the server stores none."""
-    if not config.stored_responses:
-        return None
-    return ResponseStore(
-        count=config.stored_responses,
-        max_bytes=config.stored_response_bytes,
-        seconds=config.stored_response_seconds,
-    )
 
 
 def _batch_queue(config: ServerConfig, max_batch: int) -> BatchQueue | None:

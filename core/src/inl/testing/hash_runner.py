@@ -361,6 +361,7 @@ class HashRunner(PipelinedRunner):
         for task in step.rows:
             if not task.done:
                 self._compute(task)
+        step.rows.clear()  # they refer to the step
         if step.hidden is not None:
             return pooled_reply(flight.head.step, step.hidden)
         if step.scored is not None:

@@ -47,13 +47,16 @@ def python_page() -> str:
 
 
 def public_members(cls: type) -> Iterator[tuple[str, Any]]:
-    """Yield the public methods and properties that a class defines, in order."""
-    for name, member in vars(cls).items():
-        kinds = (property, classmethod, staticmethod)
-        if not name.startswith("_") and (
-            isinstance(member, kinds) or inspect.isfunction(member)
-        ):
-            yield name, member
+    """Yield the public methods and properties of a class, and of its bases in INL."""
+    kinds = (property, classmethod, staticmethod)
+    for owner in cls.__mro__:
+        if not owner.__module__.startswith("inl."):
+            continue
+        for name, member in vars(owner).items():
+            if not name.startswith("_") and (
+                isinstance(member, kinds) or inspect.isfunction(member)
+            ):
+                yield name, member
 
 
 def _section(cls: type) -> str:

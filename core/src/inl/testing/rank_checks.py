@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 from inl.backend.collectives import PIPELINE, TENSOR, Rank, Ranks
 from inl.backend.rank_sockets import reserve_address
 from inl.config import EngineConfig
+from inl.errors import BackendUnavailable
 from inl.plugin import registry
 from inl.protocol.wire_fields import sent
-from inl.runners.rank_startup import rank_devices
+from inl.runners.rank_startup import joined_backend, rank_devices
 from inl.testing.check import Check, CheckFailed
 from inl.testing.rank_process import join_and_check
 from inl.testing.rank_program import VERBS
@@ -42,12 +43,13 @@ Faults = dict[str, list[str]]
 
 
 def rank_checks(target: Target) -> Iterator[Check]:
-    """Check the verbs of the backend's ranks; nothing where it offers none.
+    """Check the verbs of the backend's ranks, or that it refuses a group by name.
 
-    Nothing either where the machine has fewer devices than ranks.
+    Nothing where the machine has fewer devices than ranks.
     """
     ranks = target.backend.offers(Ranks)
     if ranks is None:
+        yield Check("ranks", "ranks/refused", partial(_check_refusal, target))
         return
     axes = grid_of(target, ranks)
     count = math.prod(size for _, size in axes)
@@ -56,6 +58,17 @@ def rank_checks(target: Target) -> Iterator[Check]:
     group = RankGroup(target, ranks, axes)
     for verb in VERBS:
         yield Check("ranks", f"ranks/{verb}", partial(group.check, verb))
+
+
+def _check_refusal(target: Target) -> None:
+    rank = Rank(number=0, ranks=2, address="127.0.0.1:1", secret="")
+    try:
+        joined_backend(target.backend, rank)
+    except BackendUnavailable as error:
+        if type(target.backend).__name__ in str(error):
+            return
+        raise CheckFailed(f"refused without its name: {error}") from error
+    raise CheckFailed("offers no Ranks, and joined a group of 2")
 
 
 def grid_of(target: Target, ranks: Ranks) -> tuple[tuple[str, int], ...]:

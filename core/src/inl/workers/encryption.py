@@ -83,7 +83,8 @@ def new_certificate() -> Certificate:
 def _load(path: Path) -> Certificate:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.load_cert_chain(path)
+    # Without a password, OpenSSL would ask the terminal for that of an encrypted key.
+    context.load_cert_chain(path, password="")
     context.num_tickets = 0
     context.sslsocket_class = TlsSocket
     _, _, rest = path.read_text("ascii").partition("-----BEGIN CERTIFICATE")

@@ -169,10 +169,11 @@ def _knock(
         if is_encrypted(parse_address(address)[0]):
             engine, binding = encrypt(engine)
         engine.sendall(head)
-        greeted = _receive(engine, HEAD.size)
+        end = time.monotonic() + ANSWER_SECONDS
+        greeted = receive_exactly(engine, HEAD.size, end)
         if greeted[:1] == b"\0":
-            _check_answer(engine, greeted)
-        greeted += _receive(engine, GREETING.size - HEAD.size)
+            _check_answer(engine, end, greeted)
+        greeted += receive_exactly(engine, GREETING.size - HEAD.size, end)
         magic, version, _ = GREETING.unpack(greeted)
         if magic != MAGIC or not OLDEST <= version <= VERSION:
             raise ProtocolError(
@@ -182,7 +183,7 @@ def _knock(
         knock = KNOCK.pack(role, seat, os.getpid(), worker, secrets.token_bytes(32))
         said = binding + head + greeted + knock
         engine.sendall(knock + mac(secret, b"worker", said))
-        seat, proof = _check_answer(engine)
+        seat, proof = _check_answer(engine, end)
         if not hmac.compare_digest(proof, mac(secret, b"engine", said)):
             raise ProtocolError("does not know the secret of this worker")
     except OSError as error:
@@ -198,22 +199,33 @@ def _knock(
     return engine, seat
 
 
-def _check_answer(engine: socket.socket, begun: bytes = b"") -> tuple[int, bytes]:
+def _check_answer(
+    engine: socket.socket, end: float, begun: bytes = b""
+) -> tuple[int, bytes]:
     """Return the seat and the proof of an answer; raises the reason of a refusal."""
-    data = begun + _receive(engine, ANSWER.size - len(begun))
+    data = begun + receive_exactly(engine, ANSWER.size - len(begun), end)
     accepted, seat, proof, length = ANSWER.unpack(data)
-    reason = _receive(engine, min(length, MAX_REASON)).decode(errors="replace")
+    text = receive_exactly(engine, min(length, MAX_REASON), end)
+    reason = text.decode(errors="replace")
     if not accepted:
         raise ProtocolError(f"refused this worker: {reason}")
     return seat, proof
 
 
-def _receive(sock: socket.socket, count: int) -> bytes:
+def receive_exactly(sock: socket.socket, count: int, end: float) -> bytes:
+    """Receive ``count`` bytes until ``end``, a ``monotonic()`` time.
+
+    Raises OSError: TimeoutError after ``end``, also for a side that sends slowly.
+    """
     data = b""
     while len(data) < count:
+        seconds = end - time.monotonic()
+        if seconds <= 0:
+            raise TimeoutError(f"received {len(data)} of {count} bytes in time")
+        sock.settimeout(seconds)
         part = sock.recv(count - len(data))
         if not part:
-            raise OSError("the connection was closed")
+            raise ConnectionResetError("the connection was closed")
         data += part
     return data
 

@@ -64,8 +64,8 @@ class MarkupParser:
         """Whether a call has ended, and another one may follow before the mark."""
         self._is_start = True
         """Whether nothing but white space was content so far."""
-        self.is_done = False
-        """Whether nothing more is read, after the only call."""
+        self.end: int | None = None
+        """Characters up to the end of the only call, behind which nothing is read."""
         self._is_forced = is_forced
         if is_forced and calls is not None and not is_reasoning:
             self._begin_call(calls)
@@ -81,20 +81,20 @@ class MarkupParser:
         special: places of special tokens in the text.
         """
         delta = Delta()
-        if self.is_done:
+        if self.end is not None:
             return delta
         start = len(self._held)
         self._special += [(a + start, b + start) for a, b in special]
         self._held += text
         self._fed += len(text)
-        while self._held and not self.is_done and self._advance(delta):
+        while self._held and self.end is None and self._advance(delta):
             """Each round ends at a mark."""
         return delta
 
     def finish(self) -> Delta:
         """Return the rest: no more text will follow."""
         delta = Delta()
-        if self.is_done or (self._skipped is not None and self._call is None):
+        if self.end is not None or (self._skipped is not None and self._call is None):
             return delta  # white space, or a mark that was cut off
         if self._state == "reasoning":
             delta.reasoning = self._remove(len(self._held))
@@ -231,7 +231,8 @@ class MarkupParser:
             self._is_start = False
             return True
         assert self._calls is not None, "there was a call"
-        self.is_done = self._one_call
+        if self._one_call:
+            self.end = self._fed - len(self._held)
         self._skipped, self._is_between = self._calls.end, True
         return True
 

@@ -14,12 +14,13 @@ if TYPE_CHECKING:
 class OutputParser(Protocol):
     """Parser of the text of one completion.
 
-    sees_special: whether it is fed the text of special tokens too. is_done: whether
-    the completion ends, as nothing more is read.
+    sees_special: whether it is fed the text of special tokens too. end: characters, of
+    all that were fed, behind which nothing more is read, so that the completion ends;
+    ``None`` before.
     """
 
     sees_special: bool
-    is_done: bool
+    end: int | None
 
     @property
     def has_calls(self) -> bool:
@@ -44,8 +45,9 @@ class OutputParser(Protocol):
 class PlainParser:
     """All text is content."""
 
-    sees_special = has_calls = is_done = False
+    sees_special = has_calls = False
     reasoning_end: int | None = 0
+    end: int | None = None
 
     def feed(self, text: str, special: Sequence[Span] = ()) -> Delta:
         """Return the text as content."""

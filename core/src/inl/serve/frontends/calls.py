@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -41,7 +42,9 @@ class _Output:
     tokens: list[int]
     """All tokens of the handle, which adds to them."""
     call: Call
-    sent: int = 0
+    sent: int
+    """Those of another engine included."""
+    has_begun: bool = False
 
 
 class Call:
@@ -60,13 +63,17 @@ class Call:
     async def run(self, calls: Calls) -> None:
         """Admit and generate; ends when the front-end leaves it or it is refused."""
         given = self._submit
+        options = given.options
+        if given.seconds is not None:
+            options = {**options, "deadline": time.time() + given.seconds}
         job = Job(
             given.model,
             given.prompts,
-            given.options,  # type: ignore[arg-type]
+            options,  # type: ignore[arg-type]
             given.count,
             structure=given.structure,
             number=given.request,
+            output_ids=given.output_ids,
         )
         numbers: range = range(0)
         try:
@@ -78,7 +85,7 @@ class Call:
                 for number, item in zip(numbers, items, strict=True):
                     tokens = item.handle.token_ids
                     calls.outputs[number] = _Output(
-                        number, item, item.handle, tokens, self
+                        number, item, item.handle, tokens, self, len(given.output_ids)
                     )
                 calls.link.send(Answered(self.first))
                 calls.flush()
@@ -212,10 +219,12 @@ def _count(
     assert slot is not None, "it has outputs"
     if (counts := found.get(slot)) is None:
         counts = found[slot] = _Counts()
-    if not output.sent:
+    if not output.has_begun:
+        output.has_begun = True
         output.call.begin()
         news.cached.append((output.number, output.item.first_request.cached_tokens))
-        counts.firsts.append(handle.first_token_seconds)
+        if not output.sent:
+            counts.firsts.append(handle.first_token_seconds)
     output.sent += count
     request = handle.request
     counts.numbers.append(request.id)

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from inl.serve.event_stream import Receive, Send
-    from inl.serve.frontends.client import EngineClient
+    from inl.serve.frontends.remote import Client
 
 
 class Forwarder:
     """ASGI application of a front-end: the engine's process answers."""
 
-    def __init__(self, client: EngineClient) -> None:
+    def __init__(self, client: Client) -> None:
         self._client = client
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:

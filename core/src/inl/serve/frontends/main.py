@@ -27,13 +27,14 @@ from inl.serve.http_server import HttpServer, loop_factory
 
 if TYPE_CHECKING:
     from inl.serve.event_stream import Receive, Send
+    from inl.serve.frontends.remote import Client
     from inl.serve.settings import ServerConfig
 
 log = logging.getLogger("inl.serve")
 
 
 def make_frontend_app(
-    models: RemoteModels, client: EngineClient, config: ServerConfig
+    models: RemoteModels, client: Client, config: ServerConfig
 ) -> Gate:
     """Return the ASGI application of a front-end."""
     store = RemoteResponses(client) if config.stored_responses else None

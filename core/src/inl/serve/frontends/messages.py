@@ -63,12 +63,57 @@ class Named(msgspec.Struct, array_like=True, tag="named"):
     """The front-end uses the names of the last :class:`Names`."""
 
 
+class Hello(msgspec.Struct, array_like=True, tag="hello"):
+    """First message of both sides of a link between hosts.
+
+    nonce: 32 random bytes.
+    """
+
+    version: int
+    nonce: bytes
+
+
+class Knock(msgspec.Struct, array_like=True, tag="knock"):
+    """Proof of a front-end that it knows the engine's secret."""
+
+    proof: bytes
+
+
+class Refused(msgspec.Struct, array_like=True, tag="refused"):
+    """Why the engine closes the link."""
+
+    reason: str
+
+
+class Replica(msgspec.Struct, array_like=True, tag="replica"):
+    """Proof and description of an engine, for a front-end that has proved itself.
+
+    identity: what decides which tokens follow a prompt, by name. places: requests that
+    it computes at the same time. cache_tokens: size of its prefix cache.
+    """
+
+    proof: bytes
+    models: list[ModelSettings]
+    identity: dict[str, str]
+    device: str
+    places: int
+    cache_tokens: int
+    context: int
+    sampling_defaults: dict[str, float]
+    end_ids: list[int]
+
+
 class Ping(msgspec.Struct, array_like=True, tag="ping"):
     """Answered with :class:`Pong` at once."""
 
 
 class Pong(msgspec.Struct, array_like=True, tag="pong"):
-    """The front-end handles its messages."""
+    """The other side handles its messages.
+
+    problem: why an engine answers no request now.
+    """
+
+    problem: str | None = None
 
 
 class Ready(msgspec.Struct, array_like=True, tag="ready"):
@@ -107,6 +152,10 @@ class Submit(msgspec.Struct, array_like=True, tag="submit"):
     structure: Mapping[str, Any] | None
     request: str
     """Id of the request, by which it can be aborted."""
+    output_ids: list[int] = []
+    """Tokens of its only completion that another engine has generated."""
+    seconds: float | None = None
+    """Until its deadline, in place of the option, which is a time of one clock."""
 
 
 class Stop(msgspec.Struct, array_like=True, tag="stop"):
@@ -221,12 +270,13 @@ class News(msgspec.Struct, array_like=True, tag="news"):
 
 
 ToEngine = (
-    Ready | Trouble | Named | Pong | Submit | Stop | Leave | Check | Forward
-    | StoreResponse | ReadResponse
+    Ready | Trouble | Named | Ping | Pong | Submit | Stop | Leave | Check | Forward
+    | StoreResponse | ReadResponse | Hello | Knock
 )  # fmt: skip
 ToFrontEnd = (
-    Settings | Names | Ping | Drain | Answered | Forwarded | StoredResponse | News
-)
+    Settings | Names | Ping | Pong | Drain | Answered | Forwarded | StoredResponse
+    | News | Hello | Refused | Replica
+)  # fmt: skip
 Message = ToEngine | ToFrontEnd
 
 encode = msgspec.msgpack.Encoder().encode

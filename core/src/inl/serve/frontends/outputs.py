@@ -98,6 +98,10 @@ class Outputs:
             for number in numbers:
                 self._open.pop(number, None)
 
+    def handle(self, number: int) -> RemoteHandle:
+        """Return the handle of an open request."""
+        return self._open[number][0]
+
     def apply(self, news: News) -> None:
         """Append tokens and ends; what was left here is ignored."""
         for number, cached in news.cached:

@@ -12,36 +12,24 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from inl.errors import RunnerError
-from inl.serve.api_error import ApiError
-from inl.serve.frontends.calls import Calls
-from inl.serve.frontends.forwarding import answer
+from inl.serve.frontends.engine_end import EngineEnd
 from inl.serve.frontends.link import Link
 from inl.serve.frontends.messages import (
-    Answered,
-    Check,
     Drain,
-    Failure,
-    Forward,
-    Leave,
     Message,
     ModelSettings,
     Named,
     Names,
     Ping,
     Pong,
-    ReadResponse,
     Ready,
     Settings,
-    Stop,
-    StoredResponse,
-    StoreResponse,
-    Submit,
     Trouble,
 )
 from inl.serve.http_server import listen_shared
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping
+    from collections.abc import Callable, Mapping
 
     from starlette.types import ASGIApp
 
@@ -100,8 +88,7 @@ class FrontEnd:
         """When the last :class:`Ping` was sent, in seconds of the monotonic clock."""
         self._process: subprocess.Popen[bytes] | None = None
         self._link: Link | None = None
-        self._calls: Calls | None = None
-        self._forwards: set[asyncio.Task[None]] = set()
+        self._end: EngineEnd | None = None
         self._named: asyncio.Future[None] | None = None
         """Done once the process knows the names that were sent last."""
         self._is_stopping = False
@@ -163,7 +150,8 @@ class FrontEnd:
         watching: asyncio.Task[None] | None = None
         try:
             link = await Link.open(ours, self._receive, lost.set, self._resumed)
-            self._link, self._calls = link, Calls(self._models, link)
+            self._link = link
+            self._end = EngineEnd(self._app, self._models, self._responses, link)
             link.send(self._settings())
             watching = asyncio.create_task(self._watch(link, process))
             await lost.wait()
@@ -176,9 +164,9 @@ class FrontEnd:
                 self._link.close()
                 self._link = None
             self._know_names()
-            if self._calls is not None:
-                await self._calls.abort()
-            status = await asyncio.to_thread(_end, process)
+            if self._end is not None:
+                await self._end.abort()
+            status = await asyncio.to_thread(_wait, process)
         return status
 
     async def _watch(self, link: Link, process: subprocess.Popen[bytes]) -> None:
@@ -225,26 +213,15 @@ class FrontEnd:
             self._process.kill()
 
     def _resumed(self) -> None:
-        assert self._calls is not None, "made before anything is sent"
-        self._calls.flush()
+        assert self._end is not None, "made before anything is sent"
+        self._end.calls.flush()
 
     def _receive(self, message: Message) -> None:
-        calls = self._calls
-        assert calls is not None, "made before the other end writes"
-        link = calls.link
-        if isinstance(message, Submit):
-            calls.submit(message)
-        elif isinstance(message, Leave):
-            calls.leave(message)
-        elif isinstance(message, Stop):
-            calls.stop(message)
-        elif isinstance(message, Check):
-            link.send(Answered(message.number, self._refusal(message.client)))
-        elif isinstance(message, Forward):
-            self._start(self._forward(message, link))
-        elif isinstance(message, StoreResponse | ReadResponse):
-            self._start(self._store(message, link))
-        elif isinstance(message, Named):
+        end = self._end
+        assert end is not None, "made before the other end writes"
+        if end.receive(message):
+            return
+        if isinstance(message, Named):
             self._know_names()
         elif isinstance(message, Pong):
             self._replied.set()
@@ -256,40 +233,11 @@ class FrontEnd:
             self.ready.set()
             self._replied.set()
             self._is_accepting = True
-            if self._is_stopping:
-                link.send(Drain(force=False))
-
-    def _refusal(self, client: str) -> Failure | None:
-        try:
-            self._models.check_room(client)
-        except ApiError as error:
-            return Failure.of(error)
-        return None
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._forwards.add(task)
-        task.add_done_callback(self._forwards.discard)
-
-    async def _store(self, message: StoreResponse | ReadResponse, link: Link) -> None:
-        """Store or read a response."""
-        store, client, name = self._responses, message.client, message.name
-        assert store is not None, "front-ends know whether there is one"
-        try:
-            if isinstance(message, ReadResponse):
-                data = await store.get(client, name)
-                link.send(StoredResponse(message.number, data))
-                return
-            await store.put(client, name, message.data)
-            link.send(Answered(message.number))
-        except ApiError as error:
-            link.send(Answered(message.number, Failure.of(error)))
-
-    async def _forward(self, message: Forward, link: Link) -> None:
-        link.send(await answer(self._app, message))
+            if self._is_stopping and self._link is not None:
+                self._link.send(Drain(force=False))
 
 
-def _end(process: subprocess.Popen[bytes]) -> int:
+def _wait(process: subprocess.Popen[bytes]) -> int:
     """Wait for a process that has closed its link."""
     try:
         return process.wait(EXIT_SECONDS)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, Protocol, final
 
 from inl.engine.answers.model_text import EncodedPrompt, ModelText
+from inl.engine.options import random_seed
 from inl.engine.text_model import TextModel
 from inl.errors import RequestError
 from inl.serve.api_error import model_not_found
@@ -29,9 +30,33 @@ from inl.serve.load_failure import load_failure
 
 if TYPE_CHECKING:
     from inl.engine.request_handle import RequestHandle
-    from inl.serve.frontends.client import EngineClient
-    from inl.serve.frontends.messages import ModelSettings
+    from inl.serve.frontends.messages import ModelSettings, ToEngine
+    from inl.serve.frontends.outputs import Outputs
     from inl.serve.job import Job, Prompt
+
+
+class Client(Protocol):
+    """Sends the requests of a front-end to engines. Used by the event loop only."""
+
+    @property
+    def names(self) -> Mapping[str, int]:
+        """Names of models and adapters -> positions of the models."""
+
+    @property
+    def outputs(self) -> Outputs:
+        """Outputs of open requests."""
+
+    def numbers(self, count: int) -> int:
+        """Return the first of ``count`` numbers that nothing else has."""
+
+    def send(self, message: ToEngine) -> None:
+        """Send a message."""
+
+    async def call(self, number: int, message: ToEngine) -> Any:
+        """Send a message and return its reply; raises :class:`ApiError`."""
+
+    async def check_room(self, client: str) -> None:
+        """Raise :class:`ApiError` 429 or 503 if no model would admit a call."""
 
 
 @final
@@ -45,7 +70,7 @@ class RemoteGenerations(Generations):
 class RemoteModel:
     """A model of the engine's process. Used by the event loop only."""
 
-    def __init__(self, settings: ModelSettings, client: EngineClient) -> None:
+    def __init__(self, settings: ModelSettings, client: Client) -> None:
         self.name = settings.name
         self._settings = settings
         self._client = client
@@ -133,6 +158,9 @@ def _submit(
     """Return the message of a job. Its stop strings are found here."""
     options = {name: plain(value) for name, value in job.options.items()}
     options.pop("stop", None)
+    if options.get("seed") is None:
+        # Drawn here, so that another engine can continue the output.
+        options["seed"] = random_seed()
     options["stop_ids"] = [*text.stop_ids(options.get("stop_ids", ()), prompts[0])]
     if images := prompts[0].images:
         options["images"] = images
@@ -168,7 +196,7 @@ def _handles(
 class RemoteResponses:
     """Stored responses of the engine's process."""
 
-    def __init__(self, client: EngineClient) -> None:
+    def __init__(self, client: Client) -> None:
         self._client = client
 
     async def put(self, client: str, name: str, data: bytes) -> None:
@@ -187,7 +215,7 @@ class RemoteResponses:
 class RemoteModels:
     """The models of the engine's process, by name."""
 
-    def __init__(self, settings: Sequence[ModelSettings], client: EngineClient) -> None:
+    def __init__(self, settings: Sequence[ModelSettings], client: Client) -> None:
         self.all = [RemoteModel(each, client) for each in settings]
         self.default = self.all[0]
         self._client = client

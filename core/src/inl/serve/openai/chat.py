@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -112,7 +111,7 @@ class ChatExchange(ChunkedExchange):
         self._has_logprobs = bool(request.logprobs)
         self._has_token_ids = bool(request.return_token_ids)
         self.token_text: TokenTexts = NoTokenTexts()
-        self._places = defaultdict[int, TokenPlaces](self._new_places)
+        self._places: dict[int, TokenPlaces] = {}
         self._head = {
             "id": f"chatcmpl-{number}",
             "created": int(time.time()),
@@ -121,10 +120,6 @@ class ChatExchange(ChunkedExchange):
         self.encoded_head = chunk_head(
             {**self._head, "object": "chat.completion.chunk"}
         )
-
-    def _new_places(self) -> TokenPlaces:
-        skip_special = self.job.options["skip_special_tokens"]
-        return TokenPlaces(self.token_text, skip_special=skip_special)
 
     def body(self, answers: Sequence[Answer], usage: Usage) -> Any:
         """Return the whole response."""
@@ -173,10 +168,12 @@ class ChatExchange(ChunkedExchange):
     def _logprobs(self, index: int, part: Answer | Delta) -> dict[str, Any] | None:
         if not self._has_logprobs:
             return None
-        return {
-            "content": chat_logprobs(part.logprobs, self._places[index]),
-            "refusal": None,
-        }
+        if index not in self._places:
+            skip_special = self.job.options["skip_special_tokens"]
+            places = TokenPlaces(self.token_text, skip_special=skip_special)
+            self._places[index] = places
+        content = chat_logprobs(part.logprobs, self._places[index])
+        return {"content": content, "refusal": None}
 
     def opening(self, usage: Usage) -> bytes:
         """Return a chunk with the role for each completion."""

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from typing import NamedTuple, Protocol
 
 from inl.serve.api_error import ApiError
+from inl.serve.settings import ServerConfig
 
 
 class StoresResponses(Protocol):
@@ -95,3 +96,14 @@ class ResponseStore:
             ended = [name for name, each in entries.items() if each.ends <= now]
             for name in ended:
                 self._remove(client, name)
+
+
+def response_store(config: ServerConfig) -> ResponseStore | None:
+    """Return the stored responses; ``None`` if the server stores none."""
+    if not config.stored_responses:
+        return None
+    return ResponseStore(
+        count=config.stored_responses,
+        max_bytes=config.stored_response_bytes,
+        seconds=config.stored_response_seconds,
+    )

@@ -1,11 +1,13 @@
-"""Correctness and speed of tensor parallelism over GPUs.
+"""Correctness and speed of one model over several devices, by placement.
 
-    python bench/cuda_parallel.py                # on a machine with two GPUs
-    python bench/cuda_parallel.py --device cpu --model tiny --ranks 1 2
+    python bench/groups.py                       # on a machine with two GPUs
+    python bench/groups.py --device cpu --model tiny --placements one pipeline=2
 
 Weights are random, in a file that every rank reads. A model of two layers is decoded in
-float32 on each number of ranks and compared with float64; then the full shape is timed
-in bfloat16, for one sequence after a prompt of 128 tokens. ``cuda_exchange.py`` times a
+float32 in each placement and compared with float64; then the full shape is timed in
+bfloat16: sequences that decode together after prompts of 128 tokens, the first token
+of a long prompt, and ``--requests`` of 512 tokens answered with 128. On GPUs the time
+to read all weights once is the least for one sequence. ``cuda_exchange.py`` times a
 single exchange between ranks. Exits with 1 where the ranks' tokens are wrong.
 """
 
@@ -53,7 +55,7 @@ def write_model(folder: Path, shape: tuple[Any, ...], layers: int | None) -> Pat
     hf = dict(zip(FIELDS, shape, strict=True)) | {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama",
         "hidden_act": "silu", "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
-        "max_position_embeddings": 4096, "attention_bias": False,
+        "max_position_embeddings": 32768, "attention_bias": False,
     }  # fmt: skip
     hf["num_hidden_layers"] = layers or hf["num_hidden_layers"]
     folder.mkdir(parents=True, exist_ok=True)
@@ -86,12 +88,13 @@ def write_model(folder: Path, shape: tuple[Any, ...], layers: int | None) -> Pat
 
 
 def begin(
-    language: LanguageModel, device: str, ranks: int, dtype: str
+    language: LanguageModel, device: str, placement: str, dtype: str, **sizes: int
 ) -> tuple[EngineCore, float]:
     """An engine without a tokenizer, and its start time in seconds."""
     config = EngineConfig(
-        backend=device, tensor_parallel=ranks, dtype=dtype, max_batch=8, context=512,
-        sampling="greedy", worker_seconds=120, cache_bytes=1 << 30,
+        backend=device, placement=None if placement == "one" else placement,
+        dtype=dtype, sampling="greedy", worker_seconds=120,
+        **({"max_batch": 8, "context": 512, "cache_bytes": 1 << 30} | sizes),
     )  # fmt: skip
     began = time.perf_counter()
     core = EngineCore(
@@ -111,20 +114,29 @@ def answers(core: EngineCore, prompts: list[list[int]], count: int) -> list[list
     return [request.output_ids for request in requests]
 
 
-def ms_per_token(core: EngineCore, prompt: list[int], count: int) -> float:
-    """Seconds from the first to the last token of one request."""
-    request = Request(prompt, max_tokens=count)
-    core.add(request)
+def ms_per_step(core: EngineCore, prompts: list[list[int]], count: int) -> float:
+    """Milliseconds between tokens of sequences that decode together."""
+    requests = [Request(prompt, max_tokens=count) for prompt in prompts]
+    for request in requests:
+        core.add(request)
     times = []
     while core.has_work:
-        if any(event.token is not None for event in core.step()):
+        events = core.step()
+        if len([event for event in events if event.token is not None]) == len(prompts):
             times.append(time.perf_counter())
     return 1e3 * (times[-1] - times[0]) / (len(times) - 1)
 
 
-def right(language: LanguageModel, device: str, ranks: int, prompts: Any) -> bool:
+def seconds_of(core: EngineCore, prompts: list[list[int]], count: int) -> float:
+    """Seconds until all requests are answered."""
+    began = time.perf_counter()
+    answers(core, prompts, count)
+    return time.perf_counter() - began
+
+
+def right(language: LanguageModel, device: str, placement: str, prompts: Any) -> bool:
     """Decode in float32 and check every token by float64 logits of its sequence."""
-    core, _ = begin(language, device, ranks, "float32")
+    core, _ = begin(language, device, placement, "float32")
     found = answers(core, prompts, 24)
     core.runner.close()
     files = open_checkpoint(language.checkpoint.path)
@@ -139,7 +151,7 @@ def right(language: LanguageModel, device: str, ranks: int, prompts: Any) -> boo
         behind = logits.max(-1) - logits[np.arange(len(answer)), answer]
         worst, equal = max(worst, float(behind.max())), equal + int((behind == 0).sum())
     print(
-        f"{ranks} ranks, float32, 2 layers: {equal} of {24 * len(prompts)} tokens are "
+        f"{placement}, float32, 2 layers: {equal} of {24 * len(prompts)} tokens are "
         f"the likeliest of float64, others at most {worst:.1e} behind",
         flush=True,
     )
@@ -156,9 +168,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--model", default="8b", choices=SHAPES)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
+    parser.add_argument(
+        "--placements", nargs="+", default=["one", "tensor=2", "pipeline=2"]
+    )
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--requests", type=int, default=512)
+    parser.add_argument("--cache", type=int, default=40 << 30, metavar="BYTES")
+    parser.add_argument("--prompt", type=int, default=8000)
     parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--runs", type=int, default=3)
     given = parser.parse_args()
     draw = np.random.default_rng(1)
     holds = True
@@ -166,13 +184,13 @@ def main() -> int:
         small = (2048, *SHAPES[given.model][1:])
         two = open_model(write_model(Path(folder) / "two", small, 2))
         prompts = [draw.integers(0, 2048, n).tolist() for n in (1, 9, 40)]
-        for ranks in given.ranks:
-            holds &= right(two, given.device, ranks, prompts)
+        for placement in given.placements:
+            holds &= right(two, given.device, placement, prompts)
         whole = open_model(
             write_model(Path(folder) / "whole", SHAPES[given.model], None)
         )
         size = (whole.checkpoint.path / "model.safetensors").stat().st_size
-        prompt = draw.integers(0, SHAPES[given.model][0], 128).tolist()
+        vocab = SHAPES[given.model][0]
         if given.device.startswith("cuda"):
             from cuda_steps import copy_rate
 
@@ -180,22 +198,44 @@ def main() -> int:
             print(f"copies run at {rate / 1e12:.2f} TB/s: {1e3 * size / rate:.3f} "
                   "ms to read all weights once", flush=True)  # fmt: skip
         texts = {}
-        for ranks in given.ranks:
-            core, seconds = begin(whole, given.device, ranks, "bfloat16")
-            texts[ranks] = answers(core, [prompt], given.tokens)[0]
-            found = [
-                ms_per_token(core, prompt, given.tokens) for _ in range(given.runs)
-            ]
-            core.runner.close()
-            same = agreed(texts[given.ranks[0]], texts[ranks])
+        for placement in given.placements:
+            core, seconds = begin(
+                whole, given.device, placement, "bfloat16",
+                max_batch=max(*given.rows, min(given.requests, 512)),
+                context=max(given.prompt + 64, 1024), cache_bytes=given.cache,
+            )  # fmt: skip
+            draw = np.random.default_rng(2)
+            prompts = draw.integers(0, vocab, (max(given.rows), 128)).tolist()
+            texts[placement] = answers(core, prompts[:1], given.tokens)[0]
+            first = given.placements[0]
+            same = agreed(texts[first], texts[placement])
             print(
-                f"{given.model} bfloat16, {ranks} ranks: "
-                f"{statistics.median(found):.3f} ms/token ({min(found):.3f} to "
-                f"{max(found):.3f}), started in {seconds:.1f} s, "
-                f"{size / ranks / 1e9:.2f} GB a rank, first {same} of {given.tokens} "
-                f"tokens as on {given.ranks[0]}",
+                f"{given.model} bfloat16, {placement}: started in {seconds:.1f} s, "
+                f"first {same} of {given.tokens} tokens as in {first}",
                 flush=True,
             )
+            for rows in given.rows:
+                found = [
+                    ms_per_step(core, prompts[:rows], given.tokens)
+                    for _ in range(given.runs)
+                ]
+                print(
+                    f"  {rows} rows: {statistics.median(found):.3f} ms a token "
+                    f"({min(found):.3f} to {max(found):.3f})",
+                    flush=True,
+                )
+            long = draw.integers(0, vocab, (given.runs + 1, given.prompt)).tolist()
+            found = [1e3 * seconds_of(core, [each], 1) for each in long][1:]
+            middle = statistics.median(found)
+            print(f"  first token of {given.prompt}: {middle:.1f} ms", flush=True)
+            many = draw.integers(0, vocab, (given.requests, 512)).tolist()
+            total = seconds_of(core, many, 128)
+            print(
+                f"  {given.requests} requests of 512 + 128: {total:.2f} s, "
+                f"{given.requests * 128 / total:.0f} tokens/s",
+                flush=True,
+            )
+            core.runner.close()
     return 0 if holds else 1
 
 

@@ -1,0 +1,148 @@
+"""The options of ``inl serve`` for engines in other processes and on other hosts."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from inl.errors import RequestError
+from inl.plugin import choose_device, registry
+from inl.workers.settings import SECRET_FILE, read_secret
+
+if TYPE_CHECKING:
+    from inl.cli.serve_options import FleetOptions
+    from inl.config import EngineConfig
+    from inl.device import Device
+    from inl.fleet.server import FleetServer
+    from inl.serve.server import FrontEndPort, Server
+    from inl.serve.settings import ServerConfig
+
+MODULE = "inl.cli.serve_replica"
+
+
+class Mode(Enum):
+    """What a command serves."""
+
+    CLIENTS = "clients"
+    """Its own models to clients."""
+    ENGINE = "engine"
+    """A model to front-ends."""
+    FLEET = "fleet"
+    """Models of other processes to clients."""
+
+
+def fleet_mode(
+    options: FleetOptions,
+    models: Sequence[tuple[str, str | None]],
+    config: ServerConfig,
+    *,
+    has_model: bool,
+    others: Mapping[str, bool],
+) -> Mode:
+    """Return what to serve; raises :class:`~inl.errors.RequestError`.
+
+    others: further options that a fleet has no use for, and whether each is given.
+    """
+    given = {
+        "--engine-only": options.engine_only,
+        "--replica": bool(options.replica),
+        "--replicas": options.replicas is not None,
+    }
+    names = [name for name, is_given in given.items() if is_given]
+    if not names:
+        return Mode.CLIENTS
+    if len(names) > 1 and options.engine_only:
+        raise RequestError(f"{names[1]}: found it with --engine-only; accepts one")
+    first = names[0]
+    if len(models) > 1:
+        raise RequestError(f"{first}: found {len(models)} models, accepts one")
+    for name, is_set in (
+        ("--frontends", config.frontends),
+        ("--idle-unload", config.idle_unload is not None),
+        ("--files", config.files is not None),
+        *others.items(),
+    ):
+        if is_set:
+            raise RequestError(f"{first}: found it with {name}; accepts one of them")
+    if options.replicas is not None and not has_model and options.replica:
+        raise RequestError("--replicas: found no MODEL, which the engines load")
+    if options.replicas is not None and sys.platform == "win32":
+        raise RequestError(
+            "--replicas: found it on Windows; start engines with --engine-only, and "
+            "name them with --replica"
+        )
+    return Mode.ENGINE if options.engine_only else Mode.FLEET
+
+
+def secret_of(options: FleetOptions) -> bytes | None:
+    """Return the secret of engines and front-ends, if there is one."""
+    if options.secret_file is not None:
+        return read_secret({SECRET_FILE: str(options.secret_file)})
+    return read_secret(os.environ)
+
+
+def engine_port(server: Server, options: FleetOptions) -> FrontEndPort:
+    """Return the port of an engine that serves front-ends."""
+    from inl.fleet.engine_port import EnginePort
+
+    return EnginePort(server, options.listen, secret_of(options))
+
+
+def make_fleet(
+    options: FleetOptions,
+    models: Sequence[tuple[str, str | None]],
+    config: ServerConfig,
+    engine: EngineConfig,
+    name: str | None,
+    model: str | None,
+) -> FleetServer:
+    """Return the server of a fleet, which starts its own engines when it serves."""
+    from inl.fleet.local_engines import LocalEngines
+    from inl.fleet.server import FleetServer
+
+    local = None
+    if options.replicas is not None:
+        # The front-end checks keys and counts those of all engines together.
+        inner = replace(config, api_keys=(), admin_keys=(), max_per_key=None)
+        settings = [
+            {
+                "models": models,
+                "server": _changed(inner),
+                "engine": _changed(replace(engine, backend=device)),
+            }
+            for device in _devices(engine.backend, options.replicas)
+        ]
+        local = LocalEngines(MODULE, settings, config.drain_seconds)
+    return FleetServer(
+        options.replica or (),
+        config,
+        secret=secret_of(options),
+        name=name,
+        place=model,
+        local=local,
+    )
+
+
+def _changed(config: ServerConfig | EngineConfig) -> dict[str, Any]:
+    """Return the fields of settings that are not defaults."""
+    values = {each.name: getattr(config, each.name) for each in fields(config)}
+    return {
+        each.name: values[each.name]
+        for each in fields(config)
+        if values[each.name] != each.default
+    }
+
+
+def _devices(device: str | Device, count: int) -> list[str | Device]:
+    """Return the device of each engine: others of its type, as far as there are any."""
+    from inl.workers.address import parse_worker
+
+    if ":" in str(device) or parse_worker(device) is not None:
+        return [device] * count
+    kind = choose_device(device).type
+    found = len(registry().find(kind).devices)
+    return [f"{kind}:{index % max(found, 1)}" for index in range(count)]

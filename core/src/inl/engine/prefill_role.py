@@ -1,0 +1,81 @@
+"""The role of an engine beside others: it computes prompts for them, or they for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from inl.errors import RequestError
+from inl.kv_transfer.spans import transfer_identity
+from inl.workers.settings import parse_address, read_secret
+
+if TYPE_CHECKING:
+    from inl.engine.block_access import BlockAccess
+    from inl.engine.inference_engine import InferenceEngine
+    from inl.engine.prefill_port import PrefillPort
+    from inl.engine.remote_prefill import RemotePrefill
+    from inl.engine.request_handle import RequestHandle
+    from inl.kv_tiers.record import Identity
+
+
+class PrefillRole:
+    """The connections that ``EngineConfig.role`` asks for, once they are started."""
+
+    def __init__(self) -> None:
+        self.port: PrefillPort | None = None
+        self.remote: RemotePrefill | None = None
+
+    def start(
+        self, engine: InferenceEngine, blocks: BlockAccess, identity: Identity | None
+    ) -> None:
+        """Listen for other engines, or find them; do nothing without ``kv_peer``.
+
+        identity: what contents of the engine's blocks depend on; ``None`` if they
+        cannot be copied. Raises :class:`~inl.errors.RequestError` for an engine that
+        shares no blocks, and :class:`~inl.errors.DeviceError` for an address that
+        cannot be used.
+        """
+        config, scheduling = engine.config, engine.core.scheduler.config
+        if config.kv_peer is None:
+            return
+        shares = scheduling.prefix_cache and scheduling.use_kv_cache
+        if identity is None or scheduling.recurrent or not shares:
+            raise RequestError(
+                f"EngineConfig.role: found {config.role!r}, accepts both: the engine "
+                "shares no blocks of prompts, or cannot copy them"
+            )
+        secret = read_secret(os.environ)
+        if config.role == "prefill":
+            from inl.engine.prefill_port import PrefillPort
+
+            self.port = PrefillPort(
+                engine, blocks, transfer_identity(identity), config.kv_peer, secret
+            )
+            return
+        from inl.engine.remote_prefill import RemotePrefill
+
+        addresses = [each.strip() for each in config.kv_peer.split(",")]
+        for address in addresses:
+            parse_address(address, "EngineConfig.kv_peer")
+        self.remote = RemotePrefill(blocks, identity, addresses, secret)
+
+    def fetch(self, handles: Sequence[RequestHandle]) -> None:
+        """Wait for blocks that another engine computes of prompts to be queued."""
+        if self.remote is not None:
+            self.remote.fetch_all(handles)
+
+    def fetch_then(
+        self, handles: Sequence[RequestHandle], then: Callable[[], None]
+    ) -> None:
+        """Call ``then`` once such blocks have arrived, without waiting for them."""
+        if self.remote is None:
+            then()
+        else:
+            self.remote.fetch_then(handles, then)
+
+    def close(self) -> None:
+        """Close all connections. Closing twice is allowed."""
+        for each in (self.port, self.remote):
+            if each is not None:
+                each.close()

@@ -1,0 +1,1 @@
+"""Many engines behind one address: routing, continuing after failures, elasticity."""

@@ -1,0 +1,262 @@
+"""Chooses a replica for each prompt: the least predicted time to the first token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from time import monotonic
+
+from inl.fleet.prefix_index import BLOCK_TOKENS, PrefixIndex
+
+FEW = 8
+"""Replicas of which all are compared; of more, holders of the prefix and some others"""
+
+HOLDERS = 6
+"""Holders of a prompt's prefix that are compared."""
+
+OTHERS = 2
+"""Other replicas, drawn at random, that are compared with them."""
+
+LOAD_FACTOR = 1.25
+"""Most open requests of a replica relative to its share, by its speed."""
+
+SPARE_REQUESTS = 2
+"""Open requests that a replica may have beyond that."""
+
+FIRST_SECONDS_PER_TOKEN = 1e-3
+"""Assumed of a prompt's tokens before anything is measured."""
+
+LEAST_TOKENS = 32
+"""Prompts below this many tokens take as long."""
+
+WEIGHT = 0.2
+"""Of the newest measurement in an average."""
+
+
+@dataclass(slots=True, eq=False)
+class Load:
+    """What is known of a replica's work."""
+
+    places: int
+    """Requests that it computes at the same time."""
+    is_usable: bool = True
+    open: int = 0
+    """Requests that have not finished."""
+    queued_tokens: int = 0
+    """Prompt tokens to compute before those of a new request."""
+    seconds_per_token: float = 0.0
+    """Measured time to the first token by tokens to compute; 0 before the first."""
+    service_seconds: float = 0.0
+    """Measured time of a request from its first token to its end."""
+    pending: dict[Assignment, None] = field(default_factory=dict)
+    """Requests without a token, the oldest first."""
+
+
+@dataclass(slots=True, eq=False)
+class Assignment:
+    """A request of a replica."""
+
+    replica: int
+    keys: Sequence[int]
+    tokens: int
+    cached_tokens: int
+    """Predicted."""
+    began: float
+    work: int
+    """Prompt tokens to compute until its first token, those of others included."""
+    first: float | None = None
+    """Time of the first token."""
+
+
+class Router:
+    """Assigns prompts to replicas, which are numbers. Not thread-safe.
+
+    seed: of the draws among many replicas.
+    """
+
+    def __init__(
+        self,
+        index: PrefixIndex | None = None,
+        *,
+        seed: int = 0,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self.index = PrefixIndex() if index is None else index
+        self.loads: dict[int, Load] = {}
+        self._clock = clock
+        self._random = Random(seed)
+        self._usable: list[int] = []
+        self._positions: dict[int, int] = {}
+        """Of the usable replicas in their list."""
+        self._open = 0
+        self._measured_seconds = 0.0
+        """Average of ``seconds_per_token`` over all replicas' measurements."""
+        self.prompt_tokens = self.cached_tokens = self.predicted_tokens = 0
+        """Totals: of prompts, of those that engines had cached, and predicted."""
+
+    def add(self, replica: int, places: int, cache_tokens: int) -> None:
+        """Add a replica, which is usable.
+
+        places: requests that it computes at the same time. cache_tokens: size of its
+        prefix cache.
+        """
+        self.loads[replica] = Load(places)
+        self.index.open(replica, cache_tokens // BLOCK_TOKENS)
+        self._use(replica)
+
+    def remove(self, replica: int) -> None:
+        """Remove a replica, and forget what it has cached."""
+        self._leave(replica)
+        self._open -= self.loads.pop(replica).open
+        self.index.close(replica)
+
+    def set_usable(self, replica: int, usable: bool) -> None:
+        """Let a replica get requests, or no more."""
+        if usable != self.loads[replica].is_usable:
+            (self._use if usable else self._leave)(replica)
+
+    def _use(self, replica: int) -> None:
+        self.loads[replica].is_usable = True
+        self._positions[replica] = len(self._usable)
+        self._usable.append(replica)
+
+    def _leave(self, replica: int) -> None:
+        self.loads[replica].is_usable = False
+        at = self._positions.pop(replica, None)
+        if at is not None:
+            last = self._usable.pop()
+            if last != replica:
+                self._usable[at] = last
+                self._positions[last] = at
+
+    def choose(
+        self, keys: Sequence[int], tokens: int, exclude: Collection[int] = ()
+    ) -> tuple[int, int] | None:
+        """Return a replica and the tokens of the prompt that it has cached.
+
+        keys: of the prompt's blocks. exclude: replicas that refused it. ``None`` if
+        there is no replica.
+        """
+        best = bounded_best = None
+        cost = bounded_cost = 0.0
+        for replica, blocks in self._candidates(keys, exclude).items():
+            load = self.loads[replica]
+            cached = min(blocks * BLOCK_TOKENS, max(tokens - 1, 0))
+            seconds = self._predicted(load, tokens - cached)
+            if best is None or seconds < cost:
+                best, cost = (replica, cached), seconds
+            if self._has_room(load) and (
+                bounded_best is None or seconds < bounded_cost
+            ):
+                bounded_best, bounded_cost = (replica, cached), seconds
+        return bounded_best or best
+
+    def _candidates(
+        self, keys: Sequence[int], exclude: Collection[int]
+    ) -> dict[int, int]:
+        """Return replicas, and the leading blocks of the prompt that each has."""
+        usable, index = self._usable, self.index
+        if len(usable) <= FEW:
+            return {
+                replica: index.blocks_of(replica, keys)
+                for replica in usable
+                if replica not in exclude
+            }
+        loads = self.loads
+        found = {
+            replica: blocks
+            for replica, blocks in index.candidates(keys, HOLDERS).items()
+            if replica in loads and loads[replica].is_usable and replica not in exclude
+        }
+        draw = self._random.random
+        for _ in range(OTHERS):
+            replica = usable[int(draw() * len(usable))]
+            if replica not in found and replica not in exclude:
+                found[replica] = 0
+        if not found:
+            return {each: 0 for each in usable if each not in exclude}
+        return found
+
+    def _seconds_per_token(self, load: Load) -> float:
+        return (
+            load.seconds_per_token or self._measured_seconds or FIRST_SECONDS_PER_TOKEN
+        )
+
+    def _predicted(self, load: Load, tokens: int) -> float:
+        """Return the seconds until the first token of a prompt."""
+        work = load.queued_tokens + max(tokens, LEAST_TOKENS)
+        waiting = max(load.open + 1 - load.places, 0)
+        # Equal ones are divided by their open requests, which share each step.
+        crowd = 1 + load.open / (16 * load.places)
+        seconds = work * self._seconds_per_token(load) * crowd
+        return seconds + waiting * load.service_seconds / load.places
+
+    def _has_room(self, load: Load) -> bool:
+        """Whether a replica may get more than its share of the open requests."""
+        mean = self._measured_seconds
+        speed = mean / load.seconds_per_token if load.seconds_per_token else 1.0
+        share = self._open / max(len(self._usable), 1) * min(speed, 4.0)
+        return load.open < LOAD_FACTOR * share + SPARE_REQUESTS
+
+    def begin(
+        self, replica: int, keys: Sequence[int], tokens: int, cached_tokens: int
+    ) -> Assignment:
+        """Record that a replica got a request."""
+        load = self.loads[replica]
+        load.open += 1
+        self._open += 1
+        own = max(tokens - cached_tokens, LEAST_TOKENS)
+        load.queued_tokens += own
+        assignment = Assignment(
+            replica, keys, tokens, cached_tokens, self._clock(), load.queued_tokens
+        )
+        load.pending[assignment] = None
+        self.index.add(replica, keys)
+        return assignment
+
+    def record_first(self, assignment: Assignment, cached_tokens: int) -> None:
+        """Record the first token of a request, and what its prompt had cached."""
+        load = self.loads.get(assignment.replica)
+        if load is None or assignment not in load.pending:
+            return
+        self._start(load, assignment)
+        assignment.first = now = self._clock()
+        sample = (now - assignment.began) / assignment.work
+        load.seconds_per_token = _average(load.seconds_per_token, sample)
+        self._measured_seconds = _average(self._measured_seconds, sample)
+        self.predicted_tokens += assignment.cached_tokens
+        self.cached_tokens += cached_tokens
+        self.prompt_tokens += assignment.tokens
+
+    def _start(self, load: Load, assignment: Assignment) -> None:
+        del load.pending[assignment]
+        own = max(assignment.tokens - assignment.cached_tokens, LEAST_TOKENS)
+        load.queued_tokens -= own
+
+    def end(self, assignment: Assignment) -> None:
+        """Record the end of a request, finished or not."""
+        load = self.loads.get(assignment.replica)
+        if load is None:
+            return
+        if assignment in load.pending:
+            self._start(load, assignment)
+        elif assignment.first is not None:
+            seconds = self._clock() - assignment.first
+            load.service_seconds = _average(load.service_seconds, seconds)
+        load.open -= 1
+        self._open -= 1
+
+    def notice_slow(self) -> None:
+        """Count the time that requests wait already; called from time to time."""
+        now = self._clock()
+        for load in self.loads.values():
+            if load.pending:
+                oldest = next(iter(load.pending))
+                least = (now - oldest.began) / oldest.work
+                if least > 2 * self._seconds_per_token(load):
+                    load.seconds_per_token = least
+
+
+def _average(before: float, sample: float) -> float:
+    return sample if not before else before + WEIGHT * (sample - before)

@@ -1,0 +1,230 @@
+"""One address for many engines: accepts connections and runs the dialects."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+import inl
+from inl.fleet.client import FleetClient
+from inl.fleet.engine_link import EngineLink
+from inl.fleet.metrics import FleetMetrics
+from inl.serve.api_error import model_not_found
+from inl.serve.frontends.main import make_frontend_app
+from inl.serve.frontends.remote import RemoteModels
+from inl.serve.http_server import HttpServer, listen
+from inl.serve.openai.response_store import response_store
+from inl.serve.openai.responses_endpoint import stored_routes
+from inl.serve.operations import json_response
+from inl.serve.web_page import page_routes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from inl.fleet.local_engines import LocalEngines
+    from inl.serve.settings import ServerConfig
+
+log = logging.getLogger("inl.serve")
+
+
+class FleetServer:
+    """Engines behind an HTTP server.
+
+    addresses: of engines that were started elsewhere. secret: that they know. name,
+    place: of the model in requests, and where its tokenizer is; by default as the first
+    engine says. local: engines to start, if there are any.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        config: ServerConfig,
+        *,
+        secret: bytes | None = None,
+        name: str | None = None,
+        place: str | None = None,
+        local: LocalEngines | None = None,
+    ) -> None:
+        self.config = config
+        self._responses = response_store(config)
+        self.client = FleetClient(config, self._responses)
+        self._local = local
+        self._addresses, self._secret = list(addresses), secret
+        self._name, self._place = name, place
+        self._http: HttpServer | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stopping = asyncio.Event()
+        self._is_draining = False
+        self._created = int(time.time())
+        self.metrics = FleetMetrics(self.client, vllm_names=config.vllm_metrics)
+
+    async def serve(self, started: Callable[[str], None]) -> None:
+        """Serve until :meth:`stop`, then finish the open requests.
+
+        started: called with the URL once an engine is ready and connections are
+        accepted.
+        """
+        tasks = self._tasks
+        tasks.append(asyncio.create_task(self.client.watch()))
+        try:
+            for address in self._addresses:
+                self.add(address)
+            if self._local is not None:
+                tasks.append(asyncio.create_task(self._local.run()))
+                for address in self._local.addresses:
+                    self.add(address, self._local.secret)
+            await self._serve(started)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def add(self, address: str, secret: bytes | None = None) -> None:
+        """Use another engine; secret: by default that of all engines."""
+        engine = EngineLink(address, secret or self._secret, self.client)
+        self.client.engines.append(engine)
+        self._tasks.append(asyncio.create_task(engine.run()))
+
+    async def _serve(self, started: Callable[[str], None]) -> None:
+        tasks = self._tasks
+        ready = asyncio.create_task(self._until_ready())
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait([ready, stopping, *tasks], return_when="FIRST_COMPLETED")
+            for task in tasks:
+                if task.done():
+                    task.result()  # raises why engines cannot be started
+            if self._stopping.is_set():
+                return
+            models = await ready
+        finally:
+            ready.cancel()
+            stopping.cancel()
+        app = make_frontend_app(models, self.client, self.config)
+        self._http = HttpServer(app, self.config)
+        end = listen(self.config.host, self.config.port)
+        url = _url(self.config, end.getsockname()[1])
+        await self._http.serve(end, partial(started, url))
+
+    async def _until_ready(self) -> RemoteModels:
+        """Wait for an engine, and open the tokenizer of its model."""
+        client = self.client
+        while client.described is None:
+            await client.until_changed()
+        (settings,) = client.described.models
+        if self._name is not None:
+            settings.name = self._name
+        if self._place is not None:
+            settings.place = self._place
+        settings.context = client.described.context
+        client.names = dict.fromkeys((settings.name, *settings.adapters), 0)
+        models = RemoteModels([settings], client)
+        await models.default.opened()
+        self.description = f"{settings.name} of {len(client.engines)} engines"
+        client.app = self._operations()
+        client.own = {getattr(route, "path", "") for route in client.app.routes}
+        return models
+
+    def stop(self) -> None:
+        """Accept nothing more and end once all open requests have finished.
+
+        A second call ends them.
+        """
+        self._is_draining = self.client.admission.is_draining = True
+        self._stopping.set()
+        if self._http is not None:
+            self._http.stop()
+
+    def _operations(self) -> Starlette:
+        """Return the endpoints that no engine answers."""
+        get = partial(Route, methods=["GET"])
+        routes = [
+            get("/health", self._health),
+            get("/ready", self._ready),
+            get("/version", self._version),
+            get("/load", self._load),
+            get("/metrics", self._metrics),
+            get("/v1/models", self._models),
+            get("/v1/models/", self._models),
+            get("/v1/models/{name:path}", self._model),
+            *page_routes(),
+        ]
+        if self._responses is not None:
+            routes += stored_routes(self._responses)
+        return Starlette(routes=routes)
+
+    async def _health(self, _: Request) -> Response:
+        return json_response({"status": "ok"})
+
+    async def _ready(self, _: Request) -> Response:
+        """Return 200 if the next request would be answered, 503 with the reason if not.
+
+        One engine suffices.
+        """
+        if self._is_draining:
+            return json_response({"status": "draining"}, 503)
+        if (reason := self.client.problem()) is not None:
+            return json_response({"status": "not ready", "reason": reason}, 503)
+        return json_response({"status": "ready"})
+
+    async def _version(self, _: Request) -> Response:
+        return json_response({"version": inl.__version__})
+
+    async def _load(self, _: Request) -> Response:
+        """Return what the fleet does now."""
+        client, admission = self.client, self.client.admission
+        body = {
+            "server_load": admission.open,
+            "running": admission.open - admission.waiting,
+            "waiting": admission.waiting,
+            "queued_tokens": admission.queued_tokens,
+            "rejected": admission.rejected,
+            "drain_rate": admission.drain_rate,
+            "context": client.described and client.described.context,
+            "continued": client.counts["continued"],
+            "replicas": client.engine_loads(),
+        }
+        return json_response(body)
+
+    async def _metrics(self, _: Request) -> Response:
+        kind = "text/plain; version=0.0.4; charset=utf-8"
+        return Response(self.metrics.text(), media_type=kind)
+
+    async def _models(self, _: Request) -> Response:
+        data = [self._body(name) for name in self.client.names]
+        return json_response({"object": "list", "data": data})
+
+    async def _model(self, request: Request) -> Response:
+        name, names = request.path_params["name"], self.client.names
+        if name not in names:
+            error = model_not_found(name, names)
+            return json_response(error.openai(), error.status)
+        return json_response(self._body(name))
+
+    def _body(self, name: str) -> dict[str, Any]:
+        described = self.client.described
+        assert described is not None, "before requests are accepted"
+        own = next(iter(self.client.names))
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "inl",
+            "max_model_len": described.context,
+            "sampling_defaults": described.sampling_defaults,
+            "is_loaded": self.client.problem() is None,
+            **({} if name == own else {"parent": own}),
+        }
+
+
+def _url(config: ServerConfig, port: int) -> str:
+    scheme, host = "https" if config.certificate else "http", config.host
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"

@@ -1,0 +1,1 @@
+"""Workers of INL in a Ray cluster: the place ``ray:DEVICE``."""

@@ -1,0 +1,3 @@
+"""The cluster of these tests."""
+
+from ray_hosts import hosts as hosts

@@ -1,0 +1,223 @@
+"""Fleets to test: engines on hashes in processes, and a front-end in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from inl.fleet.server import FleetServer
+from inl.serve.settings import ServerConfig
+
+SCRIPT = Path(__file__).with_name("hash_engine_process.py")
+WAIT_SECONDS = 300
+
+
+class EngineProcess:
+    """One engine; a context manager. Options are those of the script."""
+
+    def __init__(self, environment=(), **options):
+        paths = [str(SCRIPT.parent), os.environ.get("PYTHONPATH", "")]
+        self.process = subprocess.Popen(
+            [sys.executable, str(SCRIPT), json.dumps(options)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(paths),
+                **dict(environment),
+            },
+        )
+        self._address = ""
+
+    @property
+    def address(self):
+        """``HOST:PORT``, once it listens."""
+        if not self._address:
+            self._address = self.process.stdout.readline().decode().strip()
+            assert self._address, "the engine has ended"
+        return self._address
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait(WAIT_SECONDS)
+
+    def stop(self):
+        """Let it answer nothing, as if its host had gone."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def go_on(self):
+        self.process.send_signal(signal.SIGCONT)
+
+    def terminate(self):
+        """Let it finish its requests and exit."""
+        self.process.terminate()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.wait(WAIT_SECONDS)
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+
+class Fleet:
+    """A front-end in a thread; a context manager."""
+
+    def __init__(self, addresses, *, secret=None, config=(), **options):
+        self._arguments = list(addresses), {"secret": secret, **options}
+        self._config = ServerConfig(port=0, keep_alive_seconds=3600, **dict(config))
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.url = ""
+
+    def _run(self):
+        async def serve():
+            self._loop = asyncio.get_running_loop()
+            addresses, options = self._arguments
+            self.server = FleetServer(addresses, self._config, **options)
+            await self.server.serve(self._started)
+
+        asyncio.run(serve())
+
+    def _started(self, url):
+        self.url = url
+        self._ready.set()
+
+    def __enter__(self):
+        self._thread.start()
+        assert self._ready.wait(WAIT_SECONDS)
+        return self
+
+    def __exit__(self, *_):
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self.server.stop)
+        self._thread.join(WAIT_SECONDS)
+        assert not self._thread.is_alive()
+
+    @property
+    def client(self):
+        return self.server.client
+
+    def add(self, address):
+        """Use another engine, too."""
+        self._loop.call_soon_threadsafe(self.server.add, address)
+
+    @property
+    def parts(self):
+        """Completions that engines compute."""
+        return list(self.client._parts.values())
+
+    @property
+    def counts(self):
+        return self.client.counts
+
+    @contextmanager
+    def connection(self):
+        address = urlsplit(self.url)
+        connection = http.client.HTTPConnection(
+            address.hostname, address.port, timeout=WAIT_SECONDS
+        )
+        try:
+            yield connection
+        finally:
+            connection.close()
+
+    def send(self, method, path, body=None, headers=None):
+        """Return status, headers and parsed body of a request."""
+        data = body if isinstance(body, bytes | None) else json.dumps(body)
+        with self.connection() as connection:
+            connection.request(method, path, data, headers or {})
+            response = connection.getresponse()
+            text = response.read()
+        kind = response.headers.get_content_type()
+        parsed = json.loads(text) if kind == "application/json" else text
+        return response.status, response.headers, parsed
+
+    def stream(self, path, body, *, headers=None):
+        """Yield the lines of a stream as they arrive."""
+        with self.connection() as connection:
+            data = json.dumps({**body, "stream": True})
+            connection.request("POST", path, data, headers or {})
+            response = connection.getresponse()
+            assert response.status == 200, response.read()
+            for line in response:
+                if line.strip():
+                    yield line.decode().rstrip()
+
+    def engine_of(self, engines):
+        """Return the engine of ``engines`` that has an open request."""
+        loads = self.send("GET", "/load")[2]["replicas"]
+        busy = {each["address"] for each in loads if each["open"]}
+        (found,) = [each for each in engines if each.address in busy]
+        return found
+
+
+class Proxy:
+    """Passes TCP connections on until a partition; a context manager.
+
+    During one, bytes are neither passed on nor refused.
+    """
+
+    def __init__(self, target):
+        host, port = target.split(":")
+        self._target = host, int(port)
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listening.getsockname()[1]}"
+        self._flows = threading.Event()
+        self._flows.set()
+        self._sockets = [self._listening]
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
+
+    def _accept(self):
+        with suppress(OSError):
+            while True:
+                near, _ = self._listening.accept()
+                try:
+                    far = socket.create_connection(self._target)
+                except OSError:  # the engine is being started
+                    near.close()
+                    continue
+                self._sockets += [near, far]
+                for pair in ((near, far), (far, near)):
+                    thread = threading.Thread(target=self._pump, args=pair, daemon=True)
+                    self._threads.append(thread)
+                    thread.start()
+
+    def _pump(self, source, target):
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                self._flows.wait(WAIT_SECONDS)
+                target.sendall(data)
+        with suppress(OSError):
+            target.shutdown(socket.SHUT_WR)
+
+    def partition(self):
+        self._flows.clear()
+
+    def heal(self):
+        self._flows.set()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._flows.set()
+        for each in self._sockets:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+        for thread in self._threads:
+            thread.join(WAIT_SECONDS)

@@ -1,0 +1,63 @@
+"""An engine on hashes that serves front-ends: ``python hash_engine_process.py JSON``.
+
+Writes its address to the standard output. It ends when its standard input is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+
+from http_servers import hash_engine
+from inl.config import EngineConfig
+from inl.fleet.engine_port import EnginePort
+from inl.fleet.local_engines import until_parent_ends
+from inl.serve.model_slot import ModelSource
+from inl.serve.server import Server, engine_config
+from inl.serve.settings import ServerConfig
+from inl.serve.signals import handle_signals
+from inl.workers.settings import read_secret
+
+
+def main() -> None:
+    given = json.loads(sys.argv[1])
+    max_batch = given.get("max_batch", 4)
+    server_config = ServerConfig(**given.get("server", {}))
+
+    def open_engine(on_step):
+        config = engine_config(
+            EngineConfig(**given.get("config", {})), server_config, max_batch
+        )
+        return hash_engine(
+            max_batch,
+            seconds=given.get("seconds", 0.0),
+            config=config,
+            on_step=on_step,
+        )
+
+    async def serve():
+        server = Server(
+            [ModelSource("hash", open_engine)], server_config, max_batch=max_batch
+        )
+        address = given.get("address", "127.0.0.1:0")
+        server.port = EnginePort(server, address, read_secret(os.environ))
+        handle_signals(server.stop)
+
+        def started(address):
+            print(address, flush=True)
+
+        serving = asyncio.create_task(server.serve(started))
+        parent = asyncio.create_task(until_parent_ends())
+        await asyncio.wait([serving, parent], return_when="FIRST_COMPLETED")
+        parent.cancel()
+        serving.cancel()
+        await asyncio.gather(serving, parent, return_exceptions=True)
+        server.close()
+
+    asyncio.run(serve())
+
+
+if __name__ == "__main__":
+    main()
