@@ -147,12 +147,7 @@ class SocketLink:
             said = _read(first, min(length, TABLE_BYTES))
             others = parse_object(said, f"rank {rank.number}: addresses of ranks")
             for number in range(1, rank.number):
-<<<<<<< HEAD
-                other = self._reach(*addresses[str(number)])
-=======
                 other = self._reach(*others[str(number)])
-                self._greet(other, 0)
->>>>>>> next
                 self._sockets[number] = other
                 self._greet(other, 0)
             self._accept(listening, range(rank.number + 1, rank.ranks))
