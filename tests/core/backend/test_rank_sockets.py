@@ -12,6 +12,7 @@ from inl.backend.collectives import Rank
 from inl.backend.peer_collectives import PeerCollectives
 from inl.backend.rank_sockets import (
     GREETING,
+    NONCE_BYTES,
     SocketLink,
     reserve_address,
     split_address,
@@ -84,14 +85,34 @@ def test_who_does_not_know_the_secret_is_left_out(joined):
                 continue
 
     def intrude(address):
-        for greeting in (GREETING.pack(b"b" * 64, 1, 0), b"GET / HTTP/1.1\r\n\r\n"):
-            with reach(address) as stranger:
-                stranger.sendall(greeting.ljust(GREETING.size, b"\0"))
-                assert stranger.recv(1) == b""
+        greeting = GREETING.pack(1, 0, b"n" * NONCE_BYTES, b"b" * 32)
+        for data in (greeting, b"GET / HTTP/1.1\r\n\r\n"):
+            with reach(address) as stranger, stranger.makefile("rb") as said:
+                stranger.sendall(data.ljust(GREETING.size, b"\0"))
+                assert len(said.read()) == NONCE_BYTES
 
     links = joined(2, before=intrude)
     links[1].send(np.ones(2), 0)
     assert links[0].recv(1).tolist() == [1, 1]
+
+
+def test_a_listener_that_does_not_know_the_secret_learns_nothing():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+
+        def pretend():
+            connection, _ = listening.accept()
+            with connection, connection.makefile("rb") as said:
+                connection.sendall(b"n" * NONCE_BYTES)
+                greeting = said.read(GREETING.size)
+                connection.sendall(b"p" * 32)
+                return greeting + said.read()
+
+        with ThreadPoolExecutor(1) as pool:
+            pretending = pool.submit(pretend)
+            with pytest.raises(RunnerError, match="does not know the secret"):
+                SocketLink(Rank(1, 2, address, 30.0, secret="a" * 64))
+            assert b"aaaa" not in pretending.result()
 
 
 def test_what_a_rank_has_sent_arrives_after_it_has_left(joined):

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -389,6 +390,18 @@ def test_a_stopped_process_is_given_up_too(serve, small):
     os.kill(runner.pid, signal.SIGSTOP)
     runner.submit(step(1, (1, [3])))
     with pytest.raises(WorkerLost, match="worker_seconds"):
+        runner.collect()
+    assert not runner.alive
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+def test_a_stopped_process_is_no_slow_one(serve, small):
+    """It is given up although its step may take 60 s."""
+    runner = serve()
+    runner.submit(admission(small()))
+    os.kill(runner.pid, signal.SIGSTOP)
+    runner.submit(step(1, (1, [3])))
+    with pytest.raises(WorkerLost, match=r"was stopped by a signal.*computing step 1"):
         runner.collect()
     assert not runner.alive
 

@@ -52,6 +52,13 @@ def test_a_beat_comes_four_times_a_second(ends):
     near.close()
 
 
+def test_a_side_that_says_it_is_stopped(ends):
+    near = Heartbeat(ends[0], lambda _: None)
+    far = Heartbeat(ends[1], lambda _: None, state=lambda: heartbeat.STOPPED)
+    assert near.wait(60) == "was stopped by a signal"
+    assert far.wait(60) == "closed its connection"
+
+
 class Unreachable(socket.socket):
     def send(self, data):
         raise OSError(errno.ETIMEDOUT, "timed out")

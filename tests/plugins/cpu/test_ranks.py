@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -44,9 +45,16 @@ def begin(made, tmp_path, monkeypatch):
             backend="cpu", placement=placement, context=128, worker_seconds=60,
             max_batch=3, token_budget=16, **{"dtype": "float32", **options},
         )  # fmt: skip
-        started.append(start(open_model(tmp_path), config).runner)
-        return EngineCore(started[-1])
 
+        def fresh(error=None):
+            losses.extend([error] if error else [])
+            started.append(start(open_model(tmp_path), config).runner)
+            return started[-1]
+
+        restarts = options.get("on_worker_loss") == "restart"
+        return EngineCore(fresh(), replace=fresh if restarts else None)
+
+    make.losses = losses = []
     yield make
     for runner in started:
         runner.close()
@@ -89,6 +97,44 @@ def test_a_killed_rank_ends_the_group_and_is_named(begin):
     (error,) = errors
     assert type(error) is WorkerLost
     assert "rank 1 of 2 failed" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("number", "how"),
+    [
+        (signal.SIGKILL, "was killed by SIGKILL"),
+        pytest.param(
+            signal.SIGSTOP,
+            "was stopped by a signal",
+            marks=pytest.mark.skipif(
+                not Path("/proc/self/stat").exists(), reason="needs /proc"
+            ),
+        ),
+    ],
+    ids=["killed", "stopped"],
+)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_group_starts_again_in_mid_stream(begin, made, rank, number, how):
+    core = begin("tensor=2", on_worker_loss="restart")
+    pids = [each.pid for each in core.runner.runners]
+    requests = [Request(ids, max_tokens=COUNT) for ids in PROMPTS]
+    for request in requests:
+        core.add(request)
+    while core.has_work:
+        assert not [event.error for event in core.step() if event.error]
+        if core.restarts == 0 and len(requests[0].output_ids) == 5:
+            os.kill(pids[rank], number)
+    assert core.restarts == 1
+    (loss,) = begin.losses
+    assert type(loss) is WorkerLost
+    assert f"rank {rank} of 2 failed" in str(loss)
+    assert f"(process {pids[rank]}): {how}" in str(loss)
+    for request in requests:
+        exact = plain_logits(*made, request.tokens[:-1])[-COUNT:]
+        assert request.output_ids == list(exact.argmax(-1))
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
 
 
 def test_ranks_of_a_host_share_its_cores(monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import json
 import queue
+import secrets
 import socket
 import struct
 import sys
@@ -22,8 +23,13 @@ from inl.errors import RunnerError
 
 HEADER = struct.Struct("<8sI6Q")
 """Dtype, number of axes, and shape of an array."""
-GREETING = struct.Struct("<64sII")
-"""Secret of the group, number of the rank, and port at which it listens."""
+NONCE_BYTES = 32
+PROOF_BYTES = 32
+GREETING = struct.Struct(f"<II{NONCE_BYTES}s{PROOF_BYTES}s")
+"""Of a rank that connects: its number, the port at which it listens, random bytes, and
+the HMAC-SHA256, by the secret of the group, of these and of the random bytes that the
+other rank has sent first. That one proves itself by another HMAC of the same, so that
+the secret is never sent."""
 MAX_AXES = 6
 POLL_SECONDS = 0.05
 """Pause before a rank asks again for an address at which nobody listens yet."""
@@ -135,15 +141,15 @@ class SocketLink:
             return
         first = self._reach(host, port)
         with socket.create_server((first.getsockname()[0], 0)) as listening:
-            self._greet(first, listening.getsockname()[1])
             self._sockets[0] = first
+            self._greet(first, listening.getsockname()[1])
             (length,) = struct.unpack("<I", _read(first, 4))
             said = _read(first, min(length, TABLE_BYTES))
             others = parse_object(said, f"rank {rank.number}: addresses of ranks")
             for number in range(1, rank.number):
                 other = self._reach(*others[str(number)])
-                self._greet(other, 0)
                 self._sockets[number] = other
+                self._greet(other, 0)
             self._accept(listening, range(rank.number + 1, rank.ranks))
 
     def _accept(
@@ -158,9 +164,14 @@ class SocketLink:
             connection, peer = listening.accept()
             with suppress(OSError):
                 connection.settimeout(GREETING_SECONDS)
-                secret, number, port = GREETING.unpack(_read(connection, GREETING.size))
-                secret = secret.rstrip(b"\0")
-                if hmac.compare_digest(secret, self._secret) and number in numbers:
+                nonce = secrets.token_bytes(NONCE_BYTES)
+                connection.sendall(nonce)
+                greeting = _read(connection, GREETING.size)
+                number, port, _, proof = GREETING.unpack(greeting)
+                said = nonce + greeting[:-PROOF_BYTES]
+                known = hmac.compare_digest(proof, self._proof(b"connects", said))
+                if known and number in numbers:
+                    connection.sendall(self._proof(b"listens", said))
                     connection.settimeout(self._left(f"rank {number}"))
                     self._sockets[number] = connection
                     addresses[number] = peer[0], port
@@ -183,7 +194,17 @@ class SocketLink:
             connection.close()
 
     def _greet(self, connection: socket.socket, port: int) -> None:
-        connection.sendall(GREETING.pack(self._secret, self._rank.number, port))
+        """Prove this rank to another one, and check that one's proof."""
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        begun = GREETING.pack(self._rank.number, port, nonce, b"")[:-PROOF_BYTES]
+        said = _read(connection, NONCE_BYTES) + begun
+        connection.sendall(begun + self._proof(b"connects", said))
+        proof = _read(connection, PROOF_BYTES)
+        if not hmac.compare_digest(proof, self._proof(b"listens", said)):
+            raise ConnectionError("who listens there does not know the secret")
+
+    def _proof(self, side: bytes, said: bytes) -> bytes:
+        return hmac.digest(self._secret, side + said, "sha256")
 
     def _left(self, awaited: str) -> float:
         """Return the seconds that are left; raises TimeoutError without any."""

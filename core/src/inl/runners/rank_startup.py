@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import secrets
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from inl.backend.collectives import PIPELINE, TENSOR, Rank, Ranks
-from inl.backend.rank_sockets import reserve_address
+from inl.backend.rank_sockets import reserve_address, split_address
 from inl.device import Device, DeviceType
 from inl.errors import BackendUnavailable, DeviceError, ProtocolError, RunnerError
 from inl.executor.pipeline import Stage, check_stages
@@ -38,6 +40,8 @@ RANK_AXES = (PIPELINE, TENSOR)
 HOST_TYPES = (DeviceType.CPU, DeviceType.REFERENCE)
 """Devices that ranks share: the processor of their host."""
 SECRET_BYTES = 32
+AGREE_SECONDS = 0.1
+"""How often a rank that waits for rank 0's address looks if the group has ended."""
 MAX_SECONDS = 3600.0
 """Longest time for ranks to wait for each other, if ``worker_seconds`` is longer."""
 
@@ -68,24 +72,29 @@ def start_ranks(
     place = parse_worker(config.backend)
     scheme = "worker" if place is None else place.scheme
     address, reserved = reserve_address()
+    rendezvous = Rendezvous(address)
     secret = secrets.token_hex(SECRET_BYTES)
     abandoned = threading.Event()
     dtypes: list[str] = []
 
     def make(index: int) -> WorkerRunner:
         seconds = min(config.worker_seconds, MAX_SECONDS)
-        rank = Rank(
-            number=index,
-            ranks=ranks,
-            address=address,
-            seconds=seconds,
-            axes=placement.axes,
-            secret=secret,
-        )
-        options = worker_options(language, config, devices[index], limits)
+
+        def options(offer: str) -> dict[str, Any]:
+            rank = Rank(
+                number=index,
+                ranks=ranks,
+                address=rendezvous.agree(index, offer, seconds, abandoned),
+                seconds=seconds,
+                axes=placement.axes,
+                secret=secret,
+            )
+            own = worker_options(language, config, devices[index], limits)
+            return {**own, "rank": sent(rank)}
+
         runner = WorkerRunner(
             WorkerAddress(python, devices[index], scheme),
-            {**options, "rank": sent(rank)},
+            options,
             factory=FACTORY,
             seat=index,
             progress=progress if index == 0 else None,
@@ -99,6 +108,50 @@ def start_ranks(
     with closing(reserved):
         group = RankRunner(make, ranks, abort=abandoned.set, stages=placement.pipeline)
     return StartedRunner(group, ", ".join(devices), dtypes[0])
+
+
+class Rendezvous:
+    """The address at which rank 0 listens for the others, once its host is known.
+
+    local: address on this host, for ranks that are child processes.
+    """
+
+    def __init__(self, local: str) -> None:
+        self._local = local
+        self._changed = threading.Condition()
+        self._first: str | None = None
+
+    def agree(
+        self, rank: int, offer: str, seconds: float, abandoned: threading.Event
+    ) -> str:
+        """Wait until rank 0 has offered an address, and return it.
+
+        offer: that of this rank's host, empty for a child process. Raises
+        :class:`~inl.errors.RunnerError` if rank 0 does not start, and
+        :class:`~inl.errors.DeviceError` if this rank cannot reach it.
+        """
+        end = time.monotonic() + seconds
+        with self._changed:
+            if rank == 0:
+                self._first = offer or self._local
+                self._changed.notify_all()
+            while self._first is None:
+                self._changed.wait(AGREE_SECONDS)
+                if abandoned.is_set() or time.monotonic() > end:
+                    raise RunnerError(f"rank {rank}: rank 0 has not started")
+            first = self._first
+        if is_loopback(first) and offer and not is_loopback(offer):
+            raise DeviceError(
+                f"rank {rank} at {offer}: cannot reach rank 0 at {first}, which has "
+                "joined by the loopback interface; start its worker with the address "
+                "by which other hosts reach the engine"
+            )
+        return first
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only processes of the same host reach a HOST:PORT."""
+    return ipaddress.ip_address(split_address(address)[0]).is_loopback
 
 
 def rank_devices(config: EngineConfig) -> tuple[str, list[str]]:

@@ -31,6 +31,7 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from inl.backend.rank_sockets import reserve_address
 from inl.errors import InlError, ModelError, OutOfMemory, ProtocolError, RunnerError
 from inl.progress import LoadStage
 from inl.protocol import wire_arrays, wire_json
@@ -39,6 +40,7 @@ from inl.spec.message import STEP, header
 from inl.workers.connection import connect_to_parent
 from inl.workers.handshake import ANY_SEAT, join
 from inl.workers.heartbeat import Heartbeat
+from inl.workers.heartbeat_process import DESCRIPTORS, HeartbeatProcess
 from inl.workers.settings import ADDRESS, DEVICE, SEAT, SECRET, SECRET_FILE, read_secret
 
 if TYPE_CHECKING:
@@ -128,14 +130,18 @@ def serve_engine(
     """
     joined = join(address, secret, seat, seconds)
     log.info("worker %d of %s", joined.seat, address)
-    heartbeat = Heartbeat(joined.heartbeat, lambda why: log.info("the engine %s", why))
+    beats = HeartbeatProcess if DESCRIPTORS.exists() else Heartbeat
+    heartbeat = beats(joined.heartbeat, lambda why: log.info("the engine %s", why))
     threading.Thread(
         target=_exit_with_parent, args=(heartbeat.wait,), daemon=True
     ).start()
     channel = Channel(joined.frames)
+    # Other ranks reach this host where the engine does.
+    offer, reserved = reserve_address(joined.frames.getsockname()[0])
+    changed = {} if device is None else {"device": device}
     try:
-        with suppress(EOFError):
-            _serve(channel, factory, {} if device is None else {"device": device})
+        with suppress(EOFError), reserved:
+            _serve(channel, factory, changed, {"rank_address": offer})
     finally:
         channel.close()
         heartbeat.close()
@@ -167,10 +173,17 @@ def _exit_with_parent(ended: Callable[[], object]) -> None:
 
 
 def _serve(
-    channel: Channel, factory: str, changed: Mapping[str, Any] = MappingProxyType({})
+    channel: Channel,
+    factory: str,
+    changed: Mapping[str, Any] = MappingProxyType({}),
+    offers: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
-    """Serve a runner. changed: options in place of those that the parent sends."""
-    channel.send(Kind.HELLO, wire_json.text(wire_json.hello()))
+    """Serve a runner.
+
+    changed: options in place of those that the parent sends. offers: further fields of
+    HELLO.
+    """
+    channel.send(Kind.HELLO, wire_json.text({**wire_json.hello(), **offers}))
     try:
         frame = _receive(channel)
         if frame.kind is not Kind.OPEN:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn, final
 
@@ -24,6 +24,7 @@ from inl.protocol.wire import Frame, Kind
 from inl.spec.message import Header
 from inl.workers.address import WorkerAddress
 from inl.workers.place import start_worker
+from inl.workers.process_state import STOPPED_SECONDS
 
 if TYPE_CHECKING:
     from inl.progress import Progress
@@ -36,7 +37,7 @@ HELLO_SECONDS = 60.0
 SILENT_SECONDS = 600.0
 """Time for one step, or between two reports of progress, before a worker is lost."""
 
-POLL_SECONDS = 1.0
+POLL_SECONDS = 0.25
 """How often the process of a silent worker is checked, besides its connection."""
 
 RETURN_HINT = (
@@ -51,7 +52,8 @@ class WorkerRunner(PipelinedRunner):
     """Starts a worker and calls its runner over :mod:`inl.protocol.wire`.
 
     where: the worker's place, or the path of an interpreter for a child process.
-    options: JSON object for the worker's factory. factory: "module:function" there; by
+    options: JSON object for the worker's factory, or a function of the worker's
+    HOST:PORT for ranks, empty for a child process. factory: "module:function" there; by
     default a model on a device, see :func:`~inl.runners.startup.serve_model`. seat:
     number of the worker among those of one engine. hello_seconds: time limit of the
     start. silent_seconds: longest time without an answer to a request; then the process
@@ -71,7 +73,7 @@ class WorkerRunner(PipelinedRunner):
     def __init__(
         self,
         where: str | WorkerAddress,
-        options: Mapping[str, Any],
+        options: Mapping[str, Any] | Callable[[str], Mapping[str, Any]],
         *,
         factory: str | None = None,
         seat: int = 0,
@@ -89,6 +91,8 @@ class WorkerRunner(PipelinedRunner):
         """Whether it serves again once it is reset: it has sent an error of a step."""
         self._lost: WorkerLost | None = None
         self._resets = 0
+        self._stopped_since = 0.0
+        """When the process was first seen stopped; 0 if it runs."""
         self._advice = advice
         self._abandoned = abandoned or threading.Event()
         arguments = () if factory is None else ("--factory", factory)
@@ -133,10 +137,15 @@ class WorkerRunner(PipelinedRunner):
                 )
         hello = wire_json.check_hello(self._payload(frame, Kind.HELLO), self.where)
         self._copies = "block_io" in hello.get("features", ())
+        self._rank_address = str(hello.get("rank_address", ""))
 
     def _open(
-        self, options: Mapping[str, Any], progress: Progress | None
+        self,
+        options: Mapping[str, Any] | Callable[[str], Mapping[str, Any]],
+        progress: Progress | None,
     ) -> wire_json.Ready:
+        if callable(options):
+            options = options(self._rank_address)
         self._send(Kind.OPEN, wire_json.text(options))
         while True:
             frame = self._wait("opening the model", self._starting)
@@ -261,9 +270,22 @@ class WorkerRunner(PipelinedRunner):
         except ProtocolError as error:
             self._fail(error)
             raise
-        if frame is None and not self._process.alive:
-            self._lose(doing, *advice)
+        if frame is None:
+            if not self._process.alive:
+                self._lose(doing, *advice)
+            self._check_stopped(doing)
         return frame
+
+    def _check_stopped(self, doing: str) -> None:
+        """Give a process up that is stopped: it is not busy, and others wait for it."""
+        # Workers of places that connect over TCP say it in their heartbeats.
+        if not getattr(self._process, "is_stopped", False):
+            self._stopped_since = 0.0
+            return
+        now = time.monotonic()
+        self._stopped_since = self._stopped_since or now
+        if now - self._stopped_since >= STOPPED_SECONDS:
+            self._lose(doing, how="was stopped by a signal, and was ended,")
 
     def _payload(self, frame: Frame, kind: Kind) -> bytearray:
         """Return the payload of a frame of ``kind``; raises what ERROR holds."""

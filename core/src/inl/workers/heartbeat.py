@@ -3,7 +3,8 @@
 Each side sends a byte every 250 ms over a connection of its own, so that neither a long
 step nor a large frame delays it. The other side is lost once it closes the connection,
 once its host acknowledges nothing for a second, and once the process itself is silent
-for ten: one that compiles may hold the interpreter's lock.
+for ten: one that compiles may hold the interpreter's lock. The byte says whether the
+process is stopped, where another one sends it: :mod:`inl.workers.heartbeat_process`.
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ from contextlib import suppress
 
 from inl.forks import disconnect
 from inl.readiness import READABLE, waiter
+from inl.workers.process_state import STOPPED_SECONDS
 
 BEAT_SECONDS = 0.25
 HOST_SECONDS = 1.0
 SILENT_SECONDS = 10.0
+RUNNING, STOPPED = b"\0", b"\1"
+"""What a heartbeat says of the process that it is for."""
 UNREACHABLE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 
@@ -29,14 +33,23 @@ class Heartbeat:
     """Sends and awaits heartbeats, in a thread, until the other side is lost.
 
     on_loss: called there with what has happened, such as "closed its connection".
-    Owns the socket.
+    state: returns what to send. Owns the socket.
     """
 
-    def __init__(self, sock: socket.socket, on_loss: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        on_loss: Callable[[str], None],
+        *,
+        state: Callable[[], bytes] = lambda: RUNNING,
+    ) -> None:
         self.loss = ""
         """What has happened to the other side; empty while it lives."""
         self._socket = sock
         self._on_loss = on_loss
+        self._state = state
+        self._heard = RUNNING
+        """What the other side has sent last."""
         self._closed = threading.Event()
         self._lost = threading.Event()
         sock.setblocking(False)
@@ -51,7 +64,7 @@ class Heartbeat:
         self._thread.start()
 
     def _run(self) -> None:
-        heard = time.monotonic()
+        heard = running = time.monotonic()
         while not self._closed.is_set():
             try:
                 self._check()
@@ -64,14 +77,20 @@ class Heartbeat:
             except OSError as error:
                 self._lose(_reason(error))
                 break
-            if time.monotonic() - heard > SILENT_SECONDS:
+            now = time.monotonic()
+            if self._heard != STOPPED:
+                running = now
+            elif now - running > STOPPED_SECONDS:
+                self._lose("was stopped by a signal")
+                break
+            if now - heard > SILENT_SECONDS:
                 self._lose(f"was silent for {SILENT_SECONDS:g} s")
                 break
         self._socket.close()
 
     def _send(self) -> None:
         with suppress(BlockingIOError):
-            self._socket.send(b"\0")
+            self._socket.send(self._state())
 
     def _check(self) -> None:
         """Raise the error of the connection; TLS would report it as an end."""
@@ -82,8 +101,10 @@ class Heartbeat:
     def _receive(self) -> None:
         self._check()
         with suppress(BlockingIOError):
-            if not self._socket.recv(4096):
+            received = self._socket.recv(4096)
+            if not received:
                 raise ConnectionResetError(errno.ECONNRESET, "closed")
+            self._heard = received[-1:]
 
     def _lose(self, reason: str) -> None:
         if not self._closed.is_set():

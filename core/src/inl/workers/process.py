@@ -16,6 +16,7 @@ from inl.exit_status import describe_exit, read_output, signal_name
 from inl.forks import disconnect
 from inl.protocol.wire import Channel
 from inl.workers.connection import new_connection
+from inl.workers.process_state import is_stopped
 
 if TYPE_CHECKING:
     from inl.workers.place import Request
@@ -86,6 +87,11 @@ class WorkerProcess:
     def alive(self) -> bool:
         """Whether the process runs."""
         return self._process.poll() is None
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal has stopped it, which no step does."""
+        return is_stopped(self.pid)
 
     def _read(self) -> None:
         stream = self._process.stdout
