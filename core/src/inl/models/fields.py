@@ -26,7 +26,7 @@ WITHOUT_EFFECT: Final = frozenset({
     "initializer_range", "use_cache", "return_dict", "output_hidden_states",
     "output_attentions", "output_router_logits", "router_aux_loss_coef",
     "router_jitter_noise", "attention_dropout", "attn_dropout", "resid_pdrop",
-    "embd_pdrop", "residual_dropout", "embedding_dropout", "hidden_dropout",
+    "attn_pdrop", "embd_pdrop", "residual_dropout", "embedding_dropout", "hidden_dropout",
     "classifier_dropout", "attention_probs_dropout_prob", "hidden_dropout_prob",
     "pretraining_tp", "chunk_size_feed_forward", "torchscript",
     "use_bfloat16", "attn_implementation", "experts_implementation", "use_return_dict",
@@ -43,7 +43,8 @@ WITHOUT_EFFECT: Final = frozenset({
     "id2label", "label2id", "num_labels", "problem_type", "finetuning_task",
     "decoder_bias", "cls_token_id",
     "is_encoder_decoder", "is_decoder", "add_cross_attention", "tie_encoder_decoder",
-    "cross_attention_hidden_size", "pruned_heads", "summary_type",
+    "cross_attention_hidden_size", "pruned_heads", "summary_type", "summary_use_proj",
+    "summary_activation", "summary_proj_to_labels", "summary_first_dropout",
     # Sampling defaults, which configs of old versions have.
     "max_length", "min_length", "do_sample", "early_stopping", "num_beams",
     "num_beam_groups", "diversity_penalty", "temperature", "top_k", "top_p",
