@@ -131,6 +131,33 @@ FAMILIES: dict[str, dict[str, list[Any]]] = {
     "arcee": {},
     "seed_oss": {"attention_out_bias": [True, False, ABSENT]},
     "ernie4_5": {"use_bias": [True, False, ABSENT]},
+    "ernie4_5_moe": {
+        "moe_num_experts": [4], "moe_k": [1, 2], "moe_intermediate_size": [12],
+        "moe_num_shared_experts": [1, 2, ABSENT],
+        "moe_layer_start_index": [0, 1, ABSENT], "moe_layer_end_index": [-1, 1, ABSENT],
+        "moe_layer_interval": [1, 2, ABSENT], "use_bias": [*[False] * 4, ABSENT, True],
+    },
+    "gpt2": {
+        "n_embd": [16, 24], "hidden_size": [ABSENT], "n_layer": [2], "n_head": [2, 4],
+        "n_positions": [64, 256, ABSENT], "n_inner": [20, None, ABSENT],
+        "num_hidden_layers": [ABSENT], "num_attention_heads": [ABSENT],
+        "max_position_embeddings": [ABSENT], "head_dim": [ABSENT],
+        "activation_function": ["gelu_new", "relu", ABSENT],
+        "layer_norm_epsilon": [0.1, ABSENT],
+        "scale_attn_weights": [True, False, ABSENT],
+        "reorder_and_upcast_attn": [True, ABSENT],
+        "scale_attn_by_inverse_layer_idx": [*[ABSENT] * 4, False, True],
+    },
+    "gpt_neox": {
+        "use_parallel_residual": [True, False, ABSENT], "head_dim": [ABSENT],
+        "rotary_pct": [0.5, 1.0, ABSENT], "rotary_emb_base": [300, ABSENT],
+        "layer_norm_eps": [0.1, ABSENT], "partial_rotary_factor": [ABSENT],
+    },
+    "phi": {
+        "partial_rotary_factor": [0.5, ABSENT, 1.0], "layer_norm_eps": [0.1, ABSENT],
+        "qk_layernorm": [*[ABSENT] * 4, False, True],
+    },
+    "olmo": {"clip_qkv": [0.3, 2.0, ABSENT, None]},
     "olmoe": {"num_experts": [4], "num_experts_per_tok": [1, 2],
               "norm_topk_prob": [True, ABSENT], "head_dim": [ABSENT]},
     "gemma": {},
@@ -181,7 +208,8 @@ FAMILIES: dict[str, dict[str, list[Any]]] = {
 }  # fmt: skip
 ALWAYS = (
     "num_local_experts", "num_experts", "moe_intermediate_size", "num_experts_per_tok",
-    "shared_expert_intermediate_size", "intermediate_size_mlp",
+    "shared_expert_intermediate_size", "intermediate_size_mlp", "moe_num_experts",
+    "moe_k", "n_embd", "n_layer", "n_head",
     *DEEPSEEK.keys() - {"norm_topk_prob"},
     "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim",
     "linear_value_head_dim", "full_attention_interval",

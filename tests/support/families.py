@@ -295,6 +295,29 @@ FAMILIES = {
         "Nemotron",
         rope(partial_rotary_factor=0.5) | {"head_dim": 12, "attention_bias": True},
     ),
+    "ernie4.5-moe": (
+        "Ernie4_5_Moe",
+        rope()
+        | {
+            "head_dim": 12,
+            "moe_num_experts": 6,
+            "moe_k": 2,
+            "moe_intermediate_size": 24,
+            "moe_num_shared_experts": 2,
+        },
+    ),
+    "gpt2": (
+        "GPT2",
+        {"n_inner": 80, "scale_attn_weights": False, "layer_norm_epsilon": 1e-3},
+    ),
+    "gpt-neox": ("GPTNeoX", rope(partial_rotary_factor=0.5)),
+    "gpt-neox-serial": (
+        "GPTNeoX",
+        rope(partial_rotary_factor=0.25)
+        | {"use_parallel_residual": False, "num_attention_heads": 6},
+    ),
+    "phi": ("Phi", rope(partial_rotary_factor=0.5)),
+    "olmo": ("Olmo", rope() | {"clip_qkv": 0.9}),
     "olmoe": ("Olmoe", rope() | {"num_experts": 6, "num_experts_per_tok": 2}),
     "minimax-m2": (
         "MiniMaxM2",
@@ -320,7 +343,8 @@ def make(name, path, **changes):
     text = "Text" if kind in ("Gemma3", "Llama4", "Qwen3_5", "Qwen3_5Moe") else ""
     config = getattr(transformers, f"{kind}{text}Config")(**SIZES | fields | changes)
     config._attn_implementation = "eager"
-    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    head = "LMHeadModel" if kind == "GPT2" else "ForCausalLM"
+    model = getattr(transformers, f"{kind}{head}")(config).eval()
     source = torch.Generator().manual_seed(len(name))
     with torch.no_grad():
         for key, weight in tensors(model):

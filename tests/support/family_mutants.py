@@ -332,6 +332,35 @@ MUTANTS = {
         "scale of logits": field(logit_scale=1.0),
         "shares": field(renormalize=False),
     },
+    "ernie4.5-moe": RANKS | SHARED | ROPE | NORMS | SILU | {
+        "order of lanes": Mutant(patch=(groups, "rotary_rows", rows_as_stored)),
+        "kind of scores": regrouped(kind="sigmoid"),
+        "shares": field(renormalize=False),
+    },
+    "gpt2": NORMS | BIAS | OUT_BIAS | {
+        "positions": Mutant(weights=lambda w: w._replace(
+            positions=w.positions._replace(weight=0 * w.positions.weight))),
+        "scale of scores": field(attention_scale=None),
+        "activation": field(activation="relu"),
+        "mean in norms": Mutant(patch=(layer_norm, "enter", entered_uncentered)),
+    },
+    "gpt-neox": NORMS | ROPE | BIAS | OUT_BIAS | TURNED | {
+        "blocks in parallel": field(parallel=False),
+        "activation": field(activation="relu"),
+        "mean in norms": Mutant(patch=(layer_norm, "enter", entered_uncentered)),
+    },
+    "gpt-neox-serial": {"blocks in series": field(parallel=True)},
+    "phi": NORMS | ROPE | BIAS | OUT_BIAS | TURNED | {
+        "bias of logits": Mutant(
+            weights=lambda w: w._replace(head=w.head._replace(bias=None))
+        ),
+        "activation": field(activation="relu"),
+        "mean in norms": Mutant(patch=(layer_norm, "enter", entered_uncentered)),
+    },
+    "olmo": ROPE | NORMS | SILU | {
+        "limit of queries, keys and values": field(limit=None),
+        "mean in norms": Mutant(patch=(layer_norm, "enter", entered_uncentered)),
+    },
     "olmoe": ROPE | NORMS | SILU | HEAD_NORMS | {"shares": field(renormalize=True)},
     "minimax-m2": ROPE | NORMS | SILU | TURNED | HEAD_NORMS | RANKS | {
         "shares": field(renormalize=False),

@@ -99,6 +99,13 @@ FIELDS = {
     "nemotron": {"head_dim": 12, "mlp_bias": True},
     "stablelm": {"use_qkv_bias": True, "num_attention_heads": 4,
                  "num_key_value_heads": 2, "partial_rotary_factor": 0.5},
+    "ernie4_5_moe": {
+        "head_dim": 12, "moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 24,
+    },
+    "gpt2": {},
+    "gpt_neox": {"rotary_pct": 0.5},
+    "phi": {},
+    "olmo": {"clip_qkv": 2.0},
     "olmoe": {"num_experts": 6, "num_experts_per_tok": 2},
     "seed_oss": {"head_dim": 12, "attention_out_bias": True},
 }  # fmt: skip

@@ -10,6 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from depth import mostly_full
+from inl.checkpoints.counts import check_counts
 from inl.errors import CheckpointError
 from inl.executor.model_loader import open_model
 from inl.models import deep_config, gemma3, llama
@@ -95,6 +96,12 @@ def test_experts_beyond_all_bounds_are_not_planned(folder):
     assert found.result == "refused", found
     assert "'num_local_experts': found 1000000000 in each of" in found.message
     assert found.memory < 64 << 20
+
+
+@pytest.mark.parametrize("name", ["n_layer", "n_routed_experts", "moe_num_experts"])
+def test_other_names_of_counts_are_bounded(name):
+    with pytest.raises(CheckpointError, match=f"'{name}': found 1000000000"):
+        check_counts({"num_hidden_layers": 2, name: 10**9}, 20, "files")
 
 
 @pytest.mark.parametrize("value", [1, "x", [1], True], ids=shown)

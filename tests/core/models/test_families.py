@@ -188,7 +188,9 @@ def test_a_missing_size_is_named(name, field, random_checkpoint):
 def test_the_docs_list_every_family():
     page = Path(__file__).parents[3] / "docs" / "checkpoints.md"
     rows = re.findall(
-        r"^\| `(\w+For\w+)` \| (.*?) \| (.*?) \|", page.read_text("utf-8"), re.M
+        r"^\| `(\w+(?:For\w+|LMHeadModel))` \| (.*?) \| (.*?) \|",
+        page.read_text("utf-8"),
+        re.M,
     )
     listed = {name: ggufs for name, _, ggufs in rows}
     texts = {

@@ -11,8 +11,10 @@ from typing import Any, Final
 
 from inl.errors import CheckpointError
 
-LAYERS: Final = "num_hidden_layers"
-EXPERTS: Final = ("num_experts", "num_local_experts")
+LAYERS: Final = ("num_hidden_layers", "n_layer")
+EXPERTS: Final = (
+    "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts",
+)  # fmt: skip
 MAX_LAYERS: Final = 4096
 """Limit of the layers; the deepest models have about 200."""
 MAX_EXPERTS: Final = 1 << 15
@@ -25,11 +27,12 @@ def check_counts(config: Mapping[str, Any], tensors: int, where: str) -> None:
     tensors: number of tensors in the files; every layer has at least one. Values of a
     wrong type are left to the model's own checks.
     """
-    layers = _count(config, LAYERS)
+    name = max(LAYERS, key=lambda each: _count(config, each))
+    layers = _count(config, name)
     most = min(tensors, MAX_LAYERS)
     if layers > most:
         raise CheckpointError(
-            f"{where}: config field {LAYERS!r}: found {layers}, but the files have "
+            f"{where}: config field {name!r}: found {layers}, but the files have "
             f"{tensors} tensors; accepted: up to {most}"
         )
     for name in EXPERTS:

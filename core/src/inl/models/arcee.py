@@ -24,11 +24,7 @@ def weights(c: llama.LlamaConfig) -> llama.Weights:
     """Return the weight tree, by Hugging Face tensor names."""
 
     def changed(at: str, layer: llama.Layer) -> llama.Layer:
-        stem = f"{at}mlp"
-        inner = mlp.OpenMlp(
-            mlp.open_linear(c, f"{stem}.up_proj", c.mlp_bias),
-            mlp.open_linear(c, f"{stem}.down_proj", c.mlp_bias, down=True),
-        )
+        inner = mlp.ungated(c, f"{at}mlp.up_proj", f"{at}mlp.down_proj")
         return layer._replace(mlp=layer.mlp._replace(mlp=inner))
 
     return llama.with_layers(llama.weights(c), changed)

@@ -9,11 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from inl.models import blocks, groups, layer_norm, llama, mlp
+from inl.models import groups, layer_norm, llama, mlp
 from inl.models.config import MAX_EPS, number, refuse_unless
 from inl.models.fields import changed, with_defaults
 from inl.models.views import refuse_windows
-from inl.spec.cache import State
 from inl.spec.step import Array, Step
 
 if TYPE_CHECKING:
@@ -70,21 +69,11 @@ def _layer(c: CohereConfig, at: str) -> llama.Layer:
     return llama.Layer(attention, layer_norm.Mlp(mlp.weights(c, f"{at}mlp")))
 
 
-def layer(
-    ops: Ops, c: CohereConfig, w: llama.Layer, carry: Any, step: Step, state: State, *,
-    index: int, sampled_step: Step | None = None,
-) -> tuple[blocks.Carry, State]:  # fmt: skip
-    x, carry, state = layer_norm.attention(
-        ops, c, w.attention, carry, step, state, index=index, sampled_step=sampled_step
-    )
-    if sampled_step is not None:
-        x = ops.take_rows(x, step.samples)
-    delta = carry.delta + mlp.feed_forward(ops, x, w.mlp.mlp, c.activation)
-    return carry._replace(delta=delta), state
-
-
 def head(ops: Ops, c: CohereConfig, w: Any, carry: Any, step: Step) -> Array:
     return layer_norm.head(ops, c, w, carry, step) * c.logit_scale
 
 
-MODEL = replace(llama.MODEL, config=config, weights=weights, layer=layer, head=head)
+MODEL = replace(
+    llama.MODEL, config=config, weights=weights, layer=layer_norm.parallel_layer,
+    head=head,
+)  # fmt: skip

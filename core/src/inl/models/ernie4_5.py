@@ -27,12 +27,17 @@ def config(hf: Mapping[str, Any]) -> llama.LlamaConfig:
 
 def weights(c: llama.LlamaConfig) -> llama.Weights:
     """Return the weight tree, by Hugging Face tensor names."""
+    return interleaved(c, llama.weights(c))
+
+
+def interleaved(c: llama.LlamaConfig, tree: llama.Weights) -> llama.Weights:
+    """Return a tree whose queries and keys have planes of adjacent lanes."""
 
     def changed(at: str, layer: llama.Layer) -> llama.Layer:
         qkv = groups.qkv(c, at, bias=c.qkv_bias, interleaved=True)
         return layer._replace(attention=layer.attention._replace(qkv=qkv))
 
-    return llama.with_layers(llama.weights(c), changed)
+    return llama.with_layers(tree, changed)
 
 
 MODEL = replace(llama.MODEL, config=config, weights=weights)

@@ -28,6 +28,12 @@ def head(c: Any) -> Group:
     return Group("linear", weight=own._replace(aliases=(table,) if c.tied else ()))
 
 
+def biased_head(c: Any) -> Group:
+    """Return the projection to logits with a bias."""
+    bias = Param("lm_head.bias", (c.vocab_size,), axis=0)
+    return Group("linear", **head(c).params, bias=bias)
+
+
 def _table(c: Any) -> Param:
     return Param(TABLE, (c.vocab_size, c.hidden_size))
 

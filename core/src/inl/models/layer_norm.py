@@ -46,15 +46,17 @@ def norm(name: str, size: int, *, bias: bool, offset: float = 0.0) -> Group:
 
 
 def weights(
-    c: Any, inner: Callable[[str], Any], *, offset: float = 0.0
-) -> llama.Weights:
+    c: Any, inner: Callable[[str], Any], *, offset: float = 0.0, bias: bool = True,
+    shared: bool = False,
+) -> llama.Weights:  # fmt: skip
     """Return a tree with norms before the blocks, by Hugging Face tensor names.
 
-    inner: returns the feed-forward layer of a module. offset: of norms.
+    inner: returns the feed-forward layer of a module. offset, bias: of norms. shared:
+    whether both blocks read one norm.
     """
 
     def named(name: str) -> Group:
-        return norm(name, c.hidden_size, bias=True, offset=offset)
+        return norm(name, c.hidden_size, bias=bias, offset=offset)
 
     layers = tuple(
         llama.Layer(
@@ -63,7 +65,10 @@ def weights(
                 groups.qkv(c, at, bias=c.qkv_bias),
                 groups.out(c, at, bias=c.out_bias),
             ),
-            Mlp(inner(f"{at}mlp"), named(f"{at}post_attention_layernorm")),
+            Mlp(
+                inner(f"{at}mlp"),
+                None if shared else named(f"{at}post_attention_layernorm"),
+            ),
         )
         for at in (f"model.layers.{index}." for index in range(c.layers))
     )
@@ -100,9 +105,34 @@ def layer(
     _, carry, state = attention(
         ops, c, w.attention, carry, step, state, index=index, sampled_step=sampled_step
     )
-    residual, x = enter(ops, c, carry, w.mlp.norm)
-    delta = feed_forward(ops, x, w.mlp.mlp, c.activation)
-    return carry._replace(residual=residual, delta=delta), state
+    return feed_forward_block(ops, c, w.mlp, carry), state
+
+
+def feed_forward_block(ops: Ops, c: Any, w: Mlp, carry: blocks.Carry) -> blocks.Carry:
+    """Feed-forward block with a norm of its own."""
+    assert w.norm is not None, "a block that shares a norm is not one of its own"
+    residual, x = enter(ops, c, carry, w.norm)
+    delta = feed_forward(ops, x, w.mlp, c.activation)
+    return carry._replace(residual=residual, delta=delta)
+
+
+def parallel_layer(
+    ops: Ops, c: Any, w: llama.Layer, carry: Any, step: Step, state: State, *,
+    index: int, sampled_step: Step | None = None,
+) -> tuple[blocks.Carry, State]:  # fmt: skip
+    """Attention and feed-forward block of the same residual.
+
+    The feed-forward block reads the norm of attention unless it has one of its own.
+    """
+    x, carry, state = attention(
+        ops, c, w.attention, carry, step, state, index=index, sampled_step=sampled_step
+    )
+    if w.mlp.norm is not None:
+        x = ops.layer_norm(carry.residual, w.mlp.norm, eps=c.norm_eps)
+    elif sampled_step is not None:
+        x = ops.take_rows(x, step.samples)
+    delta = carry.delta + feed_forward(ops, x, w.mlp.mlp, c.activation)
+    return carry._replace(delta=delta), state
 
 
 def head(ops: Ops, c: Any, w: Any, carry: blocks.Carry, step: Step) -> Array:

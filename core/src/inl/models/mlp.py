@@ -65,6 +65,13 @@ def open_linear(c: Any, stem: str, bias: bool, down: bool = False) -> Group:
     return groups.linear(stem, *shape, axis=0, bias=bias)
 
 
+def ungated(c: Any, up: str, down: str) -> OpenMlp:
+    """Return the layer without a gate of two modules."""
+    return OpenMlp(
+        open_linear(c, up, c.mlp_bias), open_linear(c, down, c.mlp_bias, down=True)
+    )
+
+
 def fused_weights(c: Any, stem: str) -> Group | OpenMlp:
     """Return the layer of a module that stores gate and up rows in one tensor."""
     group = groups.fused_gated(stem, c.hidden_size, c.intermediate_size)

@@ -32,10 +32,7 @@ def weights(c: llama.LlamaConfig) -> llama.Weights:
     """Return the weight tree, by Hugging Face tensor names."""
 
     def inner(stem: str) -> mlp.OpenMlp:
-        return mlp.OpenMlp(
-            mlp.open_linear(c, f"{stem}.up_proj", c.mlp_bias),
-            mlp.open_linear(c, f"{stem}.down_proj", c.mlp_bias, down=True),
-        )
+        return mlp.ungated(c, f"{stem}.up_proj", f"{stem}.down_proj")
 
     return layer_norm.weights(c, inner, offset=OFFSET)
 

@@ -37,10 +37,7 @@ def weights(c: llama.LlamaConfig) -> llama.Weights:
     """Return the weight tree, by Hugging Face tensor names."""
 
     def inner(stem: str) -> mlp.OpenMlp:
-        return mlp.OpenMlp(
-            mlp.open_linear(c, f"{stem}.c_fc", c.mlp_bias),
-            mlp.open_linear(c, f"{stem}.c_proj", c.mlp_bias, down=True),
-        )
+        return mlp.ungated(c, f"{stem}.c_fc", f"{stem}.c_proj")
 
     return layer_norm.weights(c, inner)
 
