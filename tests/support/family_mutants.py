@@ -195,6 +195,13 @@ BIAS = {
         **{f"{n}_bias": None}))
     for name in "qkv"
 }  # fmt: skip
+
+
+def without_k(mutants):
+    """Without one that adds the same to all scores, as nothing is rotated."""
+    return {name: each for name, each in mutants.items() if name != "bias of k"}
+
+
 HEAD_NORMS = {
     "norm of queries": without("q_norm"),
     "norm of keys": without("k_norm"),
@@ -337,7 +344,7 @@ MUTANTS = {
         "kind of scores": regrouped(kind="sigmoid"),
         "shares": field(renormalize=False),
     },
-    "gpt2": NORMS | BIAS | OUT_BIAS | {
+    "gpt2": NORMS | without_k(BIAS) | OUT_BIAS | {
         "positions": Mutant(weights=lambda w: w._replace(
             positions=w.positions._replace(weight=0 * w.positions.weight))),
         "scale of scores": field(attention_scale=None),

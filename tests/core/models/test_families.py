@@ -60,7 +60,7 @@ def test_two_ranks_equal_one(name, random_checkpoint):
 
     backend = ReferenceBackend(DEVICE, dtype="float64")
     alone = texts(local_runner(backend, model, files, limits, dtype="float64"))
-    assert len({token for text in alone.values() for token in text}) > 10
+    assert len({token for text in alone.values() for token in text}) > 5
     make = (DEVICE, model, files, limits)
     if name in ONE_RANK:
         refusal = r"accepted: (1 rank|a number of ranks that divides 1\b)"

@@ -95,8 +95,8 @@ def weights(c: llama.LlamaConfig) -> Weights:
         return mlp.ungated(c, f"{stem}.c_fc", f"{stem}.c_proj")
 
     places = Param("model.embed_positions.weight", (c.max_tokens, c.hidden_size))
-    tree = layer_norm.weights(c, inner)
-    return Weights(*tree, positions=Group("embedding", weight=places))
+    tree = layer_norm.weights(c, inner)._asdict()
+    return Weights(**tree, positions=Group("embedding", weight=places))
 
 
 def embed(ops: Ops, c: llama.LlamaConfig, w: Weights, step: Step) -> blocks.Carry:
