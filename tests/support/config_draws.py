@@ -138,10 +138,8 @@ FAMILIES: dict[str, dict[str, list[Any]]] = {
         "moe_layer_interval": [1, 2, ABSENT], "use_bias": [*[False] * 4, ABSENT, True],
     },
     "gpt2": {
-        "n_embd": [16, 24], "hidden_size": [ABSENT], "n_layer": [2], "n_head": [2, 4],
+        "n_embd": [16, 24], "n_layer": [2], "n_head": [2, 4],
         "n_positions": [64, 256, ABSENT], "n_inner": [20, None, ABSENT],
-        "num_hidden_layers": [ABSENT], "num_attention_heads": [ABSENT],
-        "max_position_embeddings": [ABSENT], "head_dim": [ABSENT],
         "activation_function": ["gelu_new", "relu", ABSENT],
         "layer_norm_epsilon": [0.1, ABSENT],
         "scale_attn_weights": [True, False, ABSENT],
@@ -215,6 +213,11 @@ ALWAYS = (
     "linear_value_head_dim", "full_attention_interval",
 )  # fmt: skip
 """Fields that keep a model small, drawn in every config."""
+RENAMED = (
+    "hidden_size", "num_hidden_layers", "num_attention_heads",
+    "max_position_embeddings",
+)  # fmt: skip
+"""Fields that have other names in a config of GPT-2."""
 
 
 def draw(rng, family: str) -> dict[str, Any]:
@@ -240,6 +243,8 @@ def draw(rng, family: str) -> dict[str, Any]:
     if lanes is ABSENT:
         lanes = config["hidden_size"] // config["num_attention_heads"]
     config |= rope(rng, family, lanes)
+    if family == "gpt2":
+        config |= dict.fromkeys(RENAMED, ABSENT)
     return {name: value for name, value in config.items() if value is not ABSENT}
 
 
