@@ -145,4 +145,4 @@ def test_bad_images_are_refused(server, url, message):
 def test_many_images_are_refused(server):
     status, answer = chat(server, *[URIS[0]] * 300)
     assert status == 400
-    assert "found 300, accepts 256" in answer["error"]["message"]
+    assert "found 300, accepts at most 256" in answer["error"]["message"]

@@ -273,7 +273,7 @@ def configured(monkeypatch, words):
     """Return what ``inl serve`` would serve."""
     found = {}
 
-    def record(models, config, engine, tracing):
+    def record(models, config, engine, tracing, port):
         found.update(models=models, server=config, engine=engine)
 
     monkeypatch.setattr(serve, "_serve", record)
