@@ -61,6 +61,9 @@ TEXTS = ("content", "text", "delta", "arguments", "partial_json", "reasoning_con
 COUNTED = ("prompt_tokens", "completion_tokens", "output_tokens", "finish_reason")
 COUNTED += ("stop_reason", "total_tokens")
 
+LISTS = ("choices", "output", "content", "tool_calls")
+"""Their items have an index, by which parts belong together."""
+
 
 def joined(lines):
     """Return what a stream says, however its text is divided into events."""
@@ -70,7 +73,7 @@ def joined(lines):
         if isinstance(value, dict):
             for name, item in value.items():
                 add(item, (*path, name))
-        elif isinstance(value, list) and path[-1] in ("choices", "output", "content"):
+        elif isinstance(value, list) and path[-1] in LISTS:
             for item in value:
                 at = item.get("index") if isinstance(item, dict) else None
                 add(item, (*path, at))
