@@ -178,12 +178,12 @@ def test_a_key_over_its_bound_is_refused_before_the_body():
 
 
 def test_bodies_of_open_requests_are_bounded_together(monkeypatch):
-    monkeypatch.setattr(gate, "OPEN_BYTES", 20_000)
-    with HashServer(max_body_bytes=8000) as server:
-        part = b'{"prompt": "' + b"a" * 6000
-        held = [begin(server, "/v1/completions", 8000, part) for _ in range(3)]
-        until(lambda: server.server.app._held >= 3 * len(part))
-        with begin(server, "/tokenize", 8000, part) as client:
+    monkeypatch.setattr(gate, "OPEN_BYTES", 90_000)
+    with HashServer(max_body_bytes=40_000) as server:
+        part = b'{"prompt": "' + b"a" * 29_988
+        held = [begin(server, "/v1/completions", 40_000, part) for _ in range(3)]
+        until(lambda: server.server.app._held >= 3 * 24_000)
+        with begin(server, "/tokenize", 40_000, part) as client:
             answer = received(client)
         assert answer.startswith(b"HTTP/1.1 503")
         assert b"retry-after: 1" in answer

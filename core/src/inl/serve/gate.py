@@ -64,8 +64,8 @@ class Gate:
     error_body: returns the body of an error for a path. check_room: raises an error for
     a path and a client if the request would not be admitted, whatever its body says.
     tracing: exports a span for each request that generates. body_paths: of requests
-    whose body is read before they are passed on: while they wait for a client, they
-    take a third of what they would behind the application's layers.
+    whose body is read before they are passed on, once there is room: while they wait
+    for a client, they take a third of what they would behind the application's layers.
     """
 
     def __init__(
