@@ -1,9 +1,13 @@
-"""Waiting for a socket: ``poll``, or ``select`` on Windows, which has no ``poll``."""
+"""Waiting for a socket: ``poll``, or ``select`` on Windows, which has no ``poll``.
+
+Also receiving with one time limit for all parts.
+"""
 
 from __future__ import annotations
 
 import select
 import socket
+import time
 from typing import Final, Protocol
 
 READABLE: Final = 1
@@ -50,3 +54,21 @@ class SelectWaiter:
             for each in self._events
             if each in readable or each in writable
         ]
+
+
+def receive_exactly(sock: socket.socket, count: int, end: float) -> bytes:
+    """Receive ``count`` bytes until ``end``, a ``monotonic()`` time.
+
+    Raises OSError: TimeoutError after ``end``, also for a side that sends slowly.
+    """
+    data = b""
+    while len(data) < count:
+        seconds = end - time.monotonic()
+        if seconds <= 0:
+            raise TimeoutError(f"received {len(data)} of {count} bytes in time")
+        sock.settimeout(seconds)
+        part = sock.recv(count - len(data))
+        if not part:
+            raise ConnectionResetError("the connection was closed")
+        data += part
+    return data

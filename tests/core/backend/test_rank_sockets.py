@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import numpy as np
 import pytest
 
+from inl.backend import rank_sockets
 from inl.backend.collectives import Rank
 from inl.backend.peer_collectives import PeerCollectives
 from inl.backend.rank_sockets import (
@@ -76,14 +78,16 @@ def test_large_messages_of_all_ranks_at_once_do_not_block(joined):
             assert (found == 10).all()
 
 
-def test_who_does_not_know_the_secret_is_left_out(joined):
-    def reach(address):
-        while True:
-            try:
-                return socket.create_connection(split_address(address), 30)
-            except ConnectionRefusedError:
-                continue
+def reach(address):
+    """Connect once somebody listens."""
+    while True:
+        try:
+            return socket.create_connection(split_address(address), 30)
+        except ConnectionRefusedError:
+            continue
 
+
+def test_who_does_not_know_the_secret_is_left_out(joined):
     def intrude(address):
         greeting = GREETING.pack(1, 0, b"n" * NONCE_BYTES, b"b" * 32)
         for data in (greeting, b"GET / HTTP/1.1\r\n\r\n"):
@@ -94,6 +98,28 @@ def test_who_does_not_know_the_secret_is_left_out(joined):
     links = joined(2, before=intrude)
     links[1].send(np.ones(2), 0)
     assert links[0].recv(1).tolist() == [1, 1]
+
+
+def test_who_sends_single_bytes_has_no_more_time_than_another(joined, monkeypatch):
+    """Each byte is in time; all together are not."""
+    monkeypatch.setattr(rank_sockets, "GREETING_SECONDS", 0.3)
+    sent = []
+
+    def dribble(address):
+        with reach(address) as stranger, suppress(OSError):
+            stranger.settimeout(0.1)
+            while len(sent) < GREETING.size:
+                stranger.sendall(b"x")
+                sent.append(b"x")
+                with suppress(TimeoutError):
+                    while stranger.recv(64):
+                        """The nonce, and then nothing until it is closed."""
+                    return
+
+    links = joined(2, before=dribble)
+    links[1].send(np.ones(2), 0)
+    assert links[0].recv(1).tolist() == [1, 1]
+    assert len(sent) < GREETING.size
 
 
 def test_a_listener_that_does_not_know_the_secret_learns_nothing():

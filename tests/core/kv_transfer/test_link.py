@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from inl import readiness
 from inl.errors import ProtocolError
 from inl.kv_transfer import link
 from inl.kv_transfer.link import Kind, Link
-from inl.workers import handshake
 
 KEY = bytes(32)
 
@@ -82,6 +82,6 @@ class Dribble:
 def test_a_sender_of_single_bytes_has_no_more_time_than_another(monkeypatch):
     now = iter(range(100))
     clock = SimpleNamespace(monotonic=lambda: float(next(now)))
-    monkeypatch.setattr(handshake, "time", clock)
+    monkeypatch.setattr(readiness, "time", clock)
     with pytest.raises(TimeoutError, match="received 5 of 38 bytes"):
-        handshake.receive_exactly(Dribble(), 38, 5.0)
+        readiness.receive_exactly(Dribble(), 38, 5.0)

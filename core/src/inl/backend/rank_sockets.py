@@ -20,6 +20,7 @@ import numpy as np
 from inl.backend.collectives import Rank
 from inl.bounded_json import parse_object
 from inl.errors import RunnerError
+from inl.readiness import receive_exactly
 
 HEADER = struct.Struct("<8sI6Q")
 """Dtype, number of axes, and shape of an array."""
@@ -143,8 +144,8 @@ class SocketLink:
         with socket.create_server((first.getsockname()[0], 0)) as listening:
             self._sockets[0] = first
             self._greet(first, listening.getsockname()[1])
-            (length,) = struct.unpack("<I", _read(first, 4))
-            said = _read(first, min(length, TABLE_BYTES))
+            (length,) = struct.unpack("<I", self._received(first, 4))
+            said = self._received(first, min(length, TABLE_BYTES))
             others = parse_object(said, f"rank {rank.number}: addresses of ranks")
             for number in range(1, rank.number):
                 other = self._reach(*others[str(number)])
@@ -163,10 +164,10 @@ class SocketLink:
             )
             connection, peer = listening.accept()
             with suppress(OSError):
-                connection.settimeout(GREETING_SECONDS)
+                end = time.monotonic() + GREETING_SECONDS
                 nonce = secrets.token_bytes(NONCE_BYTES)
                 connection.sendall(nonce)
-                greeting = _read(connection, GREETING.size)
+                greeting = receive_exactly(connection, GREETING.size, end)
                 number, port, _, proof = GREETING.unpack(greeting)
                 said = nonce + greeting[:-PROOF_BYTES]
                 known = hmac.compare_digest(proof, self._proof(b"connects", said))
@@ -197,14 +198,17 @@ class SocketLink:
         """Prove this rank to another one, and check that one's proof."""
         nonce = secrets.token_bytes(NONCE_BYTES)
         begun = GREETING.pack(self._rank.number, port, nonce, b"")[:-PROOF_BYTES]
-        said = _read(connection, NONCE_BYTES) + begun
+        said = self._received(connection, NONCE_BYTES) + begun
         connection.sendall(begun + self._proof(b"connects", said))
-        proof = _read(connection, PROOF_BYTES)
+        proof = self._received(connection, PROOF_BYTES)
         if not hmac.compare_digest(proof, self._proof(b"listens", said)):
             raise ConnectionError("who listens there does not know the secret")
 
     def _proof(self, side: bytes, said: bytes) -> bytes:
         return hmac.digest(self._secret, side + said, "sha256")
+
+    def _received(self, connection: socket.socket, count: int) -> bytes:
+        return receive_exactly(connection, count, self._deadline)
 
     def _left(self, awaited: str) -> float:
         """Return the seconds that are left; raises TimeoutError without any."""

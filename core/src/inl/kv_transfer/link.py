@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from inl.bounded_json import parse_object
 from inl.errors import DeviceError, InvalidJson, ProtocolError
 from inl.protocol.wire_arrays import contents, read_contents
-from inl.readiness import READABLE, waiter
+from inl.readiness import READABLE, receive_exactly, waiter
 from inl.workers.encryption import encrypt
-from inl.workers.handshake import mac, receive_exactly
+from inl.workers.handshake import mac
 from inl.workers.settings import (
     MAKE_SECRET,
     SECRET,

@@ -28,6 +28,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from inl.errors import DeviceError, InlError, ProtocolError
+from inl.readiness import receive_exactly
 from inl.workers.encryption import encrypt
 from inl.workers.settings import INSECURE, is_encrypted, parse_address
 
@@ -210,24 +211,6 @@ def _check_answer(
     if not accepted:
         raise ProtocolError(f"refused this worker: {reason}")
     return seat, proof
-
-
-def receive_exactly(sock: socket.socket, count: int, end: float) -> bytes:
-    """Receive ``count`` bytes until ``end``, a ``monotonic()`` time.
-
-    Raises OSError: TimeoutError after ``end``, also for a side that sends slowly.
-    """
-    data = b""
-    while len(data) < count:
-        seconds = end - time.monotonic()
-        if seconds <= 0:
-            raise TimeoutError(f"received {len(data)} of {count} bytes in time")
-        sock.settimeout(seconds)
-        part = sock.recv(count - len(data))
-        if not part:
-            raise ConnectionResetError("the connection was closed")
-        data += part
-    return data
 
 
 def set_options(sock: socket.socket) -> None:
