@@ -51,14 +51,14 @@ def find_vision(checkpoint: Checkpoint) -> VisionModel | None:
     """
     kind = checkpoint.config.get("model_type")
     fields = checkpoint.config.get("vision_config")
+    if not isinstance(kind, str) or kind not in ENCODERS:
+        return None
     names = {
         name.removeprefix(prefix): name
         for name in checkpoint.names()
         for prefix in PREFIXES
         if name.startswith(prefix)
     }
-    if not isinstance(kind, str) or kind not in ENCODERS:
-        return None
     if not names or not isinstance(fields, Mapping):
         return None
     pieces = {
