@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +27,7 @@ from inl.errors import (
 )
 from inl.progress import LoadStage
 from inl.runners import worker_runner
+from inl.runners.group_runner import RankRunner
 from inl.runners.worker_runner import WorkerRunner
 from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.request import Request
@@ -42,7 +44,8 @@ def serve(monkeypatch, small):
     runners = []
 
     def begin(factory="hashes", *, limits=None, python=sys.executable, **options):
-        given = {"hello_seconds", "silent_seconds", "advice"} & options.keys()
+        names = {"hello_seconds", "silent_seconds", "advice", "abandoned"}
+        given = names & options.keys()
         how = {name: options.pop(name) for name in given}
         progress = options.pop("progress", None)
         options["limits"] = asdict(limits or small())
@@ -130,6 +133,38 @@ REQUESTS = (
     {"prompt": range(12), "max_tokens": 15, "temperature": 0.5, "seed": 3},
     {"prompt": [7], "max_tokens": 12, "temperature": 1.5, "seed": -4},
 )
+
+
+@pytest.mark.parametrize("moment", ["answered", "skipped"])
+def test_the_failure_of_a_group_is_the_worker_that_it_lost(serve, small, moment):
+    """Another rank may fail first, of its connection to the lost one."""
+    abandoned = threading.Event()
+    group = RankRunner(
+        lambda rank: serve(("hashes", "refusing")[rank], abandoned=abandoned),
+        2,
+        abort=abandoned.set,
+    )
+    lost = group.runners[0]
+    group.submit(admission(small()))
+    group.submit(step(1, (1, [5])))
+    assert group.collect().step == 1
+
+    def and_kill(call):
+        def called(*args):
+            result = call(*args)
+            if moment == "skipped":
+                assert abandoned.wait(300)
+            os.kill(lost.pid, signal.SIGKILL)
+            return result
+
+        return called
+
+    name = "collect" if moment == "answered" else "submit"
+    setattr(lost, name, and_kill(getattr(lost, name)))
+    group.submit(step(2, (1, [6])))
+    with pytest.raises(WorkerLost, match=r"rank 0 of 2 failed.*killed by SIGKILL"):
+        group.collect()
+    group.close()
 
 
 def test_the_same_tokens_as_in_process(serve, small, answer_of):

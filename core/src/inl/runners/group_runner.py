@@ -25,6 +25,7 @@ from inl.protocol.runner import (
     StepInFlight,
 )
 from inl.runners.rank_threads import RankThreads, Round
+from inl.runners.worker_runner import WorkerRunner
 from inl.spec.cache_layout import HEADS, divided, joined
 from inl.spec.message import STEP, Header
 
@@ -188,9 +189,11 @@ class RankRunner(PipelinedRunner):
         raise kind(f"{what}: {type(cause).__name__}: {cause}") from cause
 
     def _on_all_ranks(self, call: Callable[[int], Any]) -> Round:
-        """Queue ``call(rank)`` on every rank's thread."""
+        """Queue ``call(rank)`` on every rank's thread; a failed group skips it."""
 
         def guarded(rank: int) -> Any:
+            if self._failure is not None or self._closed:
+                return None
             return self._guarded(rank, call)
 
         self._last_round = Round(guarded, len(self._threads))
@@ -198,8 +201,6 @@ class RankRunner(PipelinedRunner):
         return self._last_round
 
     def _guarded(self, rank: int, call: Callable[[int], Any]) -> Any:
-        if self._failure is not None or self._closed:
-            return None
         try:
             return call(rank)
         except BaseException as error:
@@ -213,6 +214,21 @@ class RankRunner(PipelinedRunner):
             first, lost = self._failure, isinstance(failure.cause, WorkerLost)
             if first is None or (lost and not isinstance(first.cause, WorkerLost)):
                 self._failure = failure
+
+    def _find_losses(self, failure: _Failure) -> None:
+        """Record a lost worker: the rank that failed first may have waited for it.
+
+        No call of it may have found that: a failed group skips calls, and the lost one
+        may have answered all of its own.
+        """
+        if isinstance(failure.cause, WorkerLost) or not hasattr(self, "runners"):
+            return
+        workers = [each for each in self.runners if isinstance(each, WorkerRunner)]
+        for rank, worker in enumerate(workers):
+            try:
+                worker.check_worker()
+            except InlError as error:
+                self._record_failure(_Failure(rank, error))
 
     def _submit_to(self, rank: int, frame: IntArray, head: Header) -> None:
         try:
@@ -259,6 +275,7 @@ class RankRunner(PipelinedRunner):
     def _results(self, call: Round) -> list[Any]:
         call.wait()
         if self._failure is not None:
+            self._find_losses(self._failure)
             self._raise_failure()
         return [call.results[rank] for rank in range(len(self._threads))]
 

@@ -40,6 +40,9 @@ SILENT_SECONDS = 600.0
 POLL_SECONDS = 0.25
 """How often the process of a silent worker is checked, besides its connection."""
 
+LAST_SECONDS = 0.2
+"""How long a worker whose group has failed may show that it ends of itself."""
+
 RETURN_HINT = (
     "set EngineConfig(on_worker_loss='restart') to go on with a fresh worker, "
     "or create another engine"
@@ -256,25 +259,40 @@ class WorkerRunner(PipelinedRunner):
     def _poll(self, doing: str, *advice: str) -> Frame | None:
         """Wait a moment for a frame and check that the worker is alive."""
         if self._abandoned.is_set() and self._process.alive:
+            self.check_worker(doing, *advice)
             self._process.stop(0.0)
             error = RunnerError(f"{self.where}: was stopped with its group")
             self._fail(error)
             raise error
-        try:
-            frame = self._channel.receive(min(POLL_SECONDS, self.silent_seconds))
-            # It may have sent a frame after the time limit and before its end.
-            if frame is None and not self._process.alive:
-                frame = self._channel.receive(0.0)
-        except EOFError:
-            self._lose(doing, *advice)
-        except ProtocolError as error:
-            self._fail(error)
-            raise
+        frame = self._receive(min(POLL_SECONDS, self.silent_seconds), doing, *advice)
+        # It may have sent a frame after the time limit and before its end.
+        if frame is None and not self._process.alive:
+            frame = self._receive(0.0, doing, *advice)
         if frame is None:
             if not self._process.alive:
                 self._lose(doing, *advice)
             self._check_stopped(doing)
         return frame
+
+    def check_worker(self, doing: str = "waiting for a step", *advice: str) -> None:
+        """Raise WorkerLost if the process has ended, or ends within LAST_SECONDS.
+
+        For the group of a failed rank: frames that it has sent are dropped.
+        """
+        if self._lost is not None:
+            raise self._lost
+        end = time.monotonic() + LAST_SECONDS
+        while not self._refusal and (left := end - time.monotonic()) > 0:
+            self._receive(left, doing, *advice)
+
+    def _receive(self, seconds: float, doing: str, *advice: str) -> Frame | None:
+        try:
+            return self._channel.receive(seconds)
+        except EOFError:
+            self._lose(doing, *advice)
+        except ProtocolError as error:
+            self._fail(error)
+            raise
 
     def _check_stopped(self, doing: str) -> None:
         """Give a process up that is stopped: it is not busy, and others wait for it."""
