@@ -25,8 +25,10 @@ function parameters() {
 const kept = chats.read("inl-parameters") || {};
 for (const id of PARAMETERS) if (id !== "model" && typeof kept[id] === "string") element(id).value = kept[id];
 
+// Without a list of models, the chosen one stays the last that was kept.
 function keepParameters() {
-  if (element("model").value) chats.write("inl-parameters", parameters());
+  const now = parameters();
+  chats.write("inl-parameters", { ...now, model: now.model || kept.model || "" });
 }
 
 function report(text, isBad) {
