@@ -23,6 +23,7 @@ from inl.kv_transfer.link import Kind, Link
 from inl.spec.limits import Limits
 from inl.testing.hash_runner import HashRunner
 from inl.workers.settings import parse_address
+from waiting import until
 
 VOCAB = 256
 LINKS = []
@@ -93,7 +94,8 @@ def test_a_prompt_is_computed_there(pair, alone, sizes):
     whole = 60 // sizes[1] * sizes[1] // sizes[0] * sizes[0]
     assert found.cached_tokens == min(whole, 59 // sizes[0] * sizes[0])
     assert near.remote_prefill.counts["done"] == 1
-    assert far.prefill_port.counts["done"] == 1
+    # It counts what it has sent, and the other side may be faster.
+    until(lambda: far.prefill_port.counts["done"] == 1)
     # The second time, the device has all of it.
     near.generate(PROMPT, **OPTIONS)
     assert near.remote_prefill.counts["done"] == 1
@@ -379,7 +381,7 @@ def test_the_secret_is_needed(pair, alone):
     found = near.generate(PROMPT, **OPTIONS)
     assert found.token_ids == alone.generate(PROMPT, **OPTIONS).token_ids
     assert near.remote_prefill.counts["failed"] == 1
-    assert far.prefill_port.counts["failed"] == 1
+    until(lambda: far.prefill_port.counts["failed"] == 1)
 
 
 def soak(pair, engines, monkeypatch, seed, requests, faults):
