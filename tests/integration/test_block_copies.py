@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import numpy as np
 import pytest
 
-from inl.device import Device
 from inl.spec.message import READ, WRITE, admit_frame, transfer_frame
 from inl.testing.check import perform
 from inl.testing.conformance import checks_of
@@ -15,37 +12,7 @@ from inl.testing.oracle import Tiny
 from inl.testing.play import admission, one_step
 from inl.testing.runner_frames import some_ids
 from inl.testing.target import Target
-
-
-def cpu():
-    from inl_cpu.native_backend import NativeBackend
-
-    return NativeBackend(Device("cpu:0"))
-
-
-def torch():
-    pytest.importorskip("torch")
-    from inl_cpu.torch_backend import TorchCpuBackend
-
-    return TorchCpuBackend(Device("cpu:0"))
-
-
-def jax():
-    pytest.importorskip("jax")
-    from inl_tpu.backend import TpuBackend
-
-    return TpuBackend(Device("tpu:0"))
-
-
-def onnx():
-    if importlib.util.find_spec("onnxruntime") is None:
-        pytest.skip("needs onnxruntime")
-    from inl_directml.backend import DirectmlBackend
-
-    return DirectmlBackend(Device("directml:0"))
-
-
-MAKERS = {"cpu": cpu, "torch": torch, "jax": jax, "onnx": onnx}
+from vendor_backends import MAKERS
 
 
 @pytest.fixture(autouse=True)

@@ -2,62 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import numpy as np
 import pytest
 
 from byte_tokens import bytes_as_tokens
 from inl import EngineConfig, InferenceEngine
-from inl.device import Device
 from inl.engine import remote_prefill
 from inl.executor.model_loader import LanguageModel
 from inl.models.llama import MODEL
 from inl.runners.local_runner import start_runner
 from inl.spec.limits import Limits
 from inl.testing.tiny import MemoryCheckpoint, tiny_llama
+from vendor_backends import MAKERS
 
 VOCAB, CONTEXT = 256, 192
 PROMPT = [(7 * at) % 250 for at in range(100)]
-
-
-def cpu():
-    from inl_cpu.native_backend import NativeBackend
-
-    return NativeBackend(Device("cpu:0"))
-
-
-def torch():
-    pytest.importorskip("torch")
-    from inl_cpu.torch_backend import TorchCpuBackend
-
-    return TorchCpuBackend(Device("cpu:0"))
-
-
-def jax():
-    pytest.importorskip("jax")
-    from inl_tpu.backend import TpuBackend
-
-    return TpuBackend(Device("tpu:0"))
-
-
-def onnx():
-    if importlib.util.find_spec("onnxruntime") is None:
-        pytest.skip("needs onnxruntime")
-    from inl_directml.backend import DirectmlBackend
-
-    return DirectmlBackend(Device("directml:0"))
-
-
-def reference():
-    from inl.backend.reference import ReferenceBackend
-
-    return ReferenceBackend(Device("reference:0"))
-
-
-MAKERS = {
-    "cpu": cpu, "torch": torch, "jax": jax, "onnx": onnx, "reference": reference,
-}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

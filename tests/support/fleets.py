@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import http.client
 import json
 import os
 import signal
@@ -11,15 +10,14 @@ import socket
 import subprocess
 import sys
 import threading
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from urllib.parse import urlsplit
 
+from http_clients import WAIT_SECONDS, HttpClient
 from inl.fleet.server import FleetServer
 from inl.serve.settings import ServerConfig
 
 SCRIPT = Path(__file__).with_name("hash_engine_process.py")
-WAIT_SECONDS = 300
 
 
 class EngineProcess:
@@ -72,7 +70,7 @@ class EngineProcess:
         self.process.stdout.close()
 
 
-class Fleet:
+class Fleet(HttpClient):
     """A front-end in a thread; a context manager."""
 
     def __init__(self, addresses, *, secret=None, config=(), **options):
@@ -122,28 +120,6 @@ class Fleet:
     @property
     def counts(self):
         return self.client.counts
-
-    @contextmanager
-    def connection(self):
-        address = urlsplit(self.url)
-        connection = http.client.HTTPConnection(
-            address.hostname, address.port, timeout=WAIT_SECONDS
-        )
-        try:
-            yield connection
-        finally:
-            connection.close()
-
-    def send(self, method, path, body=None, headers=None):
-        """Return status, headers and parsed body of a request."""
-        data = body if isinstance(body, bytes | None) else json.dumps(body)
-        with self.connection() as connection:
-            connection.request(method, path, data, headers or {})
-            response = connection.getresponse()
-            text = response.read()
-        kind = response.headers.get_content_type()
-        parsed = json.loads(text) if kind == "application/json" else text
-        return response.status, response.headers, parsed
 
     def stream(self, path, body, *, headers=None):
         """Yield the lines of a stream as they arrive."""

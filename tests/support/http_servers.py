@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import http.client
-import json
 import re
 import subprocess
 import sys
@@ -14,9 +12,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from held_runner import HeldRunner, wait_submitted
+from http_clients import HttpClient
 from inl.checkpoints.hub.resolve import resolve_model
 from inl.config import EngineConfig
 from inl.engine.inference_engine import InferenceEngine
@@ -62,7 +60,7 @@ def hash_engine(max_batch, *, seconds=0.0, config=None, kind=SlowRunner, **optio
     return InferenceEngine(model, config=config, runner=runner, **options)
 
 
-class HashServer:
+class HashServer(HttpClient):
     """A server in a thread; a context manager.
 
     loop_factory: makes its event loop; asyncio's own by default.
@@ -174,28 +172,6 @@ class HashServer:
                 yield
             until(lambda: not self.admission.open)
         self.wait_idle()
-
-    @contextmanager
-    def connection(self):
-        address = urlsplit(self.url)
-        connection = http.client.HTTPConnection(
-            address.hostname, address.port, timeout=300
-        )
-        try:
-            yield connection
-        finally:
-            connection.close()
-
-    def send(self, method, path, body=None, headers=None):
-        """Return status, headers and parsed body of a request."""
-        data = body if isinstance(body, bytes | None) else json.dumps(body)
-        with self.connection() as connection:
-            connection.request(method, path, data, headers or {})
-            response = connection.getresponse()
-            text = response.read()
-        kind = response.headers.get_content_type()
-        parsed = json.loads(text) if kind == "application/json" else text
-        return response.status, response.headers, parsed
 
     def begin(self, *request):
         """Send a request in a thread; its future has what :meth:`send` returns."""
