@@ -107,16 +107,21 @@ KINDS = {"qwen2_5_vl": _qwen25, "qwen3_vl": _qwen3}
 """Models by ``model_type``; an image has up to 64 features."""
 
 
-def tiny_model(kind, folder):
-    """Write a model with random weights."""
-    made, processor = KINDS[kind]()
-    made = made.eval().float()
+def fill(made):
+    """Give a model random weights in float32."""
+    made.eval().float()
     numbers = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for name, parameter in made.named_parameters():
             draw = torch.randn(parameter.shape, generator=numbers)
-            is_norm = name.endswith("weight") and ("norm" in name or "ln_q" in name)
+            is_norm = name.endswith("weight") and ("norm" in name or "ln_" in name)
             parameter.copy_(1 + 0.1 * draw if is_norm else 0.15 * draw)
+
+
+def tiny_model(kind, folder):
+    """Write a model with random weights."""
+    made, processor = KINDS[kind]()
+    fill(made)
     made.save_pretrained(folder)
     processor.save_pretrained(folder)
     rules = byte_rules()

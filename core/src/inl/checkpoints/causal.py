@@ -20,6 +20,7 @@ TEXT: Final = "text_config"
 PREFIXES: Final = {
     "language_model.model.": "model.",
     "model.language_model.": "model.",
+    "model.text_model.": "model.",
     "language_model.lm_head.": "lm_head.",
     "lm_head.": "lm_head.",
 }
@@ -45,7 +46,8 @@ DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     "llama4": {"model_type": "llama4_text", "tie_word_embeddings": False},
     "mistral3": {"model_type": "mistral"}, "llava": {"model_type": "llama"},
     "llava_next": {"model_type": "llama"}, "qwen2_vl": {}, "qwen2_5_vl": {},
-    "qwen3_vl": {},
+    "qwen3_vl": {}, "idefics3": {"model_type": "llama"},
+    "smolvlm": {"model_type": "llama"},
 }  # fmt: skip
 """Models of images and text by ``model_type``, and defaults of their language model.
 
@@ -77,7 +79,9 @@ def causal(checkpoint: Checkpoint) -> Checkpoint:
     config, names = checkpoint.config, checkpoint.names()
     kind = config.get("model_type")
     if isinstance(kind, str) and kind in DEFAULTS:
-        nested = any("language_model." in name for name in names)
+        nested = any(
+            "language_model." in name or "text_model." in name for name in names
+        )
         prefixes = PREFIXES if nested else OWN
         renamed = {name: _text_name(name, prefixes) for name in names}
         tied = not any(new and new.startswith("lm_head.") for new in renamed.values())

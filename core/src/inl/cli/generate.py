@@ -131,7 +131,8 @@ def _chat_ids(
     )  # fmt: skip
     if template is not None:
         template.close()
-    return ImagePrompts(language).expanded(ids, images) if images else ids
+    prompts = ImagePrompts(language, lambda _purpose: tokenizer)
+    return prompts.expanded(ids, images) if images else ids
 
 
 def _print_json(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from inl.engine.fair_lock import FairLock
 from inl.engine.prompt_images import MAX_IMAGES, PromptImages, expanded, placed
 from inl.errors import NoKernel, RequestError
-from inl.executor.vision_encoder import VisionEncoder
+from inl.executor.vision_encoder import EncodedImage, VisionEncoder
 from inl.images.decoding import decode
 from inl.workers.address import parse_worker
 
@@ -19,51 +19,67 @@ if TYPE_CHECKING:
     from inl.executor.model_loader import LanguageModel
     from inl.executor.vision_model import VisionModel
     from inl.images.decoding import Picture
+    from inl.protocol.runner import Limits
+    from inl.text.tokenizer import Tokenizer
 
 
 class ImagePrompts:
     """Images of one model's prompts. Thread-safe."""
 
-    def __init__(self, model: LanguageModel) -> None:
-        self._model = model
+    def __init__(
+        self, model: LanguageModel, tokenizer: Callable[[str], Tokenizer]
+    ) -> None:
+        self._model, self._tokenizer = model, tokenizer
+        self._config: EngineConfig | None = None
         self._encoder: VisionEncoder | None = None
         self._lock: FairLock | None = None
         self._reason = "no encoder is loaded in this process"
 
-    def load(self, config: EngineConfig) -> None:
-        """Load the vision encoder, if there is one, on a device of this process."""
-        vision = self._model.vision
-        if vision is None or find_spec("PIL") is None:
+    def enable(self, config: EngineConfig) -> None:
+        """Allow images, whose encoder the first one loads on a device of this process.
+
+        Texts alone so pay neither its memory nor its time.
+        """
+        if self._model.vision is None or find_spec("PIL") is None:
             return
         divided = config.tensor_parallel > 1 or config.mesh is not None
         if divided or parse_worker(config.backend) is not None:
             self._reason = "images need one device of this process"
             return
-        try:
-            self._encoder = VisionEncoder.load(vision, config)
-        except NoKernel as error:
-            self._reason = str(error)
+        self._config = config
 
-    def share(self, lock: FairLock, axes: int) -> None:
-        """Take turns at a lock; axes: those of the positions that the runner takes."""
+    def share(self, lock: FairLock, limits: Limits) -> None:
+        """Take turns at a lock; limits: of the runner that computes the prompts."""
         self._lock = lock
-        if not axes:
-            self.close()
+        inputs = self._model.model.inputs(self._model.config)
+        if inputs.axes > limits.axes or len(inputs.feature_layers) > len(
+            limits.feature_layers
+        ):
+            self._config = None
             self._reason = "its runner takes no positions along axes"
 
     def expanded(self, ids: Sequence[int], images: Sequence[Any]) -> list[int]:
-        """Return token ids with a placeholder for each feature of images.
+        """Return token ids with the tokens of images in place of their placeholders.
 
         Decodes the images, and computes nothing on the device. Raises
         :class:`~inl.errors.RequestError`.
         """
-        vision, counts = self._vision, []
-        merge = vision.settings.merge_size
+        vision, tokens = self._vision, []
         for number, picture in enumerate(decoded(images)):
             height, width = picture.pixels.shape[:2]
             grid = vision.settings.grid_of(height, width, f"images[{number}]")
-            counts.append(grid[0] * grid[1] // merge**2)
-        return expanded(ids, vision.placeholder, counts)
+            tokens.append(self._tokens(vision, grid))
+        return expanded(ids, vision.placeholder, tokens)
+
+    def _tokens(self, vision: VisionModel, grid: tuple[int, int]) -> list[int]:
+        """Return the ids of an image: placeholders, and texts between them."""
+        ids: list[int] = []
+        for piece in vision.settings.pieces(grid):
+            if isinstance(piece, int):
+                ids += [vision.placeholder] * piece
+            else:
+                ids += self._tokenizer("images").encode(piece, add_special=False)
+        return ids
 
     def embeddings(self, ids: Sequence[int], images: Sequence[Any]) -> PromptImages:
         """Return the features of images at their placeholders in token ids.
@@ -71,17 +87,40 @@ class ImagePrompts:
         Each image is computed in a turn of its own. Raises
         :class:`~inl.errors.RequestError`.
         """
-        vision, encoder, lock = self._vision, self._encoder, self._lock
-        if encoder is None or lock is None:
+        vision, lock = self._vision, self._lock
+        if self._config is None or lock is None:
             raise RequestError(f"images: cannot be encoded: {self._reason}")
-        encoded = []
-        for number, picture in enumerate(decoded(images)):
-            work = partial(encoder.encode, picture, f"images[{number}]")
-            encoded.append(lock.run(work))
-        return placed(ids, vision.placeholder, encoded)
+        encoded = [
+            lock.run(partial(self._encode, picture, f"images[{number}]"))
+            for number, picture in enumerate(decoded(images))
+        ]
+        inputs = self._model.model.inputs(self._model.config)
+        return placed(ids, vision.placeholder, encoded, has_axes=bool(inputs.axes))
+
+    def check_text(self, ids: Sequence[int]) -> None:
+        """Raise :class:`~inl.errors.RequestError` for placeholders without images."""
+        vision = self._model.vision
+        if vision is not None and vision.placeholder in ids:
+            raise RequestError(
+                f"prompt: found placeholders (token {vision.placeholder}) without "
+                "images; give the images too"
+            )
+
+    def _encode(self, picture: Picture, where: str) -> EncodedImage:
+        """Encode an image in a turn of its own."""
+        if self._config is None:
+            raise RequestError(f"images: cannot be encoded: {self._reason}")
+        if self._encoder is None:
+            try:
+                self._encoder = VisionEncoder.load(self._vision, self._config)
+            except NoKernel as error:
+                self._config, self._reason = None, str(error)
+                raise RequestError(f"images: cannot be encoded: {error}") from error
+        return self._encoder.encode(picture, where)
 
     def close(self) -> None:
-        """Free the encoder."""
+        """Free the encoder; encodes no more images."""
+        self._config, self._reason = None, "the engine is closed"
         if self._encoder is not None:
             self._encoder.close()
             self._encoder = None

@@ -99,7 +99,7 @@ class InferenceEngine(AdapterLoading, TextScoring):
         self.model = model
         self._encoder = PromptEncoder(model, tokenizer, self.config)
         if runner is None:
-            self._encoder.images.load(self.config)
+            self._encoder.images.enable(self.config)
             started = start(model, self.config, progress=progress)
         else:
             started = StartedRunner(runner, "runner", "")
@@ -150,7 +150,7 @@ class InferenceEngine(AdapterLoading, TextScoring):
             replace=Restarts(self._restart) if restarts else None,
         )
         self._dispatcher = RequestDispatcher(self._core)
-        self._encoder.images.share(self._dispatcher.lock, limits.axes)
+        self._encoder.images.share(self._dispatcher.lock, limits)
         self._sequences = (
             EncoderQueue(started.runner, self._dispatcher.lock)
             if model.encoder is not None

@@ -67,7 +67,7 @@ class PromptEncoder:
             except TokenizerNotFound as error:
                 self._missing = error
         self._tokenizer = tokenizer
-        self.images = ImagePrompts(model)
+        self.images = ImagePrompts(model, self.tokenizer)
         self.sampling_defaults = _sampling_defaults(model, config)
         """Sampling options of requests that do not set them."""
 
@@ -129,6 +129,8 @@ class PromptEncoder:
                 ids = self.images.expanded(ids, images)
             if len(ids) < context:  # else it is refused below
                 embeddings = self.images.embeddings(ids, images)
+        elif embeddings is None:
+            self.images.check_text(ids)
         try:
             room = context - len(ids)
             requests = make_requests(

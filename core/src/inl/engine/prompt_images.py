@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inl.engine.prompt_embeddings import PromptEmbeddings
 from inl.errors import RequestError
@@ -23,30 +23,53 @@ IMAGE_PARTS = ("image", "image_url", "input_image")
 """Types of the parts of a message that are images."""
 
 
+class PlacedImage(NamedTuple):
+    """An image, and the positions of the first feature of each of its parts."""
+
+    image: EncodedImage
+    starts: tuple[int, ...]
+
+    @property
+    def parts(self) -> Iterator[tuple[int, int, int]]:
+        """The first position and end of each part, and its first feature."""
+        feature = 0
+        for start, count in zip(self.starts, self.image.parts, strict=True):
+            yield start, start + count, feature
+            feature += count
+
+
 class PromptImages(PromptEmbeddings):
     """The features of a prompt's images, and what they do to positions.
 
-    images: by the position of their first feature. A token has the positions of an
-    image's grid (time, row, column) where it is a feature; text continues after the
+    images: in the order of the prompt. has_axes: whether a token has the positions of
+    an image's grid (time, row, column) where it is a feature; text continues after the
     largest of them (Wang et al., 2024).
     """
 
-    def __init__(self, images: Mapping[int, EncodedImage], prompt_tokens: int) -> None:
-        spans = {start: image.features for start, image in images.items()}
-        super().__init__(spans, prompt_tokens)
-        self._starts = sorted(images)
-        self._images = [images[start] for start in self._starts]
+    def __init__(
+        self, images: Sequence[PlacedImage], prompt_tokens: int, *, has_axes: bool
+    ) -> None:
+        super().__init__(
+            {
+                first: placed.image.features[feature : feature + end - first]
+                for placed in images
+                for first, end, feature in placed.parts
+            },
+            prompt_tokens,
+        )
+        self._placed, self._has_axes = images, has_axes
+        self._starts = [placed.starts[0] for placed in images]
         self._shifts = [0]
         """Of text before the first image and after each: its position minus that in
         the sequence."""
-        for image in self._images:
+        for image, _ in images:
             rows, columns = image.grid
             shift = max(rows, columns) - rows * columns
             self._shifts.append(self._shifts[-1] + shift)
 
     @property
     def moves(self) -> bool:
-        return True
+        return self._has_axes
 
     def offsets(self, start: int, stop: int) -> dict[int, tuple[int, ...]]:
         """Return the offsets of positions ``start`` to ``stop - 1`` that have any."""
@@ -57,7 +80,7 @@ class PromptImages(PromptEmbeddings):
         number = bisect_right(self._starts, position)
         if not number:
             return (0, 0, 0)
-        first, image = self._starts[number - 1], self._images[number - 1]
+        image, (first, *_) = self._placed[number - 1]
         rows, columns = image.grid
         place = position - first
         if place >= rows * columns:
@@ -69,18 +92,21 @@ class PromptImages(PromptEmbeddings):
     def added(self, start: int, stop: int) -> dict[int, NDArray[np.float32]]:
         """Return the features [F, H] that layers add at positions of a range."""
         found: dict[int, NDArray[np.float32]] = {}
-        for first, image in zip(self._starts, self._images, strict=True):
-            end = min(stop, first + len(image.features))
-            for at in range(max(first, start), end):
-                found[at] = image.added[at - first]
+        for placed in self._placed:
+            for first, end, feature in placed.parts:
+                for at in range(max(first, start), min(stop, end)):
+                    found[at] = placed.image.added[feature + at - first]
         return found
 
     def digest(self, start: int, stop: int) -> bytes:
         """Return a digest of the images in a range, and where they lie in it."""
         parts = [
-            (first - start).to_bytes(8, "little", signed=True) + image.digest
-            for first, image in zip(self._starts, self._images, strict=True)
-            if first < stop and start < first + len(image.features)
+            (first - start).to_bytes(8, "little", signed=True)
+            + feature.to_bytes(4, "little")
+            + placed.image.digest
+            for placed in self._placed
+            for first, end, feature in placed.parts
+            if first < stop and start < end
         ]
         return sha256(b"".join(parts)).digest() if parts else b""
 
@@ -132,48 +158,56 @@ def image_of(part: Mapping[str, Any], where: str) -> Any:
     return value
 
 
-def expanded(ids: Sequence[int], placeholder: int, counts: Sequence[int]) -> list[int]:
-    """Return token ids with a placeholder for each feature in place of each one.
+def expanded(
+    ids: Sequence[int], placeholder: int, images: Sequence[Sequence[int]]
+) -> list[int]:
+    """Return token ids with the tokens of an image in place of each placeholder.
 
     Raises :class:`~inl.errors.RequestError` for another number of placeholders.
     """
-    numbers = iter(counts)
+    tokens = iter(images)
     found = sum(token == placeholder for token in ids)
-    if found != len(counts):
+    if found != len(images):
         raise RequestError(
-            f"images: found {len(counts)} for {found} places in the prompt, accepts "
+            f"images: found {len(images)} for {found} places in the prompt, accepts "
             "as many"
         )
     longer: list[int] = []
     for token in ids:
-        longer += [token] * next(numbers) if token == placeholder else [token]
+        longer += next(tokens) if token == placeholder else [token]
     return longer
 
 
 def placed(
-    ids: Sequence[int], placeholder: int, images: Sequence[EncodedImage]
+    ids: Sequence[int],
+    placeholder: int,
+    images: Sequence[EncodedImage],
+    *,
+    has_axes: bool,
 ) -> PromptImages:
     """Return the features of images at the placeholders of token ids, in order.
 
-    Raises :class:`~inl.errors.RequestError` unless each image's placeholders follow
-    each other and there are no others.
+    Raises :class:`~inl.errors.RequestError` unless the placeholders of each part of an
+    image follow each other and there are no others.
     """
-    starts: dict[int, EncodedImage] = {}
+    found: list[PlacedImage] = []
     at = 0
     for number, image in enumerate(images):
-        count = len(image.features)
-        while at < len(ids) and ids[at] != placeholder:
-            at += 1
-        if list(ids[at : at + count]) != [placeholder] * count:
-            raise RequestError(
-                f"images[{number}]: has {count} features, found fewer placeholders "
-                f"(token {placeholder}) in a row; accepts one for each"
-            )
-        starts[at] = image
-        at += count
+        starts = []
+        for count in image.parts:
+            while at < len(ids) and ids[at] != placeholder:
+                at += 1
+            if list(ids[at : at + count]) != [placeholder] * count:
+                raise RequestError(
+                    f"images[{number}]: has {count} features, found fewer placeholders "
+                    f"(token {placeholder}) in a row; accepts one for each"
+                )
+            starts.append(at)
+            at += count
+        found.append(PlacedImage(image, tuple(starts)))
     if placeholder in ids[at:]:
         raise RequestError(
             f"prompt: found placeholders (token {placeholder}) of more than the "
             f"{len(images)} images"
         )
-    return PromptImages(starts, len(ids))
+    return PromptImages(found, len(ids), has_axes=has_axes)

@@ -27,9 +27,12 @@ class EncodedImage:
     """What a language model takes of an image."""
 
     features: NDArray[np.float32]
-    """[n, H], row by row."""
+    """[n, H], in the order of the prompt."""
     grid: tuple[int, int]
-    """Rows and columns of features; n is their product."""
+    """Rows and columns of features."""
+    parts: tuple[int, ...]
+    """Features that follow each other in a prompt, with other tokens between parts;
+    their sum is n."""
     digest: bytes
     """Of the image, by which blocks of the prefix cache are found."""
     added: NDArray[np.float32]
@@ -84,12 +87,16 @@ class VisionEncoder:
     def _compute(self, picture: Picture, where: str) -> EncodedImage:
         values, grid = self.vision.settings.patches(picture.pixels, where)
         config: Any = self.executor.loaded.config
-        bucket = self.executor.bucket(len(values), 1)
-        batch, order = self.vision.image_batch(config, values, grid, bucket)
+        pieces = self.vision.settings.pieces(grid)
+        parts = tuple(each for each in pieces if isinstance(each, int))
+        # Beside tiles, whose patches the grid counts, there is the whole image.
+        is_tiled = len(values) > grid[0] * grid[1]
+        bucket = self.executor.bucket(len(values), len(parts) if is_tiled else 1)
+        batch, order = self.vision.family.image_batch(config, values, grid, bucket)
         results = np.stack(self.executor.compute(batch, bucket))[:, : len(order)]
         features = np.empty_like(results)
         features[:, order] = results
         side = self.vision.settings.merge_size
         size = grid[0] // side, grid[1] // side
         added = np.ascontiguousarray(features[1:].swapaxes(0, 1))
-        return EncodedImage(features[0], size, picture.digest, added)
+        return EncodedImage(features[0], size, parts, picture.digest, added)

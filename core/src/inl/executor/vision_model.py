@@ -4,44 +4,104 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from inl.checkpoints.adapted import AdaptedCheckpoint, Piece
 from inl.checkpoints.files.json_text import read_json
 from inl.errors import CheckpointError
-from inl.images.qwen_patches import PatchSettings, read_settings
-from inl.models import qwen3_vision, qwen25_vision
+from inl.images import pixtral_patches, qwen_patches, square_patches
+from inl.images.normalization import FILE
+from inl.models import pixtral_vision, qwen3_vision, qwen25_vision, siglip_vision
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from inl.checkpoints.checkpoint import Checkpoint
+    from inl.images.qwen_patches import Patches
     from inl.spec.encoder import Encoder, SequenceBatch
 
-ENCODERS: Final = {"qwen2_5_vl": qwen25_vision, "qwen3_vl": qwen3_vision}
-"""Modules of encoders by ``model_type`` of the whole model."""
-PREFIXES: Final = ("model.visual.", "visual.")
-PREPROCESSOR: Final = "preprocessor_config.json"
-PLACEHOLDER: Final = 151655
-"""Default ``image_token_id``."""
+
+class ImageSettings(Protocol):
+    """How images become patches, and where their features stand in a prompt."""
+
+    @property
+    def merge_size(self) -> int:
+        """Patches of a side of what becomes one feature."""
+
+    def grid_of(self, height: int, width: int, where: str, /) -> tuple[int, int]:
+        """Return the rows and columns of patches of an image.
+
+        Raises :class:`~inl.errors.RequestError`, which names ``where``.
+        """
+
+    def patches(self, pixels: NDArray[np.uint8], where: str, /) -> Patches:
+        """Return the patches of an image [height, width, 3]; raises as above."""
+
+    def pieces(self, grid: tuple[int, int], /) -> tuple[int | str, ...]:
+        """Return what stands for an image: numbers of features, and texts."""
+
+
+class VisionFamily(NamedTuple):
+    """What models with one value of ``model_type`` share."""
+
+    encoder: Encoder
+    image_batch: Callable[..., tuple[SequenceBatch, Any]]
+    fields: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+    """(config of the whole model) -> that of the encoder."""
+    names: Mapping[str, str]
+    """Prefixes of the encoder's tensors, which may follow "model.", and those that its
+    weights have instead."""
+    settings: Callable[[Mapping[str, Any], Mapping[str, Any]], ImageSettings]
+    """(``preprocessor_config.json``, config of the encoder) -> settings."""
+    placeholder: int
+    """Default ``image_token_id``."""
+
+
+def _vision(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    fields: Mapping[str, Any] = config["vision_config"]
+    return fields
+
+
+def _qwen(module: Any) -> VisionFamily:
+    return VisionFamily(
+        module.MODEL, module.image_batch, _vision, {"visual.": ""},
+        qwen_patches.read_settings, 151655,
+    )  # fmt: skip
+
+
+_TILED: Final = VisionFamily(
+    siglip_vision.MODEL, siglip_vision.image_batch, siglip_vision.fields,
+    siglip_vision.NAMES, square_patches.read_settings, 128257,
+)  # fmt: skip
+FAMILIES: Final = {
+    "qwen2_5_vl": _qwen(qwen25_vision),
+    "qwen3_vl": _qwen(qwen3_vision),
+    "mistral3": VisionFamily(
+        pixtral_vision.MODEL, pixtral_vision.image_batch, pixtral_vision.fields,
+        pixtral_vision.NAMES, pixtral_patches.read_settings, 10,
+    ),
+    "idefics3": _TILED,
+    "smolvlm": _TILED,
+}  # fmt: skip
+"""Families by ``model_type`` of the whole model."""
 
 
 @dataclass(frozen=True, slots=True)
 class VisionModel:
     """A vision encoder, without weights, and how images are given to it."""
 
-    model: Encoder
+    family: VisionFamily
     config: Any
     checkpoint: Checkpoint
-    settings: PatchSettings
+    settings: ImageSettings
     placeholder: int
     """Token id at the place of each feature."""
-    image_batch: Callable[..., tuple[SequenceBatch, Any]]
-    """(config, patches, grid, bucket) -> batch of an image, and the order in which its
-    features leave the encoder."""
 
     @property
     def encoder(self) -> Encoder:
         """The architecture."""
-        return self.model
+        return self.family.encoder
 
 
 def find_vision(checkpoint: Checkpoint) -> VisionModel | None:
@@ -49,36 +109,44 @@ def find_vision(checkpoint: Checkpoint) -> VisionModel | None:
 
     Raises :class:`~inl.errors.CheckpointError` for its config and settings.
     """
-    kind = checkpoint.config.get("model_type")
-    fields = checkpoint.config.get("vision_config")
-    if not isinstance(kind, str) or kind not in ENCODERS:
+    kind, config = checkpoint.config.get("model_type"), checkpoint.config
+    family = FAMILIES.get(kind) if isinstance(kind, str) else None
+    if family is None or not isinstance(config.get("vision_config"), Mapping):
         return None
     names = {
-        name.removeprefix(prefix): name
+        own: name
         for name in checkpoint.names()
-        for prefix in PREFIXES
-        if name.startswith(prefix)
+        if (own := _own_name(name, family.names)) is not None
     }
-    if not names or not isinstance(fields, Mapping):
+    if not names:
         return None
     pieces = {
-        short: Piece((name,), checkpoint.spec(name)[1]) for short, name in names.items()
+        own: Piece((name,), checkpoint.spec(name)[1]) for own, name in names.items()
     }
-    own = AdaptedCheckpoint(checkpoint, pieces, config=fields)
-    module, file = ENCODERS[kind], checkpoint.path / PREPROCESSOR
+    file = checkpoint.path / FILE
     try:
-        encoder = module.MODEL
-        config, adapted = encoder.adapt(encoder.config(fields), own)
+        fields = family.fields(config)
+        renamed = AdaptedCheckpoint(checkpoint, pieces, config=fields)
+        shaped, adapted = family.encoder.adapt(family.encoder.config(fields), renamed)
         given = read_json(file) if file.is_file() else {}
-        settings = read_settings(given, fields)
+        settings = family.settings(given, fields)
     except CheckpointError as error:
         raise CheckpointError(f"{checkpoint.path}: {error}") from None
-    placeholder = checkpoint.config.get("image_token_id", PLACEHOLDER)
+    placeholder = config.get(
+        "image_token_id", config.get("image_token_index", family.placeholder)
+    )
     if type(placeholder) is not int or placeholder < 0:
         raise CheckpointError(
             f"{checkpoint.path}: config field 'image_token_id': found {placeholder!r}, "
             "expected a token id"
         )
-    return VisionModel(
-        encoder, config, adapted, settings, placeholder, module.image_batch
-    )
+    return VisionModel(family, shaped, adapted, settings, placeholder)
+
+
+def _own_name(name: str, prefixes: Mapping[str, str]) -> str | None:
+    """Return a tensor's name in the encoder, ``None`` for another model's."""
+    name = name.removeprefix("model.")
+    for prefix, own in prefixes.items():
+        if name.startswith(prefix):
+            return own + name.removeprefix(prefix)
+    return None

@@ -7,22 +7,24 @@ As the image processor of transformers: bicubic, in the order of squares of
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from inl.errors import CheckpointError, RequestError
+from inl.images.normalization import Normalization, read_normalization
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MAX_ASPECT: Final = 200
 """Largest ratio of the sides of an image."""
-MEAN: Final = (0.48145466, 0.4578275, 0.40821073)
-STD: Final = (0.26862954, 0.26130258, 0.27577711)
-"""Of CLIP (Radford et al., 2021)."""
+CLIP: Final = Normalization(
+    (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+)
+"""Of Radford et al., 2021."""
 
 
 class Patches(NamedTuple):
@@ -45,9 +47,7 @@ class PatchSettings:
     least: int = 56 * 56
     most: int = 28 * 28 * 1280
     """Pixels of a resized image."""
-    mean: tuple[float, ...] = MEAN
-    std: tuple[float, ...] = STD
-    rescale: float = 1 / 255
+    normalization: Normalization = CLIP
 
     @property
     def square(self) -> int:
@@ -75,20 +75,30 @@ class PatchSettings:
 
     def patches(self, pixels: NDArray[np.uint8], where: str) -> Patches:
         """Return the patches of an image [height, width, 3]."""
-        from PIL import Image
-
         rows, columns = self.grid_of(pixels.shape[0], pixels.shape[1], where)
-        size, merge = self.patch_size, self.merge_size
-        resized = Image.fromarray(pixels).resize(
-            (columns * size, rows * size), resample=Image.Resampling.BICUBIC
-        )
-        scaled = (np.asarray(resized).astype(np.float64) * self.rescale).astype("f4")
-        mean, std = np.array(self.mean, "f4"), np.array(self.std, "f4")
-        x = ((scaled - mean) / std).transpose(2, 0, 1)
-        x = x.reshape(3, rows // merge, merge, size, columns // merge, merge, size)
-        x = x.transpose(1, 4, 2, 5, 0, 3, 6)[:, :, :, :, :, None]
-        x = np.broadcast_to(x, (*x.shape[:5], self.frames, size, size))
+        size, merge, normal = self.patch_size, self.merge_size, self.normalization
+        resized = normal.resized(pixels, rows * size, columns * size)
+        x = in_squares(normal.apply(resized), (rows, columns), merge)[:, :, None]
+        x = np.broadcast_to(x, (*x.shape[:2], self.frames, size, size))
         return Patches(x.reshape(rows * columns, -1), (rows, columns))
+
+    def pieces(self, grid: tuple[int, int]) -> tuple[int | str, ...]:
+        """Return the features of an image, one after the other."""
+        return (grid[0] * grid[1] // self.merge_size**2,)
+
+
+def in_squares(
+    x: NDArray[np.float32], grid: tuple[int, int], merge: int
+) -> NDArray[np.float32]:
+    """Return the patches [T, channels, size, size] of pixels [channels, height, width].
+
+    In the order of squares of ``merge`` by ``merge`` patches, as their features. grid:
+    rows and columns of patches.
+    """
+    rows, columns = grid
+    channels, size = len(x), x.shape[1] // rows
+    x = x.reshape(channels, rows // merge, merge, size, columns // merge, merge, size)
+    return x.transpose(1, 4, 2, 5, 0, 3, 6).reshape(-1, channels, size, size)
 
 
 def read_settings(
@@ -110,32 +120,14 @@ def read_settings(
         merge_size=vision.get("spatial_merge_size", 2),
         least=fields.get("min_pixels") or least,
         most=fields.get("max_pixels") or most,
-        mean=_numbers(fields, "image_mean", MEAN),
-        std=_numbers(fields, "image_std", STD),
-        rescale=fields.get("rescale_factor", 1 / 255),
+        normalization=read_normalization(fields, CLIP),
     )
     counts = found.patch_size, found.frames, found.merge_size, found.least, found.most
     if not all(type(count) is int and count > 0 for count in counts) or (
-        found.least > found.most or type(found.rescale) is not float
+        found.least > found.most
     ):
         raise CheckpointError(
             f"preprocessor_config.json: found {found}, accepted: positive whole "
             "numbers, and no least number of pixels above the largest"
         )
     return found
-
-
-def _numbers(
-    fields: Mapping[str, Any], name: str, default: tuple[float, ...]
-) -> tuple[float, ...]:
-    values = fields.get(name, default)
-    if (
-        not isinstance(values, Sequence)
-        or len(values) != len(default)
-        or not all(type(value) is float and math.isfinite(value) for value in values)
-    ):
-        raise CheckpointError(
-            f"preprocessor_config.json: {name}: found {values!r:.80}, expected "
-            f"{len(default)} numbers"
-        )
-    return tuple(values)

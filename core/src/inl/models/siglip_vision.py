@@ -1,0 +1,242 @@
+"""SigLIP (Zhai et al., 2023) as the vision encoder of Idefics3 and SmolVLM.
+
+Each square of an image is a sequence, whose patches are in squares of their own: each
+of these becomes one feature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import isqrt
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from inl.checkpoints.adapted import AdaptedCheckpoint, Piece
+from inl.errors import CheckpointError
+from inl.models import groups, layer_norm, mlp
+from inl.models.config import number, one_of, whole
+from inl.models.fields import with_defaults
+from inl.models.qwen25_vision import MAX_PATCHES, squares
+from inl.ops.embedding import Embedding
+from inl.ops.linear import Linear, QkvLinear
+from inl.ops.norm import LayerNorm
+from inl.spec.encoder import Encoder, SequenceBatch
+from inl.spec.step import Array
+from inl.spec.strict_array import StrictArray
+from inl.spec.weights import Group, Param
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from inl.checkpoints.checkpoint import Checkpoint
+    from inl.dtypes import HostArray
+    from inl.ops.protocol import Ops
+    from inl.spec.step import Bucket
+
+DEFAULTS: Final = {
+    "hidden_size": 1152, "intermediate_size": 3072, "num_hidden_layers": 12,
+    "num_attention_heads": 16, "num_channels": 3, "image_size": 224, "patch_size": 32,
+    "hidden_act": "gelu_pytorch_tanh",
+}  # fmt: skip
+"""Defaults of fields of ``vision_config``."""
+NAMES: Final = {"vision_model.": "", "connector.": "projector."}
+"""Prefixes of tensors, and those of the weights below."""
+PATCH: Final = "embeddings.patch_embedding.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class VisionConfig:
+    """Sizes and constants of one checkpoint."""
+
+    hidden_size: int
+    intermediate_size: int
+    out_size: int
+    layers: int
+    heads: int
+    patch: int
+    """Numbers of a patch."""
+    merge: int
+    """Patches of a feature: a square."""
+    side: int
+    """Rows and columns of the table of places."""
+    eps: float
+    activation: str
+    vocab_size: int = 2
+    max_tokens: int = MAX_PATCHES
+    dtype: str = "float32"
+    """Compute dtype; the loader sets it."""
+
+
+class Layer(NamedTuple):
+    """Parameters of one layer."""
+
+    norm: LayerNorm | Group
+    qkv: QkvLinear | Group
+    out: Linear | Group
+    mlp_norm: LayerNorm | Group
+    mlp: mlp.OpenMlp
+
+
+class Weights(NamedTuple):
+    """Parameters of the whole encoder."""
+
+    patch: Linear | Group
+    places: Embedding | Group
+    layers: tuple[Layer, ...]
+    norm: LayerNorm | Group
+    out: Linear | Group
+
+
+def fields(model: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the fields of the encoder in the config of Idefics3."""
+    hf = with_defaults(model["vision_config"], DEFAULTS)
+    out = whole(model.get("text_config") or {}, "hidden_size", 4096)
+    merge = whole(model, "scale_factor", 2)
+    return hf.changed({"merge_size": merge, "out": out})
+
+
+def config(hf: Mapping[str, Any]) -> VisionConfig:
+    """Read the fields; raises :class:`CheckpointError` naming the field."""
+    hidden, heads = whole(hf, "hidden_size"), whole(hf, "num_attention_heads")
+    if hidden % heads:
+        raise CheckpointError(
+            f"config field 'vision_config.num_attention_heads': found {heads}, "
+            f"expected a divisor of hidden_size, {hidden}"
+        )
+    size = whole(hf, "patch_size")
+    return VisionConfig(
+        hidden_size=hidden,
+        intermediate_size=whole(hf, "intermediate_size"),
+        out_size=whole(hf, "out"),
+        layers=whole(hf, "num_hidden_layers"),
+        heads=heads,
+        patch=whole(hf, "num_channels") * size**2,
+        merge=whole(hf, "merge_size") ** 2,
+        side=whole(hf, "image_size") // size,
+        eps=number(hf, "layer_norm_eps", 1e-6),
+        activation=one_of(hf, "hidden_act", mlp.ACTIVATIONS),
+    )
+
+
+def weights(c: VisionConfig) -> Weights:
+    """Return the weight tree, by tensor names without a prefix."""
+    h, out = c.hidden_size, c.out_size
+    table = groups.linear("embeddings.position_embedding", c.side**2, h)
+    return Weights(
+        groups.linear(PATCH.removesuffix(".weight"), h, c.patch, bias=True),
+        Group("embedding", **table.params),
+        tuple(_layer(c, f"encoder.layers.{index}.") for index in range(c.layers)),
+        layer_norm.norm("post_layernorm", h, bias=True),
+        groups.linear("projector.modality_projection.proj", out, c.merge * h),
+    )
+
+
+def _layer(c: VisionConfig, at: str) -> Layer:
+    h, inner = c.hidden_size, c.intermediate_size
+    projections: dict[str, Param] = {}
+    for name in "qkv":
+        own = groups.linear(f"{at}self_attn.{name}_proj", h, h, bias=True).params
+        projections |= {name: own["weight"], f"{name}_bias": own["bias"]}
+    return Layer(
+        layer_norm.norm(f"{at}layer_norm1", h, bias=True),
+        Group("qkv_linear", **projections),
+        groups.linear(f"{at}self_attn.out_proj", h, h, bias=True),
+        layer_norm.norm(f"{at}layer_norm2", h, bias=True),
+        mlp.OpenMlp(
+            groups.linear(f"{at}mlp.fc1", inner, h, bias=True),
+            groups.linear(f"{at}mlp.fc2", h, inner, bias=True),
+        ),
+    )
+
+
+def encode(ops: Ops, c: VisionConfig, w: Weights, batch: SequenceBatch) -> Array:
+    """Return the hidden states [T, H] of patches in squares.
+
+    ``batch.kinds`` has their rows of the table of places.
+    """
+    x = ops.linear(batch.tokens, w.patch) + ops.embedding(batch.kinds, w.places)
+    tokens, hidden = x.shape
+    dim = hidden // c.heads
+    for layer in w.layers:
+        parts = ops.qkv_linear(ops.layer_norm(x, layer.norm, eps=c.eps), layer.qkv)
+        q, k, v = (part.reshape(tokens, c.heads, dim) for part in parts)
+        mixed = ops.full_attention(q, k, v, batch.starts, scale=dim**-0.5, window=None)
+        x = x + ops.linear(mixed.reshape(tokens, hidden), layer.out)
+        y = ops.layer_norm(x, layer.mlp_norm, eps=c.eps)
+        x = x + mlp.feed_forward(ops, y, layer.mlp, c.activation)
+    return ops.layer_norm(x, w.norm, eps=c.eps)
+
+
+def pool(
+    ops: Ops, c: VisionConfig, w: Weights, hidden: Array, _batch: SequenceBatch
+) -> Array:
+    """Return the features [T / merge, out] of squares of patches."""
+    x = hidden.reshape(hidden.shape[0] // c.merge, c.merge * c.hidden_size)
+    return ops.linear(x, w.out)
+
+
+def adapt(c: VisionConfig, checkpoint: Checkpoint) -> tuple[Any, AdaptedCheckpoint]:
+    """Make the convolution a matrix."""
+
+    def flat(stored: Sequence[HostArray]) -> HostArray:
+        shape = c.hidden_size, c.patch
+        return replace(stored[0], data=stored[0].data.reshape(shape), shape=shape)
+
+    pieces = {
+        name: Piece((name,), checkpoint.spec(name)[1]) for name in checkpoint.names()
+    }
+    if PATCH in pieces:
+        pieces[PATCH] = Piece((PATCH,), (c.hidden_size, c.patch), flat)
+    return c, AdaptedCheckpoint(checkpoint, pieces)
+
+
+def specs(c: VisionConfig, bucket: Bucket) -> SequenceBatch:
+    """Return the specs of a batch."""
+    tokens, int32 = bucket.tokens, partial(StrictArray, dtype="int32")
+    return SequenceBatch(
+        tokens=StrictArray((tokens, c.patch), c.dtype),
+        positions=int32((tokens,)),
+        kinds=int32((tokens,)),
+        starts=int32((bucket.rows + 1,)),
+    )
+
+
+def image_batch(
+    c: VisionConfig, values: NDArray[np.float32], grid: tuple[int, int], bucket: Bucket
+) -> tuple[SequenceBatch, NDArray[np.intp]]:
+    """Return the batch of an image in the size of a bucket, and the order of features.
+
+    values: patches [T, patch] of tiles and of the whole image, in squares. grid: rows
+    and columns of patches of all tiles; there are none if these are all patches.
+    """
+    used = len(values)
+    tile = isqrt(used - grid[0] * grid[1]) or grid[0]
+    tokens = np.zeros((bucket.tokens, c.patch), np.float32)
+    tokens[:used] = values
+    rows, columns = _places(tile, c.side)[squares((tile, tile), c.merge)]
+    kinds = np.zeros(bucket.tokens, np.int32)
+    kinds[:used] = np.tile((rows * c.side + columns).ravel(), used // tile**2)
+    starts = np.minimum(np.arange(bucket.rows + 1) * tile**2, used)
+    batch = SequenceBatch(
+        tokens=tokens,
+        positions=np.zeros(bucket.tokens, np.int32),
+        kinds=kinds,
+        starts=starts.astype(np.int32),
+    )
+    return batch, np.arange(used // c.merge)
+
+
+def _places(count: int, side: int) -> NDArray[np.intp]:
+    """Return the rows of a table of ``side`` for ``count`` patches in a line.
+
+    Found by fractions in float32, whose rounding decides at the bounds.
+    """
+    bounds = (np.arange(1, side) * (1 / side)).astype(np.float32)
+    at = np.arange(count, dtype=np.float32) * np.float32(1 / count)
+    return np.searchsorted(bounds, at, side="right")
+
+
+MODEL = Encoder(config, weights, encode, pool, adapt, specs=specs)
