@@ -1,4 +1,4 @@
-"""Pixtral and SmolVLM: images whose tokens are in parts, compared with transformers."""
+"""Mistral 3, SmolVLM and Gemma 3: images in prompts, compared with transformers."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("PIL")
 
 from tokenizers import AddedToken  # noqa: E402
+from transformers.models.gemma3.image_processing_pil_gemma3 import (  # noqa: E402
+    Gemma3ImageProcessorPil,
+)
 from transformers.models.pixtral.image_processing_pil_pixtral import (  # noqa: E402
     PixtralImageProcessorPil,
 )
@@ -38,6 +41,7 @@ TILES = [f"<row_{row}_col_{column}>" for row in (1, 2, 3) for column in (1, 2, 3
 SPECIAL = [
     "<|endoftext|>", "<image>", "[IMG_BREAK]", "[IMG_END]",
     "<fake_token_around_image>", "<global-img>", *TILES,
+    "<image_soft_token>", "<start_of_image>", "<end_of_image>",
 ]  # fmt: skip
 VOCAB = 256 + len(SPECIAL)
 TEMPLATE = (
@@ -83,7 +87,22 @@ def _smolvlm():
     return transformers.SmolVLMForConditionalGeneration(config), processor
 
 
-KINDS = {"mistral3": _mistral3, "smolvlm": _smolvlm}
+def _gemma3():
+    # An image is longer than the window of the first layer.
+    text = {
+        **TEXT, "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 10, "query_pre_attn_scalar": 16,
+    }  # fmt: skip
+    config = transformers.Gemma3Config(
+        text_config=text, vision_config={"image_size": 112, **VISION},
+        image_token_index=SPECIAL.index("<image_soft_token>") + 256,
+        mm_tokens_per_image=16, tie_word_embeddings=False,
+    )  # fmt: skip
+    processor = Gemma3ImageProcessorPil(size={"height": 112, "width": 112})
+    return transformers.Gemma3ForConditionalGeneration(config), processor
+
+
+KINDS = {"mistral3": _mistral3, "smolvlm": _smolvlm, "gemma3": _gemma3}
 SIZES = [(70, 45), (200, 310), (28, 28), (1, 60), (500, 400), (90, 13)]
 
 
@@ -97,7 +116,9 @@ def model(request, tmp_path_factory):
     rules = byte_rules()
     rules.add_special_tokens([AddedToken(text, special=True) for text in SPECIAL])
     rules.save(str(folder / "tokenizer.json"))
-    fields = {"chat_template": TEMPLATE, "eos_token": "<|endoftext|>"}
+    mark = "<start_of_image>" if request.param == "gemma3" else "<image>"
+    template = TEMPLATE.replace("<image>", mark)
+    fields = {"chat_template": template, "eos_token": "<|endoftext|>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(fields))
     return Made(made, folder, processor)
 
@@ -110,6 +131,10 @@ def processed(model, image):
         rows, columns = (int(side) // 28 for side in given["image_sizes"][0])
         lines = ["<image>" * columns] * rows
         return given, "[IMG_BREAK]".join(lines) + "[IMG_END]"
+    if kind == "gemma3":
+        given = dict(model.processor(images=[image], return_tensors="pt"))
+        assert given.pop("num_crops").tolist() == [0]
+        return given, "<image_soft_token>" * 16
     given = dict(
         model.processor(images=[image], return_tensors="pt", return_row_col_info=True)
     )
@@ -128,7 +153,8 @@ def test_a_processor_without_fields_has_the_defaults(model, tmp_path):
     grid = settings.grid_of(2000, 1500, "image")
     is_pixtral = model.model.config.model_type == "mistral3"
     # 1024 x 768 in squares of 28 pixels; 224 x 168 in tiles of 56.
-    assert grid == ((74, 56) if is_pixtral else (16, 12))
+    is_gemma = model.model.config.model_type == "gemma3"
+    assert grid == ((74, 56) if is_pixtral else (8, 8) if is_gemma else (16, 12))
 
 
 def patches_of(model, given):
@@ -151,8 +177,9 @@ def test_patches_and_tokens_are_those_of_the_processor(model, size, mode):
     assert found.values.shape == expected.shape
     assert np.abs(found.values - expected).max() <= 1e-6
     pieces = settings.pieces(found.grid)
+    feature = "<image_soft_token>" if "soft" in text else "<image>"
     assert text == "".join(
-        "<image>" * piece if isinstance(piece, int) else piece for piece in pieces
+        feature * piece if isinstance(piece, int) else piece for piece in pieces
     )
 
 
@@ -169,6 +196,8 @@ def test_features_are_those_of_transformers(model, device):
             visual = model.model.model.get_image_features(**given, return_dict=True)
         expected = torch.cat(list(visual.pooler_output)).numpy()
         features = encoder.encode(decode(image)).features
+        if model.model.config.model_type == "gemma3":
+            features = features * 8  # it multiplies embeddings by the root of 64
         assert features.shape == expected.shape
         error = np.abs(features - expected).max()
         assert error <= 1e-4 * np.abs(expected).max()
@@ -177,6 +206,9 @@ def test_features_are_those_of_transformers(model, device):
 
 def expected_answer(model, ids, image, count):
     given, _ = processed(model, image)
+    if model.model.config.model_type == "gemma3":
+        soft = model.model.config.image_token_index
+        given["token_type_ids"] = (torch.tensor([ids]) == soft).int()
     with torch.no_grad():
         found = model.model.generate(
             input_ids=torch.tensor([ids]),
@@ -195,7 +227,10 @@ def test_answers_are_those_of_transformers(model):
         tokenizer = engine._encoder.tokenizer("test")
         for seed, size in enumerate([(70, 45), (200, 310)]):
             image = picture(*size, seed)
-            text = "See " + processed(model, image)[1] + " What?"
+            text = processed(model, image)[1]
+            if model.model.config.model_type == "gemma3":
+                text = f"\n\n<start_of_image>{text}<end_of_image>\n\n"
+            text = f"See {text} What?"
             ids = tokenizer.encode(text, add_special=False)
             answer = expected_answer(model, ids, image, 6)
             options = {"max_tokens": 6, "ignore_eos": True}
@@ -213,3 +248,79 @@ def test_answers_are_those_of_transformers(model):
             assert list(other.token_ids) != answer
         with pytest.raises(RequestError, match="without images; give the images too"):
             engine.generate(ids)
+
+
+def engine_of(model, device, monkeypatch, **config):
+    """An engine on a backend, by the name of its library."""
+    backend = "cpu"
+    if device == "jax":
+        pytest.importorskip("inl_tpu")
+        monkeypatch.setenv("INL_TPU_PLATFORM", "cpu")
+        backend = "tpu"
+    elif device == "torch":
+        monkeypatch.setenv("INL_CPU", "torch")
+    config = EngineConfig(backend=backend, dtype="float32", **config)
+    return InferenceEngine(open_model(model.folder), config=config)
+
+
+@pytest.fixture(scope="module")
+def expected(model):
+    """Token ids, image and greedy answer of three prompts."""
+    cases = []
+    rules = open_model(model.folder).checkpoint.tokenizer()
+    for seed, size in enumerate([(70, 45), (200, 310)]):
+        image = picture(*size, seed)
+        text = processed(model, image)[1]
+        ids = rules.encode(f"See this: {text} What is it?", add_special=False)
+        cases.append((ids, image, expected_answer(model, ids, image, 6)))
+    # Of the first prompt's blocks it can share those that end inside of the image.
+    ids, image, _ = cases[0]
+    token = open_model(model.folder).vision.placeholder
+    short = ids[: len(ids) - ids[::-1].index(token) + 1]
+    return [*cases, (short, image, expected_answer(model, short, image, 6))]
+
+
+@pytest.mark.parametrize("device", ["native", "torch", "jax"])
+def test_schedules_give_the_same_tokens(model, expected, device, monkeypatch):
+    """Chunks that end at any place of an image, batches, and prefixes that are hit."""
+    options = {"max_tokens": 6, "ignore_eos": True}
+    text = list(range(3, 40))
+    with engine_of(model, device, monkeypatch, token_budget=24, max_batch=4) as engine:
+        alone = list(engine.generate(text, **options).token_ids)
+        for _ in range(2):
+            batch = []
+            for ids, image, _ in expected:
+                batch.append(engine.submit(text, **options))
+                batch.append(engine.submit(ids, images=[image], **options))
+            found = [list(handle.result().token_ids) for handle in batch]
+            assert found[::2] == [alone] * 3
+            assert found[1::2] == [answer for *_, answer in expected]
+        assert engine.stats.prefix_hit_tokens > 2 * len(text)
+
+
+def test_a_preempted_request_gives_the_same_tokens(model, expected, monkeypatch):
+    ids, image, _ = expected[1]
+    count = 40
+    answer = expected_answer(model, ids, image, count)
+    options = {"max_tokens": count, "ignore_eos": True}
+    # Blocks for two prompts, and not for two answers.
+    tokens = 2 * len(ids) + count
+    cell = 2 * 2 * 2 * 16 * 4  # layers, keys and values, heads, lanes, bytes
+    with engine_of(
+        model, "native", monkeypatch, cache_bytes=tokens * cell, prefix_cache=False,
+        context=len(ids) + count + 16,
+    ) as engine:  # fmt: skip
+        handles = [engine.submit(ids, images=[image], **options) for _ in range(2)]
+        found = [list(handle.result().token_ids) for handle in handles]
+        assert engine.stats.preemptions
+    assert found == [answer] * 2
+
+
+@pytest.mark.parametrize("model", ["gemma3"], indirect=True)
+def test_a_step_must_hold_what_attends_in_both_directions(model, expected, monkeypatch):
+    ids, image, _ = expected[0]
+    with (
+        engine_of(model, "native", monkeypatch, token_budget=18, max_batch=4) as engine,
+        pytest.raises(RequestError, match=r"16 tokens that attend.*accepts 15 "),
+    ):
+        engine.generate(ids, images=[image])

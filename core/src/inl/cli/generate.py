@@ -125,13 +125,13 @@ def _chat_ids(
     messages, images = without_images(messages)
     template = language.checkpoint.chat_template
     prepare_chat(template, tokenizer, with_tools=options.get("tools") is not None)
+    prompts = ImagePrompts(language, lambda _purpose: tokenizer)
     ids = chat_ids(
         language, template, tokenizer, messages, context=longest_context(language),
-        **options,
+        image_mark=prompts.mark if images else None, **options,
     )  # fmt: skip
     if template is not None:
         template.close()
-    prompts = ImagePrompts(language, lambda _purpose: tokenizer)
     return prompts.expanded(ids, images) if images else ids
 
 

@@ -70,6 +70,7 @@ def chat_ids(
     add_generation_prompt: bool | None = None,
     continue_final_message: bool | str = False,
     trust_control_tokens: bool = False,
+    image_mark: tuple[str, str] | None = None,
     **template_kwargs: Any,
 ) -> list[int]:
     """Return the token ids of a conversation, ready for the assistant's answer.
@@ -85,7 +86,8 @@ def chat_ids(
     template_kwargs: further variables of the template, such as
     ``enable_thinking=False``.
     trust_control_tokens: whether control tokens in the arguments are encoded as such,
-    not as plain text; see :mod:`inl.text.control_tokens`.
+    not as plain text; see :mod:`inl.text.control_tokens`. image_mark: what the template
+    writes for an image, and what stands there instead.
 
     Raises :class:`~inl.errors.RequestError` if the model has no template, no message
     has content or the template does not render a message to be continued,
@@ -133,9 +135,10 @@ def chat_ids(
         if add_generation_prompt is None
         else add_generation_prompt
     )
-    return _encoded(
-        tokenizer, _rendered(template, said, continue_final_message), context, mark
-    )
+    text = _rendered(template, said, continue_final_message)
+    if image_mark is not None:  # what reads like it in a message has a mark inside
+        text = text.replace(*image_mark)
+    return _encoded(tokenizer, text, context, mark)
 
 
 def _rendered(

@@ -72,24 +72,26 @@ def frames(plan: Plan, limits: Limits, *, masked: bool = False) -> list[IntArray
             decode_rows=plan.decode_rows,
             flags=MASKED if masked else FLAGS[plan.kind],
         )
-        rows, added, offsets = _embeddings(plan)
+        rows, added, offsets, spans = _embeddings(plan)
         if rows or offsets:
-            inputs = token_inputs(limits, rows, added, offsets)
+            inputs = token_inputs(limits, rows, added, offsets, spans)
             frame = with_inputs(frame, inputs, limits)
         encoded.append(frame)
     return encoded
 
 
 Rows = dict[int, "NDArray[np.float32]"]
+Numbers = dict[int, tuple[int, ...]]
 
 
 def _embeddings(
     plan: Plan,
-) -> tuple[Rows, Rows, dict[int, tuple[int, ...]]]:
-    """Return embeddings, features and offsets of tokens, by index in the step."""
+) -> tuple[Rows, Rows, Numbers, dict[int, tuple[int, int]]]:
+    """Return embeddings, features, offsets and spans of tokens by index in a step."""
+    spans: dict[int, tuple[int, int]] = {}
     rows: Rows = {}
     added: Rows = {}
-    offsets: dict[int, tuple[int, ...]] = {}
+    offsets: Numbers = {}
     first = 0
     for request, start, stop, _ in plan.chunks:
         embeddings = request.embeddings
@@ -97,6 +99,9 @@ def _embeddings(
             assert isinstance(embeddings, PromptEmbeddings), "the engine made them"
             found = embeddings.between(start, stop)
             rows.update((first + at - start, row) for at, row in found.items())
+            if isinstance(embeddings, PromptImages):
+                both = embeddings.spans(start, stop)
+                spans.update((first + at - start, each) for at, each in both.items())
         if request.moves:
             assert isinstance(embeddings, PromptImages), "the engine made them"
             more = embeddings.added(start, stop)
@@ -104,7 +109,7 @@ def _embeddings(
             moved = embeddings.offsets(start, stop)
             offsets.update((first + at - start, each) for at, each in moved.items())
         first += stop - start
-    return rows, added, offsets
+    return rows, added, offsets, spans
 
 
 def masked_rows(plan: Plan) -> list[int]:

@@ -57,6 +57,15 @@ class ImagePrompts:
         ):
             self._config = None
             self._reason = "its runner takes no positions along axes"
+        elif inputs.spans and not limits.spans:
+            self._config = None
+            self._reason = "no kernel of its runner attends in both directions"
+
+    @property
+    def mark(self) -> tuple[str, str] | None:
+        """What a chat template writes for an image, and what stands there instead."""
+        vision = self._model.vision
+        return None if vision is None else vision.family.mark
 
     def expanded(self, ids: Sequence[int], images: Sequence[Any]) -> list[int]:
         """Return token ids with the tokens of images in place of their placeholders.
@@ -95,7 +104,10 @@ class ImagePrompts:
             for number, picture in enumerate(decoded(images))
         ]
         inputs = self._model.model.inputs(self._model.config)
-        return placed(ids, vision.placeholder, encoded, has_axes=bool(inputs.axes))
+        return placed(
+            ids, vision.placeholder, encoded, has_axes=bool(inputs.axes),
+            has_spans=inputs.spans,
+        )  # fmt: skip
 
     def check_text(self, ids: Sequence[int]) -> None:
         """Raise :class:`~inl.errors.RequestError` for placeholders without images."""

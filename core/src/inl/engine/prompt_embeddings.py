@@ -58,6 +58,13 @@ class PromptEmbeddings(EmbeddedPositions):
     def moves(self) -> bool:
         return False
 
+    @property
+    def longest_span(self) -> int:
+        return 0
+
+    def whole(self, position: int) -> int:
+        return position
+
     def __contains__(self, position: int, /) -> bool:
         return position in self._rows
 

@@ -44,10 +44,16 @@ class PromptImages(PromptEmbeddings):
     images: in the order of the prompt. has_axes: whether a token has the positions of
     an image's grid (time, row, column) where it is a feature; text continues after the
     largest of them (Wang et al., 2024).
+    has_spans: whether the features of a part attend to each other in both directions.
     """
 
     def __init__(
-        self, images: Sequence[PlacedImage], prompt_tokens: int, *, has_axes: bool
+        self,
+        images: Sequence[PlacedImage],
+        prompt_tokens: int,
+        *,
+        has_axes: bool,
+        has_spans: bool,
     ) -> None:
         super().__init__(
             {
@@ -58,6 +64,8 @@ class PromptImages(PromptEmbeddings):
             prompt_tokens,
         )
         self._placed, self._has_axes = images, has_axes
+        parts = [part for each in images for part in each.parts] if has_spans else []
+        self._spans = {first: end for first, end, _ in parts}
         self._starts = [placed.starts[0] for placed in images]
         self._shifts = [0]
         """Of text before the first image and after each: its position minus that in
@@ -70,6 +78,24 @@ class PromptImages(PromptEmbeddings):
     @property
     def moves(self) -> bool:
         return self._has_axes
+
+    @property
+    def longest_span(self) -> int:
+        return max((end - first for first, end in self._spans.items()), default=0)
+
+    def whole(self, position: int) -> int:
+        for first, end in self._spans.items():
+            if first < position < end:
+                return first
+        return position
+
+    def spans(self, start: int, stop: int) -> dict[int, tuple[int, int]]:
+        """Return the first position and end of the spans of a range's positions."""
+        return {
+            at: (first, end)
+            for first, end in self._spans.items()
+            for at in range(max(first, start), min(end, stop))
+        }
 
     def offsets(self, start: int, stop: int) -> dict[int, tuple[int, ...]]:
         """Return the offsets of positions ``start`` to ``stop - 1`` that have any."""
@@ -184,6 +210,7 @@ def placed(
     images: Sequence[EncodedImage],
     *,
     has_axes: bool,
+    has_spans: bool,
 ) -> PromptImages:
     """Return the features of images at the placeholders of token ids, in order.
 
@@ -210,4 +237,4 @@ def placed(
             f"prompt: found placeholders (token {placeholder}) of more than the "
             f"{len(images)} images"
         )
-    return PromptImages(found, len(ids), has_axes=has_axes)
+    return PromptImages(found, len(ids), has_axes=has_axes, has_spans=has_spans)

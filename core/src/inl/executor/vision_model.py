@@ -56,6 +56,8 @@ class VisionFamily(NamedTuple):
     """(``preprocessor_config.json``, config of the encoder) -> settings."""
     placeholder: int
     """Default ``image_token_id``."""
+    mark: tuple[str, str] | None = None
+    """What a chat template writes for an image, and what stands there in prompts."""
 
 
 def _vision(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -71,15 +73,23 @@ def _qwen(module: Any) -> VisionFamily:
 
 
 _TILED: Final = VisionFamily(
-    siglip_vision.MODEL, siglip_vision.image_batch, siglip_vision.fields,
-    siglip_vision.NAMES, square_patches.read_settings, 128257,
+    siglip_vision.MODEL, siglip_vision.image_batch, siglip_vision.tile_fields,
+    siglip_vision.TILE_NAMES, square_patches.read_tiles, 128257,
 )  # fmt: skip
+GEMMA_MARK: Final = (
+    "<start_of_image>",
+    "\n\n<start_of_image><image_soft_token><end_of_image>\n\n",
+)
 FAMILIES: Final = {
     "qwen2_5_vl": _qwen(qwen25_vision),
     "qwen3_vl": _qwen(qwen3_vision),
     "mistral3": VisionFamily(
         pixtral_vision.MODEL, pixtral_vision.image_batch, pixtral_vision.fields,
         pixtral_vision.NAMES, pixtral_patches.read_settings, 10,
+    ),
+    "gemma3": VisionFamily(
+        siglip_vision.MODEL, siglip_vision.image_batch, siglip_vision.gemma_fields,
+        siglip_vision.GEMMA_NAMES, square_patches.read_square, 262144, GEMMA_MARK,
     ),
     "idefics3": _TILED,
     "smolvlm": _TILED,

@@ -1,7 +1,8 @@
-"""Images as squares of one size, each of which the encoder computes for itself.
+"""Images as squares of one size, each of which SigLIP encodes for itself.
 
-Of Idefics3 (Laurençon et al., 2024) and SmolVLM: tiles of the enlarged image, then the
-whole one. As the image processors of transformers.
+Of Gemma 3 (one square, without pan and scan) and of Idefics3 (Laurençon et al., 2024)
+and SmolVLM: tiles of the enlarged image, then the whole one. As the image processors of
+transformers.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 HALVES: Final = (0.5, 0.5, 0.5)
+BILINEAR: Final = Normalization(HALVES, HALVES, resample=2)
 LANCZOS: Final = Normalization(HALVES, HALVES, resample=1)
 MOST: Final = 4096
 """Pixels of the longest side of an image before it is cut."""
@@ -31,19 +33,23 @@ AROUND, WHOLE = "<fake_token_around_image>", "<global-img>"
 
 @dataclass(frozen=True, slots=True)
 class SquareSettings:
-    """How an image becomes squares."""
+    """How an image becomes squares: :attr:`longest` is 0 for a single one."""
 
     patch_size: int
     merge_size: int
     side: int
     """Patches of a side of a square."""
-    longest: int
+    longest: int = 0
     """Pixels of the longest side of the image that is cut."""
-    normalization: Normalization = LANCZOS
+    is_tagged: bool = False
+    """Whether tokens of their own tell where tiles are."""
+    normalization: Normalization = BILINEAR
 
     def grid_of(self, height: int, width: int, where: str) -> tuple[int, int]:
         """Return the rows and columns of patches of all tiles of an image."""
         size = self.side * self.patch_size
+        if not self.longest:
+            return self.side, self.side
         rows, columns = (side // size for side in self._cut(height, width)[-1])
         if rows * columns > MAX_TILES:
             raise RequestError(
@@ -57,7 +63,7 @@ class SquareSettings:
         grid, size = self.grid_of(height, width, where), self.side * self.patch_size
         resized = self.normalization.resized
         tiles = []
-        for sizes in self._cut(height, width):
+        for sizes in self._cut(height, width) if self.longest else ():
             pixels = resized(pixels, *sizes)
         if grid != (self.side, self.side):
             tiles = [
@@ -77,6 +83,8 @@ class SquareSettings:
     def pieces(self, grid: tuple[int, int]) -> tuple[int | str, ...]:
         """Return the features of each square, and the texts between them."""
         count = (self.side // self.merge_size) ** 2
+        if not self.is_tagged:
+            return (count,)
         rows, columns = (side // self.side for side in grid)
         if (rows, columns) == (1, 1):
             return AROUND + WHOLE, count, AROUND
@@ -114,13 +122,28 @@ class SquareSettings:
         return first, (max(height, size), max(width, size))
 
 
-def read_settings(
-    fields: Mapping[str, Any], config: Mapping[str, Any]
-) -> SquareSettings:
-    """Read settings; raises :class:`CheckpointError`.
+def read_square(fields: Mapping[str, Any], config: Mapping[str, Any]) -> SquareSettings:
+    """Read settings of one square; raises :class:`CheckpointError`.
 
-    fields: of ``preprocessor_config.json``, empty without one. config: of the encoder.
+    fields: of ``preprocessor_config.json``, empty without one. config: of the encoder,
+    whose sizes must be those of the processor.
     """
+    patch, size = config["patch_size"], config["image_size"]
+    if edge(fields, "size", size) != size or fields.get("do_pan_and_scan"):
+        raise CheckpointError(
+            f"{FILE}: found size {fields.get('size')!r:.80} and do_pan_and_scan "
+            f"{fields.get('do_pan_and_scan')!r:.10}, accepted: {size} and false"
+        )
+    return SquareSettings(
+        patch_size=patch,
+        merge_size=config["merge_size"],
+        side=size // patch,
+        normalization=read_normalization(fields, BILINEAR),
+    )
+
+
+def read_tiles(fields: Mapping[str, Any], config: Mapping[str, Any]) -> SquareSettings:
+    """Read settings of tiles as :func:`read_square`."""
     patch = config["patch_size"]
     size = edge(fields, "max_image_size", config["image_size"])
     if not fields.get("do_image_splitting", True):
@@ -137,5 +160,6 @@ def read_settings(
         merge_size=config["merge_size"],
         side=size // patch,
         longest=edge(fields, "size", 4 * size),
+        is_tagged=True,
         normalization=read_normalization(fields, LANCZOS),
     )

@@ -1,4 +1,4 @@
-"""SigLIP (Zhai et al., 2023) as the vision encoder of Idefics3 and SmolVLM.
+"""SigLIP (Zhai et al., 2023) as the vision encoder of Gemma 3, Idefics3 and SmolVLM.
 
 Each square of an image is a sequence, whose patches are in squares of their own: each
 of these becomes one feature.
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from inl.checkpoints.adapted import AdaptedCheckpoint, Piece
+from inl.dtypes import rounded
 from inl.errors import CheckpointError
 from inl.models import groups, layer_norm, mlp
 from inl.models.config import number, one_of, whole
@@ -22,7 +23,7 @@ from inl.models.fields import with_defaults
 from inl.models.qwen25_vision import MAX_PATCHES, squares
 from inl.ops.embedding import Embedding
 from inl.ops.linear import Linear, QkvLinear
-from inl.ops.norm import LayerNorm
+from inl.ops.norm import LayerNorm, Norm
 from inl.spec.encoder import Encoder, SequenceBatch
 from inl.spec.step import Array
 from inl.spec.strict_array import StrictArray
@@ -37,14 +38,24 @@ if TYPE_CHECKING:
     from inl.spec.step import Bucket
 
 DEFAULTS: Final = {
-    "hidden_size": 1152, "intermediate_size": 3072, "num_hidden_layers": 12,
-    "num_attention_heads": 16, "num_channels": 3, "image_size": 224, "patch_size": 32,
+    "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12,
+    "num_attention_heads": 12, "num_channels": 3, "image_size": 224, "patch_size": 16,
     "hidden_act": "gelu_pytorch_tanh",
 }  # fmt: skip
-"""Defaults of fields of ``vision_config``."""
-NAMES: Final = {"vision_model.": "", "connector.": "projector."}
+"""Defaults of fields of ``vision_config`` of Gemma 3."""
+TILE_DEFAULTS: Final = {
+    **DEFAULTS, "hidden_size": 1152, "num_attention_heads": 16, "patch_size": 32,
+}  # fmt: skip
+"""Those of Idefics3."""
+GEMMA_NAMES: Final = {
+    "vision_tower.vision_model.": "", "vision_tower.": "",
+    "multi_modal_projector.": "projector.",
+}  # fmt: skip
+TILE_NAMES: Final = {"vision_model.": "", "connector.": "projector."}
 """Prefixes of tensors, and those of the weights below."""
 PATCH: Final = "embeddings.patch_embedding.weight"
+GEMMA_OUT: Final = "projector.mm_input_projection_weight"
+"""Of [hidden, out], other than those of linear layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +73,8 @@ class VisionConfig:
     """Patches of a feature: a square."""
     side: int
     """Rows and columns of the table of places."""
+    averages: bool
+    """Whether a feature is the mean of its patches; else all of them are projected."""
     eps: float
     activation: str
     vocab_size: int = 2
@@ -87,15 +100,31 @@ class Weights(NamedTuple):
     places: Embedding | Group
     layers: tuple[Layer, ...]
     norm: LayerNorm | Group
+    mean_norm: Norm | Group | None
     out: Linear | Group
 
 
-def fields(model: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the fields of the encoder in the config of Idefics3."""
+def gemma_fields(model: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the fields of the encoder in the config of Gemma 3."""
     hf = with_defaults(model["vision_config"], DEFAULTS)
+    side = whole(hf, "image_size") // whole(hf, "patch_size")
+    features = whole(model, "mm_tokens_per_image", 256)
+    own = int(features**0.5 + 0.5)
+    if own**2 != features or not own or side % own:
+        raise CheckpointError(
+            f"config field 'mm_tokens_per_image': found {features}, expected the "
+            f"square of a divisor of {side}, the patches of a side"
+        )
+    out = whole(model.get("text_config") or {}, "hidden_size", 2304)
+    return hf.changed({"merge_size": side // own, "averages": True, "out": out})
+
+
+def tile_fields(model: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the fields of the encoder in the config of Idefics3."""
+    hf = with_defaults(model["vision_config"], TILE_DEFAULTS)
     out = whole(model.get("text_config") or {}, "hidden_size", 4096)
     merge = whole(model, "scale_factor", 2)
-    return hf.changed({"merge_size": merge, "out": out})
+    return hf.changed({"merge_size": merge, "averages": False, "out": out})
 
 
 def config(hf: Mapping[str, Any]) -> VisionConfig:
@@ -116,6 +145,7 @@ def config(hf: Mapping[str, Any]) -> VisionConfig:
         patch=whole(hf, "num_channels") * size**2,
         merge=whole(hf, "merge_size") ** 2,
         side=whole(hf, "image_size") // size,
+        averages=bool(hf["averages"]),
         eps=number(hf, "layer_norm_eps", 1e-6),
         activation=one_of(hf, "hidden_act", mlp.ACTIVATIONS),
     )
@@ -125,12 +155,19 @@ def weights(c: VisionConfig) -> Weights:
     """Return the weight tree, by tensor names without a prefix."""
     h, out = c.hidden_size, c.out_size
     table = groups.linear("embeddings.position_embedding", c.side**2, h)
+    if c.averages:
+        norm = groups.norm("projector.mm_soft_emb_norm", h, offset=1.0)
+        last = Group("linear", weight=Param(GEMMA_OUT, (out, h)))
+    else:
+        norm, wide = None, c.merge * h
+        last = groups.linear("projector.modality_projection.proj", out, wide)
     return Weights(
         groups.linear(PATCH.removesuffix(".weight"), h, c.patch, bias=True),
         Group("embedding", **table.params),
         tuple(_layer(c, f"encoder.layers.{index}.") for index in range(c.layers)),
         layer_norm.norm("post_layernorm", h, bias=True),
-        groups.linear("projector.modality_projection.proj", out, c.merge * h),
+        norm,
+        last,
     )
 
 
@@ -171,25 +208,41 @@ def encode(ops: Ops, c: VisionConfig, w: Weights, batch: SequenceBatch) -> Array
 
 
 def pool(
-    ops: Ops, c: VisionConfig, w: Weights, hidden: Array, _batch: SequenceBatch
+    ops: Ops, c: VisionConfig, w: Weights, hidden: Array, batch: SequenceBatch
 ) -> Array:
-    """Return the features [T / merge, out] of squares of patches."""
+    """Return the features [T / merge, out] of squares of patches.
+
+    Those of Gemma 3 are divided by what it multiplies all embeddings with.
+    """
+    if w.mean_norm is not None:
+        x = ops.pool(hidden, batch.windows, kind="mean")
+        x = ops.rms_norm(x, w.mean_norm, eps=c.eps)
+        scale = float(rounded(np.array(c.out_size**0.5, np.float32), c.dtype))
+        return ops.linear(x, w.out) * (1 / scale)
     x = hidden.reshape(hidden.shape[0] // c.merge, c.merge * c.hidden_size)
     return ops.linear(x, w.out)
 
 
 def adapt(c: VisionConfig, checkpoint: Checkpoint) -> tuple[Any, AdaptedCheckpoint]:
-    """Make the convolution a matrix."""
+    """Make the convolution a matrix, and turn the last one of Gemma 3."""
 
     def flat(stored: Sequence[HostArray]) -> HostArray:
         shape = c.hidden_size, c.patch
         return replace(stored[0], data=stored[0].data.reshape(shape), shape=shape)
 
+    def turned(stored: Sequence[HostArray]) -> HostArray:
+        data = np.ascontiguousarray(stored[0].data.T)
+        return replace(stored[0], data=data, shape=data.shape)
+
     pieces = {
         name: Piece((name,), checkpoint.spec(name)[1]) for name in checkpoint.names()
     }
-    if PATCH in pieces:
-        pieces[PATCH] = Piece((PATCH,), (c.hidden_size, c.patch), flat)
+    for name, shape, make in (
+        (PATCH, (c.hidden_size, c.patch), flat),
+        (GEMMA_OUT, (c.out_size, c.hidden_size), turned),
+    ):
+        if name in pieces:
+            pieces[name] = Piece((name,), shape, make)
     return c, AdaptedCheckpoint(checkpoint, pieces)
 
 
@@ -201,6 +254,7 @@ def specs(c: VisionConfig, bucket: Bucket) -> SequenceBatch:
         positions=int32((tokens,)),
         kinds=int32((tokens,)),
         starts=int32((bucket.rows + 1,)),
+        windows=int32((tokens // c.merge + 1,)),
     )
 
 
@@ -216,15 +270,18 @@ def image_batch(
     tile = isqrt(used - grid[0] * grid[1]) or grid[0]
     tokens = np.zeros((bucket.tokens, c.patch), np.float32)
     tokens[:used] = values
-    rows, columns = _places(tile, c.side)[squares((tile, tile), c.merge)]
+    places = np.arange(tile) if c.averages else _places(tile, c.side)
+    rows, columns = places[squares((tile, tile), c.merge)]
     kinds = np.zeros(bucket.tokens, np.int32)
     kinds[:used] = np.tile((rows * c.side + columns).ravel(), used // tile**2)
     starts = np.minimum(np.arange(bucket.rows + 1) * tile**2, used)
+    windows = np.minimum(np.arange(bucket.tokens // c.merge + 1) * c.merge, used)
     batch = SequenceBatch(
         tokens=tokens,
         positions=np.zeros(bucket.tokens, np.int32),
         kinds=kinds,
         starts=starts.astype(np.int32),
+        windows=windows.astype(np.int32),
     )
     return batch, np.arange(used // c.merge)
 
@@ -232,7 +289,7 @@ def image_batch(
 def _places(count: int, side: int) -> NDArray[np.intp]:
     """Return the rows of a table of ``side`` for ``count`` patches in a line.
 
-    Found by fractions in float32, whose rounding decides at the bounds.
+    Idefics3 finds them by fractions in float32, whose rounding decides at the bounds.
     """
     bounds = (np.arange(1, side) * (1 / side)).astype(np.float32)
     at = np.arange(count, dtype=np.float32) * np.float32(1 / count)

@@ -24,5 +24,12 @@ class EmbeddedPositions(Protocol):
         carries: such a step neither verifies drafts nor repeats.
         """
 
+    @property
+    def longest_span(self) -> int:
+        """Tokens of the longest span that one step computes as a whole; 0 for none."""
+
+    def whole(self, position: int) -> int:
+        """Return the last position up to this one that divides no span."""
+
     def digest(self, start: int, stop: int) -> bytes:
         """Return a digest of positions and contents; empty if there are none."""

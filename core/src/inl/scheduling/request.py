@@ -282,6 +282,15 @@ class Request:
         scored = self.prompt_logprobs is not None and start < self.prompt_tokens - 1
         return StepKind.SCORED if scored else StepKind.SAMPLED
 
+    @property
+    def longest_span(self) -> int:
+        """Tokens of the longest span that one step computes as a whole; 0 for none."""
+        return 0 if self.embeddings is None else self.embeddings.longest_span
+
+    def whole(self, position: int) -> int:
+        """Return the last position up to this one that divides no span."""
+        return position if self.embeddings is None else self.embeddings.whole(position)
+
     def chunk_stop(self, start: int) -> int:
         """Return the last token up to which a step from ``start`` may compute."""
         if self.step_kind(start) is StepKind.SCORED:

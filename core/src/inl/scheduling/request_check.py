@@ -64,6 +64,20 @@ def check_embeddings(request: Request, width: int) -> None:
     )
 
 
+def check_spans(request: Request, tokens: int, rows: int) -> None:
+    """Raise :class:`~inl.errors.RequestError` for a span that may never fit a step.
+
+    tokens, rows: most of a step, in which every other row may decode.
+    """
+    longest = request.longest_span
+    if longest > tokens - rows + 1:
+        raise RequestError(
+            f"prompt: found {longest} tokens that attend to each other in both "
+            f"directions, accepts {tokens - rows + 1} (token_budget {tokens} without "
+            f"a token of each other of {rows} rows); raise token_budget"
+        )
+
+
 def check_adapter(request: Request, loaded: Mapping[int, str]) -> None:
     """Raise :class:`~inl.errors.RequestError` unless its adapter is loaded.
 

@@ -87,12 +87,19 @@ class RunningRequests:
                 return False
         # One block is spared per growing request, which would preempt this one.
         options = {"recomputes_block": True} if self._config.recomputes_block else {}
-        allocated = self.kv_cache.admit(
-            keys, -(-length // size), spare=growing, **options
-        )
-        if allocated is None:
-            return False
-        request.block_table, request.published_blocks = allocated
+        while True:
+            allocated = self.kv_cache.admit(
+                keys, -(-length // size), spare=growing, **options
+            )
+            if allocated is None:
+                return False
+            table, shared = allocated
+            if (whole := request.whole(shared * size)) == shared * size:
+                break
+            # All tokens of a span are computed in one step: share less.
+            self.kv_cache.release(table, 0)
+            keys = keys[: whole // size]
+        request.block_table, request.published_blocks = table, shared
         request.freed_window_blocks = [table.count(0) for table in request.block_table]
         request.cached_tokens = request.scheduled = request.published_blocks * size
         request.prefill_len, request.host_token_count = prefill_len, length

@@ -41,6 +41,7 @@ from inl.scheduling.request_check import (
     check_embeddings,
     check_request,
     check_room,
+    check_spans,
 )
 from inl.scheduling.request_order import check_deadline
 from inl.scheduling.running_requests import RunningRequests
@@ -191,6 +192,7 @@ class Scheduler:
         )  # fmt: skip
         check_adapter(request, self.adapters)
         check_embeddings(request, self.limits.embedding)
+        check_spans(request, self.buckets.tokens, self.buckets.rows)
         check_deadline(request.deadline, self._deadlines.clock())
 
     def check_room(self, request: Request) -> None:
@@ -365,12 +367,15 @@ class Scheduler:
                 return
             if request.status is not Status.RUNNING or (uncached and request.in_flight):
                 continue
+            last = request.chunk_stop(request.scheduled)
+            last = request.whole(min(last, request.scheduled + step.budget))
+            if last == request.scheduled:
+                continue  # a step with more room computes its span
             if request.scheduled == 0:
                 if not requests.allocate(request, request.prefill_len):
                     continue
                 step.admit(request)
-            last = request.chunk_stop(request.scheduled)
-            count = min(last - request.scheduled, step.budget)
+            count = last - request.scheduled
             size = self.limits.block_size
             new = step.send_blocks(request, -(-(request.scheduled + count) // size))
             room = 1 + count // size - new
@@ -392,11 +397,15 @@ class Scheduler:
         ):
             if growing is None:
                 growing = sum(map(requests.needs_more_blocks, requests.by_id.values()))
+            if step.budget < request.longest_span:
+                return
             if not requests.try_admit(request, growing):
                 return
             growing += requests.needs_more_blocks(request)
             step.admit(request)
-            requests.schedule(step, request, request.chunk_stop(request.scheduled))
+            last = request.chunk_stop(request.scheduled)
+            last = request.whole(min(last, request.scheduled + step.budget))
+            requests.schedule(step, request, last)
 
     def process_outputs(
         self,
