@@ -68,6 +68,12 @@ def check_stages(model: Model, config: Any, stages: int, adapters: int) -> None:
                 f"state {item.name} of each sequence: found pipeline={stages}; "
                 "accepted: pipeline=1"
             )
+    cached = sum(len(i.layers) for i in model.state(config) if isinstance(i, Paged))
+    if cached < layers:
+        raise WeightMismatch(
+            f"caches of {cached} layers, shared by {layers}: found pipeline={stages}; "
+            "accepted: pipeline=1"
+        )
     if model.inputs(config).feature_layers:
         raise WeightMismatch(
             f"features added between layers: found pipeline={stages}; accepted: "
