@@ -17,13 +17,18 @@ POLL_SECONDS = 1.0
 
 
 class Round:
-    """A call on all ranks. ``call`` must not raise."""
+    """A call on all ranks. ``call`` must not raise.
 
-    def __init__(self, call: Callable[[int], Any], ranks: int) -> None:
+    awaited: the ranks that :meth:`wait` waits for; all by default.
+    """
+
+    def __init__(
+        self, call: Callable[[int], Any], ranks: int, awaited: range | None = None
+    ) -> None:
         self.call = call
         self.results: dict[int, Any] = {}
         """Results by rank, of the ranks that have returned."""
-        self._ranks = ranks
+        self._awaited = range(ranks) if awaited is None else awaited
         self._gate = Lock()
         self._gate.acquire()
 
@@ -42,9 +47,9 @@ class Round:
         seconds: float = float("inf"),
         enough: Callable[[Any], bool] = lambda _: False,
     ) -> None:
-        """Wait for all ranks, for ``seconds``, or for a result that is ``enough``."""
+        """Wait for the ranks, for ``seconds``, or for a result that is ``enough``."""
         end = time.monotonic() + seconds
-        while len(self.results) < self._ranks:
+        while any(rank not in self.results for rank in self._awaited):
             left = end - time.monotonic()
             if left <= 0 or any(map(enough, list(self.results.values()))):
                 return
