@@ -232,6 +232,13 @@ def test_a_stage_off_by_one_layer_changes_texts(language, alone, monkeypatch):
     assert found != alone
 
 
+def test_lanes_are_on_where_steps_may_be_in_flight():
+    assert Stage().limits(LIMITS, 1) is LIMITS
+    for depth, lanes, in_flight in ((None, 3, 4), (1, 1, 1), (2, 2, 2), (9, 3, 9)):
+        found = Stage(1, 3).limits(replace(LIMITS, decode_steps=8), depth)
+        assert (found.stages, found.depth, found.decode_steps) == (lanes, in_flight, 1)
+
+
 def test_stages_have_as_many_layers_up_to_one():
     for total in range(1, 40):
         for count in range(1, total + 1):

@@ -7,13 +7,14 @@ from dataclasses import replace
 import pytest
 
 from depth import mostly_full
-from hash_stages import HashPipeline
+from hash_stages import HashPipeline, HashStage
 from inl.engine.core import EngineCore
 from inl.errors import RunnerError
 from inl.runners.returned_tokens import ReturnedTokens, StepTokens
 from inl.scheduling.lanes import decoding_in
 from inl.scheduling.request import Request
 from inl.spec.limits import Limits
+from inl.spec.message import ADMIT, STEP, header
 from inl.speculation.planner import Speculation
 from soak import Parts, WrongText, soak
 
@@ -72,6 +73,20 @@ def test_a_token_that_returns_wrongly_is_found(fault, monkeypatch):
     else:
         monkeypatch.setattr(StepTokens, "last", lambda self, row: 0)
     with pytest.raises((WrongText, RunnerError, AssertionError)):
+        soak(7, 2_000, Parts(runner=HashPipeline, stages=2))
+
+
+@pytest.mark.parametrize("kind", [STEP, ADMIT], ids=["step", "admission"])
+def test_a_rank_that_skips_a_frame_is_found(kind, monkeypatch):
+    skipped = iter(range(30))
+
+    class Skipping(HashStage):
+        def submit(self, message):
+            if header(message).kind != kind or next(skipped, None) != 20:
+                super().submit(message)
+
+    monkeypatch.setattr("hash_stages.HashStage", Skipping)
+    with pytest.raises((WrongText, RunnerError), match=r"rank 0 of 2|not \["):
         soak(7, 2_000, Parts(runner=HashPipeline, stages=2))
 
 

@@ -135,7 +135,7 @@ class LoadPlan:
             limits = with_inputs(planned, model, shaped, unloaded.selection.kernels)
         return cls(
             language, backend, config, replace(unloaded, groups=groups),
-            with_programs(backend, stage.limits(limits)), cache,
+            with_programs(backend, stage.limits(limits, config.depth)), cache,
         )  # fmt: skip
 
     @property

@@ -56,12 +56,17 @@ class Stage:
         """Whether it samples the tokens."""
         return self.index == self.count - 1
 
-    def limits(self, limits: Limits) -> Limits:
-        """Return limits for steps that keep all stages busy."""
+    def limits(self, limits: Limits, depth: int | None = None) -> Limits:
+        """Return limits for steps that keep all stages busy.
+
+        depth: steps in flight; by default one more than there are stages, so that the
+        next one is sent before the oldest is collected.
+        """
         if self.count == 1:
             return limits
-        depth = max(limits.depth, self.count + 1) if limits.depth > 1 else 1
-        return replace(limits, depth=depth, decode_steps=1, stages=self.count)
+        depth = depth or self.count + 1
+        lanes = min(self.count, depth)
+        return replace(limits, depth=depth, decode_steps=1, stages=lanes)
 
 
 WHOLE = Stage()

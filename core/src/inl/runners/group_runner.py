@@ -81,10 +81,10 @@ class RankRunner(PipelinedRunner):
         """The first rank of the last stage, which samples the tokens."""
         self._sampling = range(self._first_sampling, ranks)
         self._returned = ReturnedTokens()
-        self._uncollected: deque[int] = deque()
-        """Steps of that rank that were not collected, oldest first."""
-        self._early: dict[int, Reply | OutOfMemory] = {}
-        """Its replies that were collected before the engine asks for them."""
+        self._uncollected: list[deque[int]] = [deque() for _ in range(ranks)]
+        """Steps of each rank that were not collected, oldest first; with stages."""
+        self._early: dict[tuple[int, int], Reply | OutOfMemory] = {}
+        """(rank, step) -> reply that was collected before the engine asks for it."""
         self._lock = threading.Lock()
         self._failure: _Failure | None = None
         self._refusal = ""
@@ -113,17 +113,15 @@ class RankRunner(PipelinedRunner):
         self._on_all_ranks(lambda rank: self._submit_stage(rank, returned, head))
 
     def _submit_stage(self, rank: int, frame: StepFrame, head: Header) -> None:
-        if rank < self._first_sampling:
-            self._submit_to(rank, frame.filled(), head)
-            return
-        if rank == self._first_sampling:
-            # The step may wait for another stage, which waits for these tokens.
-            while frame.sampled_by & {*self._uncollected}:
-                step = self._uncollected[0]
-                self._early[step] = self._collect_tokens(rank, step)
-        self._submit_to(rank, frame.message, head)
-        if rank == self._first_sampling:
-            self._uncollected.append(head.step)
+        # The last stage may wait in this step for another one, which waits for these
+        # tokens. The others have computed the steps that sampled them, or wait here
+        # for a worker that is lost.
+        while frame.sampled_by & {*self._uncollected[rank]}:
+            step = self._uncollected[rank][0]
+            self._early[rank, step] = self._collect_tokens(rank, step)
+        samples = rank in self._sampling
+        self._submit_to(rank, frame.message if samples else frame.filled(), head)
+        self._uncollected[rank].append(head.step)
 
     def _sample(self, flight: StepInFlight, masks: IntArray) -> None:
         step, words = flight.head.step, masks.copy()
@@ -182,7 +180,8 @@ class RankRunner(PipelinedRunner):
         # An exception may have kept the newest call from some of the ranks.
         self._threads.send(self._last_round)
         self._results(self._on_all_ranks(lambda rank: self.runners[rank].reset()))
-        self._uncollected.clear()
+        for steps in self._uncollected:
+            steps.clear()
         self._early.clear()
         self._out_of_memory.clear()
 
@@ -278,17 +277,18 @@ class RankRunner(PipelinedRunner):
             self.runners[rank].sample(step, masks)
 
     def _collect_from(self, rank: int, step: int) -> Reply | OutOfMemory:
-        if rank != self._first_sampling or self._stages == 1:
+        if self._stages == 1:
             return self._reply_of(rank, step)
-        if step in self._early:
-            return self._early.pop(step)
+        if (rank, step) in self._early:
+            return self._early.pop((rank, step))
         return self._collect_tokens(rank, step)
 
     def _collect_tokens(self, rank: int, step: int) -> Reply | OutOfMemory:
-        """Collect a step of the last stage, whose tokens others may wait for."""
-        self._uncollected.popleft()
+        """Collect a step of a stage; others may wait for the tokens of the last one."""
+        self._uncollected[rank].popleft()
         reply = self._reply_of(rank, step)
-        self._returned.put(step, reply.tokens if isinstance(reply, Reply) else None)
+        if rank == self._first_sampling:
+            self._returned.put(step, reply.tokens if isinstance(reply, Reply) else None)
         return reply
 
     def _reply_of(self, rank: int, step: int) -> Reply | OutOfMemory:

@@ -64,7 +64,7 @@ class Limits:
     """F: layers after which a step may add features to the hidden states."""
     stages: int = 1
     """Steps that a pipeline computes at the same time, if none feeds back the tokens of
-    another."""
+    another; 1 on one device."""
 
     @property
     def takes_rows_only(self) -> bool:
