@@ -9,7 +9,7 @@ import pytest
 from depth import mostly_full
 from hash_stages import HashPipeline, HashStage
 from inl.engine.core import EngineCore
-from inl.errors import RunnerError
+from inl.errors import RunnerError, WorkerLost
 from inl.runners.returned_tokens import ReturnedTokens, StepTokens
 from inl.scheduling.lanes import decoding_in
 from inl.scheduling.request import Request
@@ -88,6 +88,26 @@ def test_a_rank_that_skips_a_frame_is_found(kind, monkeypatch):
     monkeypatch.setattr("hash_stages.HashStage", Skipping)
     with pytest.raises((WrongText, RunnerError), match=r"rank 0 of 2|not \["):
         soak(7, 2_000, Parts(runner=HashPipeline, stages=2))
+
+
+def test_a_stopped_stage_is_noticed_while_it_waits_for_tokens(monkeypatch):
+    class Stopped(HashStage):
+        def submit(self, message):
+            """Nothing reads what is sent to a stopped process."""
+
+        def collect(self):
+            raise WorkerLost("was stopped by a signal")
+
+    monkeypatch.setattr("hash_stages.HashStage", Stopped)
+    core = EngineCore(HashPipeline(LIMITS))
+    core.add(Request([1, 7], max_tokens=9))
+    errors = []
+    while core.has_work:
+        errors += [event.error for event in core.step() if event.error]
+    (error,) = errors
+    assert type(error) is WorkerLost
+    assert "rank 0 of 2 failed: WorkerLost: was stopped by a signal" in str(error)
+    core.runner.close()
 
 
 def served(count, limits=LIMITS, max_tokens=12, after=lambda core, steps: None):
