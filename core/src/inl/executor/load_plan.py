@@ -123,7 +123,7 @@ class LoadPlan:
             )  # fmt: skip
         unloaded = Loaded(
             model, shaped, None, None, selection, ranks,
-            expert_ranks=sizes.expert, taps=language.taps,
+            expert_ranks=sizes.expert, taps=language.taps, stage=stage,
         )  # fmt: skip
         groups = _planned(unloaded, stored, adapters)
         check_shares(groups, model.state(shaped), ranks)
@@ -135,7 +135,7 @@ class LoadPlan:
             limits = with_inputs(planned, model, shaped, unloaded.selection.kernels)
         return cls(
             language, backend, config, replace(unloaded, groups=groups),
-            with_programs(backend, limits), cache,
+            with_programs(backend, stage.limits(limits, config.depth)), cache,
         )  # fmt: skip
 
     @property
