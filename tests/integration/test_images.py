@@ -6,9 +6,7 @@ import base64
 import importlib
 import io
 import json
-import struct
 import weakref
-import zlib
 
 import numpy as np
 import pytest
@@ -17,16 +15,23 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 Image = pytest.importorskip("PIL.Image")
 
-from image_models import END, KINDS, PAD, START, picture, tiny_model  # noqa: E402
+from image_models import (  # noqa: E402
+    END,
+    KINDS,
+    PAD,
+    START,
+    encoded,
+    picture,
+    tiny_model,
+)
 from inl import EngineConfig, InferenceEngine  # noqa: E402
 from inl.cli.main import main  # noqa: E402
 from inl.device import Device  # noqa: E402
-from inl.engine.image_prompts import decoded  # noqa: E402
 from inl.errors import RequestError  # noqa: E402
 from inl.executor.encoder_executor import load_encoder  # noqa: E402
 from inl.executor.model_loader import open_model  # noqa: E402
 from inl.executor.vision_encoder import VisionEncoder  # noqa: E402
-from inl.images.decoding import decode  # noqa: E402
+from inl.images.decoding import ImageDecoder  # noqa: E402
 from inl.plugin import make_backend  # noqa: E402
 
 SIZES = ((70, 45), (200, 310), (28, 28), (1, 60))
@@ -44,7 +49,7 @@ def test_patches_are_those_of_the_processor(model, size, mode):
     settings = open_model(model[1]).vision.settings
     image = picture(*size, mode=mode)
     theirs = model.processor(images=[image], return_tensors="np")
-    found = settings.patches(decode(image).pixels, "image")
+    found = settings.patches(ImageDecoder().decode(image).pixels, "image")
     assert found.grid == tuple(theirs["image_grid_thw"][0, 1:])
     assert np.abs(found.values - theirs["pixel_values"]).max() <= 1e-6
 
@@ -73,7 +78,7 @@ def test_features_are_those_of_transformers(model, device, monkeypatch):
         given = model.processor(images=[image], return_tensors="pt")
         with torch.no_grad():
             visual = made.model.visual(given["pixel_values"], given["image_grid_thw"])
-        found = encoder.encode(decode(image))
+        found = encoded(encoder, image)
         added = getattr(visual, "deepstack_features", None) or []
         assert found.added.shape[1] == len(added)
         pairs = zip(
@@ -255,35 +260,21 @@ def test_wrong_images_are_refused(model, ids, images, message):
         engine.generate(ids, images=images)
 
 
-def bomb(side):
-    """A PNG of a few bytes, whose header states so many pixels a side."""
-    chunks = {b"IHDR": struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0), b"IDAT": b""}
-    parts = [
-        struct.pack(">I", len(data))
-        + name
-        + data
-        + struct.pack(">I", zlib.crc32(name + data))
-        for name, data in chunks.items()
-    ]
-    return b"".join([b"\x89PNG\r\n\x1a\n", *parts])
-
-
-def test_pixels_are_bounded_before_they_are_decoded():
-    with pytest.raises(RequestError, match="found 9000 x 9000 pixels, accepts"):
-        decode(bomb(9000))
-    with pytest.raises(RequestError, match="exceeds limit"):
-        decode(bomb(20000))
-    with pytest.raises(RequestError, match="more than 33554432 bytes"):
-        decode(bytes((32 << 20) + 1))
-
-
-def test_one_image_of_a_prompt_is_in_memory_at_a_time():
+def test_one_image_of_a_prompt_is_in_memory_at_a_time(model, monkeypatch):
     """Each may take 192 MiB, and a prompt has up to 256."""
-    seen = []
-    for found in decoded([picture(28, 28), picture(56, 28), picture(28, 28)]):
-        assert not any(each() is not None for each in seen)
-        seen.append(weakref.ref(found.pixels))
-        del found
+    images = [picture(28, 28), picture(56, 28), picture(28, 28)]
+    with opened(model, "cpu") as engine:
+        prompts, seen = engine._encoder.images, []
+        decode = prompts._decoder.decode
+
+        def watched(image, where):
+            assert not any(each() is not None for each in seen)
+            found = decode(image, where)
+            seen.append(weakref.ref(found.pixels))
+            return found
+
+        monkeypatch.setattr(type(prompts._decoder), "decode", staticmethod(watched))
+        engine.generate(conversation(*images), max_tokens=1)
     assert len(seen) == 3
 
 
@@ -293,14 +284,6 @@ def test_a_message_names_no_file_and_no_address(model):
         for address in ("/etc/passwd", "http://169.254.169.254/latest", "file:///a"):
             with pytest.raises(RequestError, match="accepts a data URI"):
                 engine.chat_ids(conversation(address))
-
-
-def test_a_rotated_photo_is_turned_upright():
-    image, data = picture(40, 20), io.BytesIO()
-    exif = Image.Exif()
-    exif[0x0112] = 6  # turned by 90 degrees
-    image.save(data, "png", exif=exif)
-    assert decode(data.getvalue()).pixels.shape == (40, 20, 3)
 
 
 def test_generate_takes_files_of_images(model, tmp_path, capsys):

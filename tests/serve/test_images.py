@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import io
+import struct
+import zlib
 
 import pytest
 
@@ -62,6 +64,15 @@ def encoded(image):
     return base64.b64encode(data.getvalue()).decode()
 
 
+def header(side):
+    """A PNG that states so many pixels a side and has none."""
+    fields = b"IHDR" + struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    sizes = struct.pack(">I", 13), struct.pack(">I", zlib.crc32(fields))
+    end = struct.pack(">I", 0) + b"IDAT" + struct.pack(">I", zlib.crc32(b"IDAT"))
+    return b"".join([b"\x89PNG\r\n\x1a\n", sizes[0], fields, sizes[1], end])
+
+
+BOMB = f"data:image/png;base64,{base64.b64encode(header(30_000)).decode()}"
 URIS = [f"data:image/png;base64,{encoded(image)}" for image in IMAGES]
 
 
@@ -142,7 +153,59 @@ def test_bad_images_are_refused(server, url, message):
     assert chat(server, URIS[0])[0] == 200
 
 
-def test_many_images_are_refused(server):
-    status, answer = chat(server, *[URIS[0]] * 300)
+DOT = f"data:image/png;base64,{encoded(picture(1, 1))}"
+
+
+def in_chat(urls):
+    parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    return "/v1/chat/completions", {"messages": [{"role": "user", "content": parts}]}
+
+
+def in_responses(urls):
+    parts = [{"type": "input_image", "image_url": url} for url in urls]
+    return "/v1/responses", {"input": [{"role": "user", "content": parts}]}
+
+
+def in_messages(urls):
+    blocks = [
+        {
+            "type": "image",
+            "source": {
+                "type": "base64",
+                "media_type": url[len("data:") :].partition(";")[0],
+                "data": url.partition(",")[2],
+            },
+        }
+        for url in urls
+    ]
+    message = {"role": "user", "content": blocks}
+    return "/v1/messages", {"messages": [message], "max_tokens": 2}
+
+
+@pytest.mark.parametrize("write", [in_chat, in_responses, in_messages])
+@pytest.mark.parametrize(
+    ("urls", "message"),
+    [
+        ([DOT] * 257, "found 257, accepts at most 256"),
+        ([DOT] * 10_000, "found 10000, accepts at most 256"),
+        ([DOT.replace("png", "jpeg")], "found PNG data of type image/jpeg"),
+        ([URIS[0], URIS[0][:422]], "images[1]: cannot be decoded"),
+        ([BOMB], "found 30000 x 30000 pixels, accepts"),
+    ],
+    ids=["257", "10,000", "type", "truncated", "bomb"],
+)
+def test_hostile_images_are_refused_in_each_dialect(server, write, urls, message):
+    path, body = write(urls)
+    status, answer = server.post(path, **body)
     assert status == 400
-    assert "found 300, accepts at most 256" in answer["error"]["message"]
+    assert message in answer["error"]["message"]
+    assert answer["error"]["type"] == "invalid_request_error"
+
+
+def test_pixels_of_a_request_are_bounded(server, monkeypatch):
+    monkeypatch.setattr("inl.engine.image_prompts.MAX_PIXELS", 2 * 70 * 45)
+    status, answer = chat(server, *[URIS[0]] * 2)
+    assert status == 200
+    status, answer = chat(server, *[URIS[0]] * 3)
+    assert status == 400
+    assert "images[2]: found 9450 pixels in the images up" in answer["error"]["message"]

@@ -16,6 +16,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
 )
 
 from byte_tokens import byte_rules
+from inl.images.decoding import ImageDecoder
 
 EOS, PAD, START, END, VIDEO, ROLE, ROLE_END = range(256, 263)
 """Token ids after those of bytes: of images and of turns."""
@@ -72,6 +73,13 @@ IDS = {
     "image_token_id": PAD, "video_token_id": VIDEO, "vision_start_token_id": START,
     "vision_end_token_id": END, "tie_word_embeddings": False,
 }  # fmt: skip
+
+
+def encoded(encoder, image):
+    """The features of an image of Pillow."""
+    found = ImageDecoder().decode(image)
+    patches = encoder.vision.settings.patches(found.pixels, "image")
+    return encoder.encode(patches, found.digest)
 
 
 class Made(NamedTuple):
