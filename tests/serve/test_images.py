@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 import struct
 import zlib
 
@@ -12,29 +11,10 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from http_servers import HashServer
 from image_models import picture, tiny_model
-from inl.config import EngineConfig
-from inl.engine.inference_engine import InferenceEngine
-from inl.executor.model_loader import open_model
+from image_servers import ImageServer, encoded, opened, uri
 
 IMAGES = [picture(70, 45, 1), picture(60, 60, 3)]
-
-
-class ImageServer(HashServer):
-    """A server of a tiny model of images and text."""
-
-    def __init__(self, folder, **settings):
-        super().__init__(**settings)
-        self.folder = folder
-
-    def _open(self, on_step):
-        config = EngineConfig(backend="cpu", dtype="float32")
-        return InferenceEngine(open_model(self.folder), config=config, on_step=on_step)
-
-    def post(self, path, **body):
-        status, _, answer = self.send("POST", path, body)
-        return status, answer
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +22,9 @@ def folder(tmp_path_factory):
     return tiny_model("qwen2_5_vl", tmp_path_factory.mktemp("qwen2_5_vl")).folder
 
 
-@pytest.fixture(scope="module")
-def server(folder):
-    with ImageServer(folder) as server:
+@pytest.fixture(scope="module", params=[0, 1], ids=["", "frontends"])
+def server(folder, request):
+    with ImageServer(folder, frontends=request.param) as server:
         yield server
 
 
@@ -53,15 +33,8 @@ def expected(folder):
     """The engine's own answer."""
     parts = [{"type": "text", "text": "See"}]
     parts += [{"type": "image", "image": image} for image in IMAGES]
-    config = EngineConfig(backend="cpu", dtype="float32")
-    with InferenceEngine(open_model(folder), config=config) as engine:
+    with opened(folder) as engine:
         return engine.chat([{"role": "user", "content": parts}], max_tokens=6).text
-
-
-def encoded(image):
-    data = io.BytesIO()
-    image.save(data, "png")
-    return base64.b64encode(data.getvalue()).decode()
 
 
 def header(side):
@@ -73,7 +46,7 @@ def header(side):
 
 
 BOMB = f"data:image/png;base64,{base64.b64encode(header(30_000)).decode()}"
-URIS = [f"data:image/png;base64,{encoded(image)}" for image in IMAGES]
+URIS = [uri(image) for image in IMAGES]
 
 
 def chat(server, *urls):
@@ -131,6 +104,31 @@ def test_messages(server, expected):
     assert answer["content"][0]["text"] == expected
 
 
+def test_ollama(server, expected):
+    message = {"role": "user", "content": "See"}
+    images = [encoded(image) for image in IMAGES]
+    options = {"temperature": 0, "num_predict": 6}
+    found = []
+    for path, body in (
+        ("/api/chat", {"messages": [{**message, "images": images}]}),
+        ("/api/generate", {"prompt": "See", "images": images}),
+    ):
+        status, answer = server.post(path, options=options, stream=False, **body)
+        assert status == 200, answer
+        found.append(answer.get("response") or answer["message"]["content"])
+    # The images stand before the text.
+    parts = [{"type": "image_url", "image_url": {"url": each}} for each in URIS]
+    turn = {"role": "user", "content": [*parts, {"type": "text", "text": "See"}]}
+    status, answer = server.post(
+        "/v1/chat/completions", messages=[turn], max_tokens=6, temperature=0
+    )
+    assert found == [answer["choices"][0]["message"]["content"]] * 2
+    assert found[0] != expected
+    status, answer = server.post("/api/generate", prompt="See", images=["aGk="])
+    assert status == 400
+    assert "images[0]: cannot be decoded" in answer["error"]
+
+
 @pytest.mark.parametrize(
     ("url", "message"),
     [
@@ -153,7 +151,7 @@ def test_bad_images_are_refused(server, url, message):
     assert chat(server, URIS[0])[0] == 200
 
 
-DOT = f"data:image/png;base64,{encoded(picture(1, 1))}"
+DOT = uri(picture(1, 1))
 
 
 def in_chat(urls):
