@@ -7,6 +7,7 @@ import importlib
 import io
 import json
 import weakref
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 Image = pytest.importorskip("PIL.Image")
 
+from depth import scaled  # noqa: E402
 from image_models import (  # noqa: E402
     END,
     KINDS,
@@ -22,13 +24,17 @@ from image_models import (  # noqa: E402
     START,
     encoded,
     picture,
+    random_pictures,
     tiny_model,
 )
 from inl import EngineConfig, InferenceEngine  # noqa: E402
+from inl.backend.base import DeviceMemory  # noqa: E402
 from inl.cli.main import main  # noqa: E402
 from inl.device import Device  # noqa: E402
 from inl.errors import RequestError  # noqa: E402
+from inl.executor.cache_sizing import LEAST_SHARE, vision_bytes  # noqa: E402
 from inl.executor.encoder_executor import load_encoder  # noqa: E402
+from inl.executor.load_plan import LoadPlan  # noqa: E402
 from inl.executor.model_loader import open_model  # noqa: E402
 from inl.executor.vision_encoder import VisionEncoder  # noqa: E402
 from inl.images.decoding import ImageDecoder  # noqa: E402
@@ -52,6 +58,25 @@ def test_patches_are_those_of_the_processor(model, size, mode):
     found = settings.patches(ImageDecoder().decode(image).pixels, "image")
     assert found.grid == tuple(theirs["image_grid_thw"][0, 1:])
     assert np.abs(found.values - theirs["pixel_values"]).max() <= 1e-6
+
+
+@pytest.mark.scaled
+def test_patches_of_random_images(model):
+    settings, compared = open_model(model[1]).vision.settings, 0
+    count = scaled(8, 24, long=200)
+    for image in random_pictures(count, f"patches of {model.folder.name}"):
+        if max(image.size) > 200 * min(image.size):
+            with pytest.raises(ValueError, match="aspect ratio"):
+                model.processor(images=[image], return_tensors="np")
+            with pytest.raises(RequestError, match="ratio is at most 200"):
+                settings.patches(ImageDecoder().decode(image).pixels, "image")
+            continue
+        theirs = model.processor(images=[image], return_tensors="np")
+        found = settings.patches(ImageDecoder().decode(image).pixels, "image")
+        assert found.grid == tuple(theirs["image_grid_thw"][0, 1:]), image
+        assert np.abs(found.values - theirs["pixel_values"]).max() <= 1e-6, image
+        compared += 1
+    assert compared > count / 2
 
 
 def encoder_on(name, vision, monkeypatch):
@@ -243,7 +268,7 @@ def test_equal_ids_with_other_images_share_no_blocks(model):
         ("no place", [picture(28, 28)], "found 1 for 0 places"),
         ([5, *[PAD] * 4], [b"GIF89a"], "cannot be decoded"),
         ([5, *[PAD] * 4], [picture(28, 28).tobytes()], "cannot be decoded"),
-        ([5, *[PAD] * 4], ["data:text/html;base64,aGk="], "accepts data:image"),
+        ([5, *[PAD] * 4], ["data:text/html;base64,aGk="], "accepts data:TYPE"),
         ([5, *[PAD] * 4], ["data:image/png;base64,a!"], "accepts base64"),
         ([5, *[PAD] * 4], ["/no/such/file.png"], "No such file"),
         ([5, *[PAD] * 4], [7], "found int"),
@@ -303,3 +328,64 @@ def test_generate_takes_files_of_images(model, tmp_path, capsys):
     ]
     with opened(model, "reference") as engine:
         assert told["text"] == engine.generate(messages, max_tokens=6).text
+
+
+def test_chat_attaches_images(model, tmp_path, monkeypatch, capsys):
+    """Those of earlier turns, and of a file that was saved, are seen too."""
+    image, other = picture(70, 45, 1), picture(60, 60, 3)
+    paths = [tmp_path / "a.png", tmp_path / "b.png"]
+    image.save(paths[0])
+    other.save(paths[1])
+
+    def chat(*lines):
+        text = "".join(f"{line}\n" for line in lines).encode()
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
+        words = ["chat", "--model", str(model.folder), "--device", "reference"]
+        words += ["--max-tokens", "6", "--temperature", "0", "--dtype", "float32"]
+        assert main(words) == 0
+        return capsys.readouterr().out
+
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    shown = chat(
+        f"/image {paths[0]}", f"/image {paths[1]}", "What?", f"/save {first}",
+        "And now?", f"/save {second}",
+    )  # fmt: skip
+    assert f"({paths[0]}, 70 x 45 pixels, goes with the next message)" in shown
+    chat(f"/load {first}", "And now?", f"/save {tmp_path / 'third.json'}")
+    assert (tmp_path / "third.json").read_text() == second.read_text()
+    messages = json.loads(second.read_text())["messages"]
+    assert [type(each["content"]) for each in messages[::2]] == [list, str]
+    messages[0]["content"][:2] = [
+        {"type": "image", "image": each} for each in (image, other)
+    ]
+    with opened(model, "reference") as engine:
+        for at in (1, 3):
+            told = engine.generate(messages[:at], max_tokens=6)
+            assert told.text == messages[at]["content"]
+        assert (
+            engine.generate([{**messages[0], "content": "What?"}], max_tokens=6).text
+            != (messages[1]["content"])
+        )
+    with pytest.raises(AssertionError):
+        chat(f"/image {tmp_path / 'none.png'}")
+    assert "No such file" in capsys.readouterr().err
+
+
+def test_the_cache_leaves_room_for_the_encoder(model, monkeypatch):
+    language, backend = open_model(model.folder), make_backend("reference")
+    free = 64 << 20
+    monkeypatch.setattr(type(backend), "memory", lambda _: DeviceMemory(free, free))
+    config = EngineConfig(dtype="float32", max_batch=512)
+    texts = replace(language, vision=None)
+    counts = [
+        LoadPlan.of(each, backend, config).limits.blocks[0]
+        for each in (texts, language)
+    ]
+    reserved = vision_bytes(language.vision, "float32")
+    stored = language.vision.checkpoint
+    weights = sum(np.prod(stored.spec(name)[1]) for name in stored.names())
+    assert reserved > 4 * weights
+    block = free * LEAST_SHARE / counts[0]
+    lost = (counts[0] - counts[1]) * block
+    assert lost == pytest.approx(LEAST_SHARE * reserved, abs=2 * block)
+    assert lost > 2 * block

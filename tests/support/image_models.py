@@ -16,6 +16,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
 )
 
 from byte_tokens import byte_rules
+from depth import seed_of
 from inl.images.decoding import ImageDecoder
 
 EOS, PAD, START, END, VIDEO, ROLE, ROLE_END = range(256, 263)
@@ -53,6 +54,27 @@ def picture(width, height, seed=0, mode="RGB"):
     """An image of random pixels."""
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
     return Image.fromarray(pixels).convert(mode)
+
+
+MODES = ("RGB", "RGBA", "L", "LA", "P", "CMYK", "1", "I;16")
+
+
+def random_pictures(count, name):
+    """Images of up to 4,000 x 3,000 pixels and every mode, by a seed of this name."""
+    rng = np.random.default_rng(seed_of(name))
+    for at in range(count):
+        width, height = (round(most ** rng.uniform(0, 1)) for most in (4000, 3000))
+        width, height = (width, height) if rng.integers(4) else (height, width)
+        mode = MODES[at % len(MODES)]
+        if mode == "I;16":
+            yield Image.fromarray(rng.integers(0, 1 << 16, (height, width), np.uint16))
+            continue
+        image = picture(width, height, int(rng.integers(1 << 30)))
+        # Noise hides where pixels come from: some images are smooth.
+        if rng.integers(2):
+            small = image.resize((max(width // 9, 1), max(height // 9, 1)))
+            image = small.resize((width, height))
+        yield image.convert(mode)
 
 
 VISION_3 = {
