@@ -133,9 +133,9 @@ def test_ollama(server, expected):
     ("url", "message"),
     [
         ("http://169.254.169.254/latest/meta-data", "this server fetches none"),
-        ("file:///etc/passwd", "this server fetches none"),
-        ("/etc/passwd", "this server fetches none"),
-        ("data:text/html;base64,aGk=", "this server fetches none"),
+        ("file:///etc/passwd", "accepts data:image/TYPE"),
+        ("/etc/passwd", "accepts data:image/TYPE"),
+        ("data:text/html;base64,aGk=", "accepts data:image/TYPE"),
         ("data:image/png;base64,aGk=", "cannot be decoded"),
         ("data:image/png;base64,%%%", "accepts base64"),
         (
