@@ -1,9 +1,15 @@
 """Compare ``inl.kernels``, dynamics and quantized layers with torch or JAX alone.
 
-Each line has a case, the time of INL, the time and name of the fastest other way to
-compute it in the same dtype, their ratio (above 1: INL is faster), the largest error of
-both against float64, relative to its largest number, and the seconds of the first call,
-compilation included. Exits with 1 where an error is above the bound of a dtype.
+Each line has a case, the dtypes of its results and of the operands of its products, the
+time of INL, the time and name of the fastest other way to compute it, their ratio
+(above 1: INL is faster), the error of INL and its bound, and the seconds of the first
+call, compilation included. Times are of processors on a CPU and of the wall on a GPU,
+the least of rounds in which the ways take turns.
+
+Results are compared with NumPy in float64 by :mod:`inl.spec.tolerance`, with the
+tolerance of the op; rounding of operands is modeled as that of
+``Kernel.activation_quant``. Another way that does not pass is listed, and left out of
+the ratio. Exits with 1 where a result of INL does not pass.
 """
 
 from __future__ import annotations
@@ -16,11 +22,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from inl.dtypes import rounded, rounded_e4m3
+from inl.spec.activation_quant import FLOAT8, float8_rows
+from inl.spec.op import CATALOG
+from inl.spec.tolerance import Verdict, judge_result
+
 ROWS = (1, 64, 1024, 4096, 65536)
 WIDTH = 1024
 LAYER = 4096
-BOUNDS = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2, "float8_e4m3fn": 6e-2}
-"""Largest error of a product, an attention or a norm."""
+ROUNDS = 5
 ROUNDED = {
     "float16": {"use_fp16": True},
     "bfloat16": {"use_bfloat16": True},
@@ -34,15 +44,48 @@ class Case(NamedTuple):
     """One line: calls without arguments that compute the same."""
 
     name: str
+    op: str
+    """Of the catalog: its tolerance is that of the results."""
     dtype: str
+    """Of the results."""
     own: Call
     others: dict[str, Call]
-    exact: Call | None = None
-    bound: float | None = None
+    body: Callable[..., Any]
+    """Computes the result of NumPy operands in their dtype."""
+    operands: tuple[Any, ...]
+    inputs: str = ""
+    """What operands of products are rounded to, one of :data:`NARROW`."""
+    terms: int = 1
+    """Products that are summed for a value."""
+
+
+def float8_array(x: Any) -> Any:
+    """Round to float8 values times one scale of the array."""
+    scale = np.abs(x).max() / 448
+    return rounded_e4m3(x / scale) * scale
+
+
+def tfloat32(x: Any) -> Any:
+    """Round to 10 digits after the first, as JAX multiplies float32 on GPUs."""
+    bits = np.asarray(x, np.float32).view(np.int32)
+    return ((bits + 0xFFF + ((bits >> 13) & 1)) & ~0x1FFF).view(np.float32)
+
+
+NARROW: dict[str, Callable[[Any], Any]] = {
+    "": lambda x: x,
+    "float16": lambda x: rounded(x, "float16"),
+    "bfloat16": lambda x: rounded(x, "bfloat16"),
+    "float8_e4m3fn": float8_array,
+    "tfloat32": tfloat32,
+    FLOAT8: float8_rows,
+}
 
 
 class Torch:
     """Arrays and times of torch."""
+
+    products = ""
+    """What products of float32 round their operands to."""
 
     def __init__(self, device: str, has_compiler: bool) -> None:
         import torch
@@ -54,19 +97,13 @@ class Torch:
         made = self.torch.randn(*shape, device=self.device, generator=self.generator)
         return made.to(getattr(self.torch, dtype))
 
-    def wide(self, x: Any) -> Any:
-        return x.double()
-
     def wait(self, result: Any) -> None:
         del result
         if self.device == "cuda":
             self.torch.cuda.synchronize()
 
     def host(self, x: Any) -> Any:
-        return x if isinstance(x, np.ndarray) else x.detach().double().cpu().numpy()
-
-    def compiled(self, call: Call) -> dict[str, Call]:
-        return {"compile": self.torch.compile(call)} if self.has_compiler else {}
+        return x.detach().double().cpu().numpy()
 
 
 class Jax:
@@ -76,14 +113,12 @@ class Jax:
         import jax
 
         self.jax, self.device = jax, jax.default_backend()
+        self.products = "" if self.device == "cpu" else "tfloat32"
         self.rng = np.random.default_rng(0)
 
     def array(self, *shape: int, dtype: str = "float32") -> Any:
         made = self.rng.standard_normal(shape, np.float32)
         return self.jax.numpy.asarray(made, dtype)
-
-    def wide(self, x: Any) -> Any:
-        return np.asarray(x, np.float64)
 
     def wait(self, result: Any) -> None:
         self.jax.block_until_ready(result)
@@ -92,48 +127,48 @@ class Jax:
         return np.asarray(x, np.float64)
 
 
-def microseconds(tools: Any, call: Call, seconds: float) -> float:
-    """Return the least mean time of a few rounds, after a warm-up."""
-    start = time.perf_counter()
-    tools.wait(call())
-    once = max(time.perf_counter() - start, 1e-6)
-    count, best = max(int(seconds / 4 / once), 1), np.inf
-    for _ in range(4):
-        start = time.perf_counter()
-        for _ in range(count):
-            result = call()
-        tools.wait(result)
-        best = min(best, (time.perf_counter() - start) / count)
-    return best * 1e6
+def microseconds(tools: Any, calls: dict[str, Call], seconds: float) -> dict[str, Any]:
+    """Return the least mean time of each call over rounds, in which they take turns."""
+    clock = time.process_time if tools.device == "cpu" else time.perf_counter
+    counts, times = {}, dict.fromkeys(calls, np.inf)
+    for name, call in calls.items():
+        start = clock()
+        tools.wait(call())
+        counts[name] = max(int(seconds / ROUNDS / max(clock() - start, 1e-6)), 1)
+    for _ in range(ROUNDS):
+        for name, call in calls.items():
+            start = clock()
+            for _ in range(counts[name]):
+                result = call()
+            tools.wait(result)
+            times[name] = min(times[name], (clock() - start) / counts[name])
+    return {name: each * 1e6 for name, each in times.items()}
 
 
 def products(tools: Any, rows: tuple[int, ...]) -> Iterator[Case]:
     from inl.kernels import gemm
 
-    b32 = tools.array(WIDTH, WIDTH)
+    def case(name: str, dtype: str, x: Any, y: Any, inputs: str, **fields: Any) -> Case:
+        narrow = in_dtype(tools, "float16" if inputs == "float16" else "bfloat16")
+        wide = in_dtype(tools, dtype)
+
+        def narrowed(a: Any, b: Any) -> Any:
+            return wide(narrow(a) @ narrow(b))
+
+        others = plain(tools, narrowed if fields else lambda a, b: a @ b, x, y)
+        return Case(
+            name, "linear", dtype, lambda: gemm(x, y, **fields), others, np.matmul,
+            (x, y), inputs, WIDTH,
+        )  # fmt: skip
+
+    b = tools.array(WIDTH, WIDTH)
     for count in rows:
-        a32 = tools.array(count, WIDTH)
-
-        def exact(a: Any = a32, b: Any = b32) -> Any:
-            return tools.wide(a) @ tools.wide(b)
-
-        yield Case(
-            f"gemm {count} rows", "float32", lambda a=a32: gemm(a, b32),
-            plain(tools, lambda a, b: a @ b, a32, b32), exact,
-        )  # fmt: skip
-        for dtype, fields in ROUNDED.items():
-            half = "float16" if dtype == "float16" else "bfloat16"
-            narrow = in_dtype(tools, half)
-            others = plain(tools, lambda a, b, n=narrow: (n(a) @ n(b)) * 1.0, a32, b32)
-            yield Case(
-                f"gemm {count} rows of float32", dtype,
-                lambda a=a32, f=fields: gemm(a, b32, **f), others, exact,
-            )  # fmt: skip
-        x, y = (in_dtype(tools, "bfloat16")(each) for each in (a32, b32))
-        yield Case(
-            f"gemm {count} rows, stored", "bfloat16", lambda x=x, y=y: gemm(x, y),
-            plain(tools, lambda a, b: a @ b, x, y), lambda x=x, y=y: exact(x, y),
-        )  # fmt: skip
+        a = tools.array(count, WIDTH)
+        yield case(f"gemm {count} rows", "float32", a, b, tools.products)
+        for inputs, fields in ROUNDED.items():
+            yield case(f"gemm {count} rows", "float32", a, b, inputs, **fields)
+        x, y = (in_dtype(tools, "bfloat16")(each) for each in (a, b))
+        yield case(f"gemm {count} rows", "bfloat16", x, y, "")
 
 
 def in_dtype(tools: Any, name: str) -> Callable[[Any], Any]:
@@ -168,10 +203,12 @@ def attentions(tools: Any, lengths: tuple[int, ...]) -> Iterator[Case]:
                 if not isinstance(tools, Torch):
                     jitted = tools.jax.jit(own)
                     own = lambda q=q, k=k, v=v, f=jitted: f(q, k, v)  # noqa: E731
+                inputs = tools.products if dtype == "float32" else ""
                 yield Case(
-                    f"attention {length} x {groups} heads, window {window}", dtype, own,
-                    fused(tools, q, k, v, window),
-                    lambda q=q, k=k, v=v, w=window: exact_attention(tools, q, k, v, w),
+                    f"attention {length} x {groups} heads, window {window}",
+                    "attention", dtype, own, fused(tools, q, k, v, window),
+                    lambda q, k, v, w=window: attend(q, k, v, w), (q, k, v), inputs,
+                    length,
                 )  # fmt: skip
 
 
@@ -207,15 +244,17 @@ def fused(tools: Any, q: Any, k: Any, v: Any, window: int | None) -> dict[str, C
     return {name: way(kind) for name, kind in ways.items()}
 
 
-def exact_attention(tools: Any, q: Any, k: Any, v: Any, window: int | None) -> Any:
-    q, k, v = (tools.host(each) for each in (q, k, v))
+def attend(q: Any, k: Any, v: Any, window: int | None) -> Any:
     k, v = (each.repeat(q.shape[1] // each.shape[1], 1) for each in (k, v))
     at = np.arange(q.shape[2])
     far = at[:, None] - at
     seen = (far >= 0) & (far < (window or far.size))
-    scores = np.where(seen, q @ k.swapaxes(-1, -2) / 8, -np.inf)
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    return weights / weights.sum(-1, keepdims=True) @ v
+    y = np.empty_like(q)
+    for part in np.ndindex(q.shape[:2]):
+        scores = np.where(seen, q[part] @ k[part].T * q.dtype.type(0.125), -np.inf)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        y[part] = weights / weights.sum(-1, keepdims=True) @ v[part]
+    return y
 
 
 def norms(tools: Any, rows: tuple[int, ...]) -> Iterator[Case]:
@@ -240,16 +279,17 @@ def norms(tools: Any, rows: tuple[int, ...]) -> Iterator[Case]:
                 x, w, b,
             )  # fmt: skip
 
-        def exact(x: Any = x) -> Any:
-            wide = tools.host(x)
-            normal = wide - wide.mean(-1, keepdims=True)
-            normal /= np.sqrt(wide.var(-1, keepdims=True) + 1e-5)
-            return normal * tools.host(w) + tools.host(b)
-
         yield Case(
-            f"layer_norm {count} rows", "float32",
-            lambda x=x: layer_norm(x, w, b), others, exact,
+            f"layer_norm {count} rows", "layer_norm", "float32",
+            lambda x=x: layer_norm(x, w, b), others, normalized, (x, w, b),
         )  # fmt: skip
+
+
+def normalized(x: Any, w: Any, b: Any) -> Any:
+    centered = x - x.mean(-1, keepdims=True)
+    return (
+        centered / np.sqrt(np.square(centered).mean(-1, keepdims=True) + 1e-5) * w + b
+    )
 
 
 def quantized(tools: Torch, rows: tuple[int, ...]) -> Iterator[Case]:
@@ -261,16 +301,29 @@ def quantized(tools: Torch, rows: tuple[int, ...]) -> Iterator[Case]:
     half.weight.data.copy_(layer.weight.data)
     for dtype in ("bf16", "fp8", "int8", "int4"):
         (small,) = quantize_for_inference(layer, dtype)
-        weight = small.weight(torch.float64)
-        bound = 6e-2 if dtype == "fp8" else 2e-2
+        weight = stored(small)
+        inputs = FLOAT8 if dtype == "fp8" and tools.device == "cuda" else ""
         for count in rows:
             x = tools.array(count, LAYER, dtype="bfloat16")
             yield Case(
-                f"quantized {dtype} {count} rows", "bfloat16",
+                f"quantized {dtype} {count} rows", "linear", "bfloat16",
                 torch.no_grad()(lambda x=x, s=small: s(x)),
                 {"bf16": torch.no_grad()(lambda x=x: half(x))},
-                lambda x=x, w=weight: x.double() @ w.T, bound,
+                lambda x, w=weight: x @ w.T.astype(x.dtype), (x,), inputs, LAYER,
             )  # fmt: skip
+
+
+def stored(layer: Any) -> Any:
+    """Return the weights [outputs, inputs] of a quantized layer in float64."""
+    if layer.scale is None:
+        return layer.packed.double().cpu().numpy()
+    codes, scale = layer.packed.cpu(), layer.scale.double().cpu().numpy()
+    if str(codes.dtype) == "torch.uint8":
+        halves = codes.numpy().reshape(len(codes), -1, 16)
+        values = np.concatenate([halves & 15, halves >> 4], -1).astype(np.float64) - 8
+    else:
+        values = codes.double().numpy()
+    return (values.reshape(*scale.shape, -1) * scale[..., None]).reshape(len(scale), -1)
 
 
 def dynamics(tools: Any, rows: tuple[int, ...]) -> Iterator[Case]:
@@ -288,57 +341,83 @@ def dynamics(tools: Any, rows: tuple[int, ...]) -> Iterator[Case]:
         elif tools.has_compiler:
             ways["compile"] = tools.torch.compile(formula, dynamic=False)
         yield Case(
-            f"dynamics {count} rows", "float32",
-            lambda x=given, f=own: f(*x)[0],
-            {n: lambda x=given, f=f: f(*x)[0] for n, f in ways.items()},
-            lambda x=given: formula(*map(tools.host, x))[0],
+            f"dynamics {count} rows", "inl_dynamics", "float32",
+            lambda x=given, f=own: f(*x),
+            {n: lambda x=given, f=f: f(*x) for n, f in ways.items()}, formula,
+            tuple(given),
         )  # fmt: skip
         if isinstance(tools, Torch):
             leaves = [each.clone().requires_grad_() for each in given]
 
             def train(f: Any, x: Any = leaves) -> Any:
                 y, v = f(*x)
-                return tools.torch.autograd.grad(y.sum() + v.sum(), x)[3]
+                return tools.torch.autograd.grad(y.sum() + v.sum(), x)
 
             yield Case(
-                f"dynamics {count} rows, gradients", "float32",
+                f"dynamics {count} rows, gradients", "inl_dynamics", "float32",
                 lambda t=train: t(inl_dynamics),
-                {n: lambda t=train, f=f: t(f) for n, f in ways.items()},
-                lambda x=given: tools.host(x[1]) * (1 + 0.1 * tools.host(x[5])),
+                {n: lambda t=train, f=f: t(f) for n, f in ways.items()}, gradients,
+                tuple(given),
             )  # fmt: skip
 
 
+def gradients(x: Any, v: Any, m: Any, a: Any, b: Any, g: Any) -> tuple[Any, ...]:
+    """Return those of the sum of both results."""
+    tenth = x.dtype.type(0.1)
+    pull = 1 + tenth * g
+    velocity = a * v - b * (x - m)
+    return 1 - b * pull, a * pull, b * pull, v * pull, (m - x) * pull, tenth * velocity
+
+
+def judged(case: Case, result: tuple[Any, ...], runs: tuple[Any, Any]) -> Verdict:
+    """Return the verdict on the worst of several results."""
+    tolerance, verdicts = CATALOG[case.op].tolerance, []
+    for found, exact, close in zip(result, *runs, strict=True):
+        if found.shape != exact.shape:  # JAX has [B, L, H, d]
+            found = found.swapaxes(1, 2)
+        close = rounded(close.astype(np.float32), case.dtype)
+        verdicts.append(
+            judge_result(
+                found, exact, close, case.dtype, tolerance=tolerance, terms=case.terms
+            )
+        )
+    return max(verdicts, key=lambda each: each.error / max(each.bound, 1e-300))
+
+
 def measure(tools: Any, case: Case, seconds: float) -> tuple[float, bool]:
-    """Print the line of a case; return its ratio and whether its error is small."""
+    """Print the line of a case; return its ratio and whether its result passes."""
     start = time.perf_counter()
-    found = case.own()
-    tools.wait(found)
+    result = case.own()
+    tools.wait(result)
     first = time.perf_counter() - start
-    errors = []
-    exact = tools.host(case.exact()) if case.exact else None
-    best, name = np.inf, "none"
-    for other, call in case.others.items():
-        result = call()
-        taken = microseconds(tools, call, seconds)
-        if taken < best:
-            best, name, kept = taken, other, result
-    own = microseconds(tools, case.own, seconds)
-    if exact is not None:
-        if kept.shape != exact.shape:  # JAX has [B, L, H, d]
-            kept = tools.host(kept).swapaxes(1, 2)
-        held = [each if isinstance(each, np.ndarray) else tools.host(each)
-                for each in (found, kept)]  # fmt: skip
-        errors = [np.abs(each - exact).max() / np.abs(exact).max() for each in held]
-    # JAX multiplies float32 in TF32 on GPUs: what it does itself is no error of ours.
-    most = max(case.bound or BOUNDS[case.dtype], 2 * errors[1] if errors else 0)
-    good = not errors or bool(errors[0] <= most)
+    wide = [tools.host(each) for each in case.operands]
+    narrow = [NARROW[case.inputs](each.astype(np.float32)) for each in wide]
+    runs = several(case.body(*wide)), several(case.body(*narrow))
+
+    def verdict(result: Any) -> Verdict:
+        return judged(case, tuple(map(tools.host, several(result))), runs)
+
+    own = verdict(result)
+    less_exact = [n for n, call in case.others.items() if not verdict(call()).passed]
+    times = microseconds(tools, {"INL": case.own, **case.others}, seconds)
+    mine = times.pop("INL")
+    equal = {name: each for name, each in times.items() if name not in less_exact}
+    best = min(equal, key=equal.__getitem__, default="none")
+    ratio = equal.get(best, np.inf) / mine
+    notes = [f"{name} is less exact: {times[name]:.1f}" for name in less_exact]
+    if not own.passed:
+        notes.append(f"WRONG: {own}")
     print(
-        f"{case.name:44} {case.dtype:14} {own:10.1f} {best:10.1f} {name:8} "
-        f"{best / own:6.2f}  {errors[0]:.1e} {errors[1]:.1e} {first:6.2f} s"
-        f"{'' if good else '  WRONG'}",
+        f"{case.name:40} {case.dtype:9} {case.inputs:13} {mine:10.1f} "
+        f"{equal.get(best, np.inf):10.1f} {best:8} {ratio:6.2f}  "
+        f"{own.error:.1e} {own.bound:.1e} {first:6.2f} s  {'; '.join(notes)}".rstrip(),
         flush=True,
     )
-    return best / own, good
+    return ratio, own.passed
+
+
+def several(result: Any) -> tuple[Any, ...]:
+    return result if isinstance(result, tuple) else (result,)
 
 
 def main() -> int:
@@ -372,7 +451,7 @@ def main() -> int:
                 found.append(measure(tools, case, words.seconds))
             except Exception as error:  # the sweep goes on
                 failed.append(case.name)
-                print(f"{case.name:44} {case.dtype:14} FAILED {error!r:.300}")
+                print(f"{case.name:40} {case.dtype:9} FAILED {error!r:.300}")
     wrong = sum(not good for _, good in found)
     slow = sum(ratio < 0.95 for ratio, _ in found)
     print(f"{len(found)} cases, {slow} below 0.95, {wrong} wrong, {len(failed)} failed")
