@@ -2,7 +2,8 @@
 
 On a GPU, rows in float32 are rounded to a half type. Rows multiply float8 weights in
 float8, with a scale per row; few rows multiply the other formats as they are stored,
-many rows decoded weights, which one launch writes.
+many rows decoded weights, which one launch writes. On a CPU, weights are decoded block
+by block, in its caches.
 """
 
 from __future__ import annotations
@@ -20,6 +21,13 @@ from inl_torch.registered.register import is_transformed, register
 PAIR = 32
 """Codes of 4 bits whose halves share 16 bytes, as in GGUF."""
 
+BLOCK = 2**19
+"""Weights that a CPU decodes at a time."""
+
+MAX_INT8_ROWS = 16
+"""Most rows of bfloat16 for which torch's product with int8 weights takes less time
+than decoding them."""
+
 
 def decoded(
     packed: torch.Tensor, scale: torch.Tensor | None, dtype: torch.dtype, inputs: int
@@ -31,13 +39,25 @@ def decoded(
     """
     if scale is None:
         return packed.to(dtype)
-    values = packed
+    groups = codes(packed, torch.float32).view(*scale.shape, -1) * scale[:, :, None]
+    return groups.flatten(1)[:, :inputs].to(dtype)
+
+
+def codes(packed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return stored numbers [outputs, padded inputs] without their scales."""
     if packed.dtype == torch.uint8:
         halves = packed.view(len(packed), -1, PAIR // 2)
-        values = torch.cat([halves & 15, halves >> 4], -1).flatten(1)
-        values = values.to(torch.int8) - 8
-    groups = values.float().view(*scale.shape, -1)
-    return (groups * scale[:, :, None]).flatten(1)[:, :inputs].to(dtype)
+        values = halves.new_empty(*halves.shape[:2], 2, PAIR // 2, dtype=dtype)
+        values[:, :, 0], values[:, :, 1] = halves & 15, halves >> 4
+        return values.flatten(1).sub_(8)
+    if packed.dtype != torch.float8_e4m3fn or packed.device.type != "cpu":
+        return packed.to(dtype)
+    # The bits of bfloat16, with a bias of exponents that is larger by 120: torch would
+    # convert one number at a time.
+    bits = packed.view(torch.int8).to(torch.int16)
+    sign = bits & -(2**15)
+    bits.bitwise_and_(0x7F).bitwise_left_shift_(4).bitwise_or_(sign)
+    return bits.view(torch.bfloat16).to(dtype, copy=True).mul_(2.0**120)
 
 
 def _run(
@@ -46,13 +66,55 @@ def _run(
     scale: torch.Tensor | None,
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
-    rows, inputs = x.reshape(-1, x.shape[-1]), x.shape[-1]
+    rows = x.reshape(-1, x.shape[-1])
     if x.device.type == "cuda" and x.dtype != torch.float64 and rows.numel():
         y = _on_gpu(rows, packed, scale, bias)
     else:
-        weight = decoded(packed, scale, x.dtype, inputs)
-        y = functional.linear(rows, weight, None if bias is None else bias.to(x.dtype))
+        y = _by_blocks(rows, packed, scale, bias)
     return y.to(x.dtype).view(*x.shape[:-1], len(packed))
+
+
+def _by_blocks(
+    rows: torch.Tensor,
+    packed: torch.Tensor,
+    scale: torch.Tensor | None,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    dtype, inputs = rows.dtype, rows.shape[1]
+    # Sums of codes, which are large, overflow in float16.
+    is_scaled_after = (
+        scale is not None and scale.shape[1] == 1 and packed.dtype != torch.uint8
+        and dtype != torch.float16
+    )  # fmt: skip
+    if is_scaled_after and _has_int8_product(rows, packed):
+        y = torch._weight_int8pack_mm(
+            rows.contiguous(), packed, rows.new_ones(len(packed))
+        )
+    else:
+        y = rows.new_empty(len(rows), len(packed))
+        size = max(BLOCK // max(inputs, 1), PAIR)
+        for start in range(0, len(packed), size):
+            part = slice(start, start + size)
+            if is_scaled_after:
+                weight = codes(packed[part], dtype)
+            else:
+                own = None if scale is None else scale[part]
+                weight = decoded(packed[part], own, dtype, inputs)
+            y[:, part] = functional.linear(rows, weight)
+    if is_scaled_after and scale is not None:
+        y = y * scale[:, 0]
+    return y if bias is None else y + bias
+
+
+def _has_int8_product(rows: torch.Tensor, packed: torch.Tensor) -> bool:
+    return (
+        packed.dtype == torch.int8
+        and rows.dtype == torch.bfloat16
+        and rows.device.type == "cpu"
+        and 0 < len(rows) <= MAX_INT8_ROWS
+        and packed.shape[1] % PAIR == 0
+        and hasattr(torch, "_weight_int8pack_mm")
+    )
 
 
 def linear(
