@@ -16,6 +16,9 @@ LARGEST_FLOAT8 = 448.0
 ALIGNED = 16
 """What sizes of a product in float8 are multiples of."""
 
+HAS_WIDE_SUMS = "dtype" in torch.ops.aten.mm.overloads() and not torch.version.hip
+"""Whether products of half types give float32: since torch 2.8, on NVIDIA GPUs."""
+
 
 def product(a: torch.Tensor, b: torch.Tensor, inputs: str) -> torch.Tensor | None:
     """Return ``a`` [..., M, K] @ ``b`` [K, N] or [..., K, N], in the dtype of ``a``.
@@ -62,7 +65,7 @@ def _run(a: torch.Tensor, b: torch.Tensor, inputs: str) -> torch.Tensor:
 
 def _wide(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Multiply half types; the result is float32."""
-    if x.device.type != "cuda":
+    if x.device.type != "cuda" or not HAS_WIDE_SUMS:
         return x.float() @ y.float()
     if y.ndim == 2:
         flat = torch.mm(x.reshape(-1, x.shape[-1]), y, out_dtype=torch.float32)
