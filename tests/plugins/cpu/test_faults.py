@@ -102,7 +102,7 @@ def card(tmp_path, backend):
         plant = {"INL_PLUGINS": "faulty_plugin", "INL_FAULT": fault}
         done = subprocess.run(
             [sys.executable, "-m", "inl", "check", "faulty:0", "--json"]
-            + [word for each in checks for word in ("--only", each)],
+            + [word for each in checks for word in ("--only", each.rstrip("/"))],
             capture_output=True,
             text=True,
             timeout=300,

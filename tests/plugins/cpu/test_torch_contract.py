@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("torch")
 
 
-CHECKS = ("backend/", "runner/", "blocks/", "engine/", "feature/", "linear/")
+CHECKS = ("backend", "runner", "blocks", "engine", "feature", "linear")
 """All but those of other kernels: tests/torch/test_ops.py has their cases."""
 
 

@@ -24,8 +24,8 @@ sys.exit(main(["check", "xpu:0", "--json", *sys.argv[1:]]))
 """
 
 CHECKS = (
-    "backend/", "runner/", "blocks/", "engine/", "feature/", "attention/", "linear/",
-    "rope/", "rope_table/",
+    "backend", "runner", "blocks", "engine", "feature", "attention", "linear", "rope",
+    "rope_table",
 )  # fmt: skip
 """All but kernels of tests/torch/test_ops.py, which long depth has too."""
 
