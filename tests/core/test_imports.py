@@ -52,6 +52,24 @@ def test_no_public_name_brings_a_framework(name):
     assert modules_after(f"import inl; inl.{name}").isdisjoint(FRAMEWORKS)
 
 
+BESIDE = ("callers", "cli", "convert", "fleet", "serve", "testing", "tune")
+"""Rooms that commands load, and programs do not."""
+
+
+def test_an_engine_needs_no_command():
+    code = (
+        "from inl import EngineConfig, InferenceEngine\n"
+        "from inl.checkpoints.hub.resolve import default_model\n"
+        "config = EngineConfig(backend='reference', context=32, max_batch=1)\n"
+        "with InferenceEngine.from_pretrained(default_model(), config) as engine:\n"
+        "    assert engine.generate([[1, 2]], max_tokens=1)"
+    )
+    found = {name.partition(".")[2].partition(".")[0] for name in modules_after(code)
+             if name.startswith("inl.")}  # fmt: skip
+    assert "engine" in found
+    assert found.isdisjoint(BESIDE)
+
+
 def test_importing_inl_imports_no_plugin_machinery():
     assert modules_after("import inl").isdisjoint(["pluggy", "importlib.metadata"])
 

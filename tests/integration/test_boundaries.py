@@ -169,7 +169,7 @@ WRONG_IMPORTS = {
         "inl.backend.base",
     ),
     "plugins do not import each other": ("inl_cuda.tuning", "inl_cpu.probe"),
-    "plugins and their libraries import no models": (
+    "plugins and their libraries import no models and no engine": (
         "inl_cuda.settings",
         "inl.models.llama",
     ),
