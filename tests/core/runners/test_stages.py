@@ -11,7 +11,7 @@ from hash_stages import HashPipeline, HashStage
 from inl.engine.core import EngineCore
 from inl.errors import RunnerError, WorkerLost
 from inl.runners.returned_tokens import ReturnedTokens, StepTokens
-from inl.scheduling.lanes import decoding_in
+from inl.scheduling.lanes import in_lane
 from inl.scheduling.request import Request
 from inl.spec.limits import Limits
 from inl.spec.message import ADMIT, STEP, header
@@ -170,4 +170,4 @@ def test_a_reset_ends_calls_that_wait_for_tokens():
 
 def test_without_stages_nothing_is_divided():
     requests = [Request([1, 2], max_tokens=3) for _ in range(4)]
-    assert decoding_in(5, requests, 1) is None
+    assert in_lane(5, requests, 1) == requests

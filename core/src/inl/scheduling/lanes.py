@@ -8,26 +8,28 @@ S steps ago, or collected, and a step takes at most its share of the requests.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-
 from inl.scheduling.request import Request
 
 
-def decoding_in(
-    step: int, requests: Iterable[Request], stages: int
-) -> Collection[int] | None:
-    """Return the ids of the requests that may decode in a step; ``None`` for all.
+def in_lane(step: int, requests: list[Request], stages: int) -> list[Request]:
+    """Return the requests that may take part in a step, in order.
 
-    step: its number. requests: all that run.
+    All that are still in prefill, and those that decode in this lane. step: its number.
+    requests: all that run.
     """
     decoding = [each for each in requests if each.scheduled >= each.prefill_len]
     lanes = min(stages, len(decoding))
     if lanes < 2:
-        return None
+        return requests
     ready = [
         each
         for each in decoding
         if not each.in_flight or each.last_step <= step - lanes
     ]
     ready.sort(key=lambda request: request.last_step)
-    return {request.id for request in ready[: -(-len(decoding) // lanes)]}
+    lane = {request.id for request in ready[: -(-len(decoding) // lanes)]}
+    return [
+        each
+        for each in requests
+        if each.scheduled < each.prefill_len or each.id in lane
+    ]

@@ -26,7 +26,7 @@ from inl.protocol.token_masks import mask_words
 from inl.scheduling.buckets import Buckets
 from inl.scheduling.deadlines import Deadlines
 from inl.scheduling.guided_output import append_guided, skips_forced
-from inl.scheduling.lanes import decoding_in
+from inl.scheduling.lanes import in_lane
 from inl.scheduling.plan import Chunk, Plan, SchedulerConfig, StepBuilder
 from inl.scheduling.repeats import Repeats
 from inl.scheduling.request import (
@@ -322,10 +322,10 @@ class Scheduler:
             Status.RUNNING,
         )
         kind, is_sampled = step.kind, step.kind is StepKind.SAMPLED
-        lane = None
+        candidates = list(requests.by_id.values())
         if self.limits.stages > 1:
-            lane = decoding_in(step.step, requests.by_id.values(), self.limits.stages)
-        for request in list(requests.by_id.values()):
+            candidates = in_lane(step.step, candidates, self.limits.stages)
+        for request in candidates:
             start = request.scheduled
             if start < request.prefill_len:
                 if request.step_kind(start) is not kind:
@@ -336,7 +336,7 @@ class Scheduler:
                     and requests.allocate(request, request.prefill_len)
                 ):
                     step.prefilling.append(request)
-            elif not is_sampled or (lane is not None and request.id not in lane):
+            elif not is_sampled:
                 continue
             elif start < request.max_scheduled and request.status is running:
                 if request.uncertain and (
