@@ -61,6 +61,8 @@ class ImagePrompts:
     def share(self, lock: FairLock, limits: Limits) -> None:
         """Take turns at a lock; limits: of the runner that computes the prompts."""
         self._lock = lock
+        if self._model.vision is None:
+            return  # an encoder of texts has no inputs of steps
         inputs = self._model.model.inputs(self._model.config)
         if inputs.axes > limits.axes or len(inputs.feature_layers) > len(
             limits.feature_layers
