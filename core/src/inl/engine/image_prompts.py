@@ -62,7 +62,7 @@ class ImagePrompts:
         """Take turns at a lock; limits: of the runner that computes the prompts."""
         self._lock = lock
         if self._model.vision is None:
-            return
+            return  # an encoder of texts has no inputs of steps
         inputs = self._model.model.inputs(self._model.config)
         if inputs.axes > limits.axes or len(inputs.feature_layers) > len(
             limits.feature_layers

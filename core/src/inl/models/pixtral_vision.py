@@ -12,13 +12,20 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from inl.checkpoints.adapted import AdaptedCheckpoint, Piece
 from inl.errors import CheckpointError
 from inl.models import groups, mlp
 from inl.models.config import flag, number, one_of, whole
 from inl.models.fields import with_defaults
-from inl.models.qwen25_vision import MAX_PATCHES, squares
-from inl.ops.linear import Linear, QkvLinear
+from inl.models.vision_layers import (
+    Layer,
+    VisionSizes,
+    attention,
+    changed,
+    flat_patches,
+    hidden_and_heads,
+    squares,
+)
+from inl.ops.linear import Linear
 from inl.ops.norm import Norm
 from inl.ops.rope import RopeScaling
 from inl.spec.encoder import Encoder, SequenceBatch
@@ -29,6 +36,7 @@ from inl.spec.weights import Group, Param
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from inl.checkpoints.adapted import AdaptedCheckpoint
     from inl.checkpoints.checkpoint import Checkpoint
     from inl.dtypes import HostArray
     from inl.ops.protocol import Ops
@@ -52,38 +60,14 @@ EPS: Final = 1e-5
 PATCH, MERGE = "patch_conv.weight", "projector.patch_merger.merging_layer.weight"
 
 
-@dataclass(frozen=True, slots=True)
-class VisionConfig:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisionConfig(VisionSizes):
     """Sizes and constants of one checkpoint."""
 
-    hidden_size: int
-    intermediate_size: int
-    out_size: int
-    layers: int
-    heads: int
-    patch: int
-    """Numbers of a patch."""
-    merge: int
-    """Patches of a feature: a square."""
     theta: float
     norm_eps: float
-    activation: str
     last_activation: str
     bias: bool
-    vocab_size: int = 2
-    max_tokens: int = MAX_PATCHES
-    dtype: str = "float32"
-    """Compute dtype; the loader sets it."""
-
-
-class Layer(NamedTuple):
-    """Parameters of one layer."""
-
-    norm: Norm | Group
-    qkv: QkvLinear | Group
-    out: Linear | Group
-    mlp_norm: Norm | Group
-    mlp: mlp.OpenMlp
 
 
 class Weights(NamedTuple):
@@ -91,7 +75,7 @@ class Weights(NamedTuple):
 
     patch: Linear | Group
     first_norm: Norm | Group
-    layers: tuple[Layer, ...]
+    layers: tuple[Layer[Norm], ...]
     norm: Norm | Group
     merge: Linear | Group
     first: Linear | Group
@@ -113,12 +97,7 @@ def fields(whole_model: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def config(hf: Mapping[str, Any]) -> VisionConfig:
     """Read :func:`fields`; raises :class:`CheckpointError` naming the field."""
-    hidden, heads = whole(hf, "hidden_size"), whole(hf, "num_attention_heads")
-    if hidden % heads or hidden // heads % 4:
-        raise CheckpointError(
-            f"config field 'vision_config.num_attention_heads': found {heads}, "
-            f"expected heads of {hidden} lanes in all, a multiple of 4 each"
-        )
+    hidden, heads = hidden_and_heads(hf, "num_attention_heads", 4)
     if hf.get("vision_feature_layer", -1) != -1:
         raise CheckpointError(
             "config field 'vision_feature_layer': found "
@@ -154,7 +133,7 @@ def weights(c: VisionConfig) -> Weights:
     )
 
 
-def _layer(c: VisionConfig, at: str) -> Layer:
+def _layer(c: VisionConfig, at: str) -> Layer[Norm]:
     h, inner = c.hidden_size, c.intermediate_size
     projections = {
         name: Param(f"{at}attention.{name}_proj.weight", (h, h)) for name in "qkv"
@@ -187,17 +166,13 @@ def turning(dim: int, theta: float) -> RopeScaling:
 def encode(ops: Ops, c: VisionConfig, w: Weights, batch: SequenceBatch) -> Array:
     """Return the hidden states [T, H] of patches in squares."""
     x = ops.rms_norm(ops.linear(batch.tokens, w.patch), w.first_norm, eps=EPS)
-    tokens, hidden = x.shape
-    dim = hidden // c.heads
-    cos, sin = ops.axis_rope_table(
+    dim = c.hidden_size // c.heads
+    rope = ops.axis_rope_table(
         batch.positions, dim=dim, theta=c.theta, scaling=turning(dim, c.theta)
     )
     for layer in w.layers:
-        parts = ops.qkv_linear(ops.rms_norm(x, layer.norm, eps=EPS), layer.qkv)
-        q, k, v = (part.reshape(tokens, c.heads, dim) for part in parts)
-        q, k = ops.rope(q, k, cos, sin)
-        mixed = ops.full_attention(q, k, v, batch.starts, scale=dim**-0.5, window=None)
-        x = x + ops.linear(mixed.reshape(tokens, hidden), layer.out)
+        y = ops.rms_norm(x, layer.norm, eps=EPS)
+        x = x + attention(ops, c, layer, y, batch.starts, rope)
         y = ops.rms_norm(x, layer.mlp_norm, eps=EPS)
         x = x + mlp.feed_forward(ops, y, layer.mlp, c.activation)
     return x
@@ -217,23 +192,12 @@ def adapt(c: VisionConfig, checkpoint: Checkpoint) -> tuple[Any, AdaptedCheckpoi
     """Make the convolution a matrix, and order the columns of squares by patches."""
     h = c.hidden_size
 
-    def flat(stored: Sequence[HostArray]) -> HostArray:
-        shape = h, c.patch
-        return replace(stored[0], data=stored[0].data.reshape(shape), shape=shape)
-
     def by_patch(stored: Sequence[HostArray]) -> HostArray:
         data = stored[0].data.reshape(h, h, c.merge).swapaxes(1, 2)
         return replace(stored[0], data=np.ascontiguousarray(data).reshape(h, -1))
 
-    pieces = {
-        name: Piece((name,), checkpoint.spec(name)[1]) for name in checkpoint.names()
-    }
-    for name, shape, make in (
-        (PATCH, (h, c.patch), flat), (MERGE, (h, c.merge * h), by_patch),
-    ):  # fmt: skip
-        if name in pieces:
-            pieces[name] = Piece((name,), shape, make)
-    return c, AdaptedCheckpoint(checkpoint, pieces)
+    changes = {PATCH: flat_patches(c), MERGE: ((h, c.merge * h), by_patch)}
+    return c, changed(checkpoint, changes)
 
 
 def specs(c: VisionConfig, bucket: Bucket) -> SequenceBatch:

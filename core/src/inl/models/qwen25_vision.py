@@ -6,19 +6,27 @@ Its patches are in the order of windows; features leave it in that order too, se
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from inl.checkpoints.adapted import AdaptedCheckpoint, Piece
 from inl.errors import CheckpointError
 from inl.models import groups, mlp
 from inl.models.config import one_of, whole
 from inl.models.fields import with_defaults
-from inl.ops.linear import Linear, QkvLinear
+from inl.models.vision_layers import (
+    Layer,
+    VisionSizes,
+    attention,
+    changed,
+    flat_patches,
+    hidden_and_heads,
+    squares,
+)
+from inl.ops.linear import Linear
 from inl.ops.norm import Norm
 from inl.ops.rope import RopeScaling
 from inl.spec.encoder import Encoder, SequenceBatch
@@ -29,8 +37,8 @@ from inl.spec.weights import Group
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from inl.checkpoints.adapted import AdaptedCheckpoint
     from inl.checkpoints.checkpoint import Checkpoint
-    from inl.dtypes import HostArray
     from inl.ops.protocol import Ops
     from inl.spec.step import Bucket
 
@@ -44,50 +52,24 @@ FULL_LAYERS: Final = (7, 15, 23, 31)
 """Default layers in which all patches of an image see each other."""
 EPS: Final = 1e-6
 THETA: Final = 10000.0
-MAX_PATCHES: Final = 1 << 16
-"""Most patches of an image."""
 PATCH: Final = "patch_embed.proj.weight"
 """A convolution whose stride is its size: a product."""
 
 
-@dataclass(frozen=True, slots=True)
-class VisionConfig:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisionConfig(VisionSizes):
     """Sizes and constants of one checkpoint."""
 
-    hidden_size: int
-    intermediate_size: int
-    out_size: int
-    layers: int
-    heads: int
-    patch: int
-    """Numbers of a patch."""
-    merge: int
-    """Patches of a feature: a square."""
     window: int
     """Side of a window, in features."""
     full_layers: tuple[int, ...]
-    activation: str
-    vocab_size: int = 2
-    max_tokens: int = MAX_PATCHES
-    dtype: str = "float32"
-    """Compute dtype; the loader sets it."""
-
-
-class Layer(NamedTuple):
-    """Parameters of one layer."""
-
-    norm: Norm | Group
-    qkv: QkvLinear | Group
-    out: Linear | Group
-    mlp_norm: Norm | Group
-    mlp: mlp.OpenMlp
 
 
 class Weights(NamedTuple):
     """Parameters of the whole encoder."""
 
     patch: Linear | Group
-    layers: tuple[Layer, ...]
+    layers: tuple[Layer[Norm], ...]
     norm: Norm | Group
     first: Linear | Group
     second: Linear | Group
@@ -96,12 +78,7 @@ class Weights(NamedTuple):
 def config(hf: Mapping[str, Any]) -> VisionConfig:
     """Read a ``vision_config``; raises :class:`CheckpointError` naming the field."""
     hf = with_defaults(hf, DEFAULTS)
-    hidden, heads = whole(hf, "hidden_size"), whole(hf, "num_heads")
-    if hidden % heads or hidden // heads % 4:
-        raise CheckpointError(
-            f"config field 'vision_config.num_heads': found {heads}, expected heads "
-            f"of {hidden} lanes in all, a multiple of 4 each"
-        )
+    hidden, heads = hidden_and_heads(hf, "num_heads", 4)
     size, merge = whole(hf, "patch_size"), whole(hf, "spatial_merge_size")
     full = hf.get("fullatt_block_indexes", FULL_LAYERS)
     if not isinstance(full, list | tuple) or not all(type(at) is int for at in full):
@@ -141,7 +118,7 @@ def weights(c: VisionConfig) -> Weights:
     )
 
 
-def _layer(c: VisionConfig, at: str) -> Layer:
+def _layer(c: VisionConfig, at: str) -> Layer[Norm]:
     h, inner = c.hidden_size, c.intermediate_size
     up, gate = (
         groups.linear(f"{at}mlp.{name}_proj", inner, h, bias=True)
@@ -180,18 +157,14 @@ def turning(dim: int) -> RopeScaling:
 def encode(ops: Ops, c: VisionConfig, w: Weights, batch: SequenceBatch) -> Array:
     """Return the hidden states [T, H] of patches in the order of windows."""
     x = ops.linear(batch.tokens, w.patch)
-    tokens, hidden = x.shape
-    dim = hidden // c.heads
-    cos, sin = ops.axis_rope_table(
+    dim = c.hidden_size // c.heads
+    rope = ops.axis_rope_table(
         batch.positions, dim=dim, theta=THETA, scaling=turning(dim)
     )
     for index, layer in enumerate(w.layers):
-        parts = ops.qkv_linear(ops.rms_norm(x, layer.norm, eps=EPS), layer.qkv)
-        q, k, v = (part.reshape(tokens, c.heads, dim) for part in parts)
-        q, k = ops.rope(q, k, cos, sin)
         bounds = batch.starts if index in c.full_layers else batch.windows
-        mixed = ops.full_attention(q, k, v, bounds, scale=dim**-0.5, window=None)
-        x = x + ops.linear(mixed.reshape(tokens, hidden), layer.out)
+        y = ops.rms_norm(x, layer.norm, eps=EPS)
+        x = x + attention(ops, c, layer, y, bounds, rope)
         y = ops.rms_norm(x, layer.mlp_norm, eps=EPS)
         x = x + mlp.feed_forward(ops, y, layer.mlp, c.activation)
     return x
@@ -208,17 +181,7 @@ def pool(
 
 def adapt(c: Any, checkpoint: Checkpoint) -> tuple[Any, AdaptedCheckpoint]:
     """Make the convolution of patches a matrix."""
-
-    def flat(stored: Sequence[HostArray]) -> HostArray:
-        shape = c.hidden_size, c.patch
-        return replace(stored[0], data=stored[0].data.reshape(shape), shape=shape)
-
-    pieces = {
-        name: Piece((name,), checkpoint.spec(name)[1]) for name in checkpoint.names()
-    }
-    if PATCH in pieces:
-        pieces[PATCH] = Piece((PATCH,), (c.hidden_size, c.patch), flat)
-    return c, AdaptedCheckpoint(checkpoint, pieces)
+    return c, changed(checkpoint, {PATCH: flat_patches(c)})
 
 
 def specs(c: VisionConfig, bucket: Bucket) -> SequenceBatch:
@@ -247,18 +210,6 @@ def window_order(c: VisionConfig, rows: int, columns: int) -> tuple[Any, Any]:
     ]
     ends = np.cumsum([0, *(len(each) * c.merge for each in windows)])
     return np.concatenate(windows), ends.astype(np.int32)
-
-
-def squares(grid: tuple[int, int], merge: int) -> NDArray[np.intp]:
-    """Return row and column of the patches of each feature [2, features, merge].
-
-    grid: rows and columns of patches.
-    """
-    side = int(merge**0.5)
-    rows, columns = grid[0] // side, grid[1] // side
-    places = np.indices(grid).reshape(2, rows, side, columns, side)
-    found: NDArray[np.intp] = places.transpose(0, 1, 3, 2, 4)
-    return found.reshape(2, rows * columns, merge)
 
 
 def image_batch(

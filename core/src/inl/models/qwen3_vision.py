@@ -17,9 +17,16 @@ from inl.errors import CheckpointError
 from inl.models import groups, layer_norm, mlp, qwen25_vision
 from inl.models.config import one_of, whole
 from inl.models.fields import with_defaults
-from inl.models.qwen25_vision import EPS, MAX_PATCHES, THETA, squares, turning
+from inl.models.qwen25_vision import EPS, THETA, turning
+from inl.models.vision_layers import (
+    Layer,
+    VisionSizes,
+    attention,
+    hidden_and_heads,
+    squares,
+)
 from inl.ops.embedding import Embedding
-from inl.ops.linear import Linear, QkvLinear
+from inl.ops.linear import Linear
 from inl.ops.norm import LayerNorm
 from inl.spec.encoder import Encoder, SequenceBatch
 from inl.spec.step import Array
@@ -45,37 +52,13 @@ TAPS: Final = 4
 """Rows of the table of places that each patch interpolates."""
 
 
-@dataclass(frozen=True, slots=True)
-class VisionConfig:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisionConfig(VisionSizes):
     """Sizes and constants of one checkpoint."""
 
-    hidden_size: int
-    intermediate_size: int
-    out_size: int
-    layers: int
-    heads: int
-    patch: int
-    """Numbers of a patch."""
-    merge: int
-    """Patches of a feature: a square."""
     side: int
     """Rows and columns of the table of places."""
     tapped: tuple[int, ...]
-    activation: str
-    vocab_size: int = 2
-    max_tokens: int = MAX_PATCHES
-    dtype: str = "float32"
-    """Compute dtype; the loader sets it."""
-
-
-class Layer(NamedTuple):
-    """Parameters of one layer."""
-
-    norm: LayerNorm | Group
-    qkv: QkvLinear | Group
-    out: Linear | Group
-    mlp_norm: LayerNorm | Group
-    mlp: mlp.OpenMlp
 
 
 class Merger(NamedTuple):
@@ -91,7 +74,7 @@ class Weights(NamedTuple):
 
     patch: Linear | Group
     places: Embedding | Group
-    layers: tuple[Layer, ...]
+    layers: tuple[Layer[LayerNorm], ...]
     merger: Merger
     tapped: tuple[Merger, ...]
 
@@ -99,12 +82,7 @@ class Weights(NamedTuple):
 def config(hf: Mapping[str, Any]) -> VisionConfig:
     """Read a ``vision_config``; raises :class:`CheckpointError` naming the field."""
     hf = with_defaults(hf, DEFAULTS)
-    hidden, heads = whole(hf, "hidden_size"), whole(hf, "num_heads")
-    if hidden % heads or hidden // heads % 4:
-        raise CheckpointError(
-            f"config field 'vision_config.num_heads': found {heads}, expected heads "
-            f"of {hidden} lanes in all, a multiple of 4 each"
-        )
+    hidden, heads = hidden_and_heads(hf, "num_heads", 4)
     layers, places = whole(hf, "depth"), whole(hf, "num_position_embeddings")
     side = int(places**0.5 + 0.5)
     if side**2 != places:
@@ -150,7 +128,7 @@ def weights(c: VisionConfig) -> Weights:
     )
 
 
-def _layer(c: VisionConfig, at: str) -> Layer:
+def _layer(c: VisionConfig, at: str) -> Layer[LayerNorm]:
     h, inner = c.hidden_size, c.intermediate_size
     return Layer(
         layer_norm.norm(f"{at}norm1", h, bias=True),
@@ -187,18 +165,14 @@ def encode(
     for tap in range(TAPS):
         place = ops.embedding(batch.kinds[tap], w.places)
         x = x + place * batch.weights[tap]
-    tokens, hidden = x.shape
-    dim = hidden // c.heads
-    cos, sin = ops.axis_rope_table(
+    dim = c.hidden_size // c.heads
+    rope = ops.axis_rope_table(
         batch.positions, dim=dim, theta=THETA, scaling=turning(dim)
     )
     tapped = []
     for index, layer in enumerate(w.layers):
-        parts = ops.qkv_linear(ops.layer_norm(x, layer.norm, eps=EPS), layer.qkv)
-        q, k, v = (part.reshape(tokens, c.heads, dim) for part in parts)
-        q, k = ops.rope(q, k, cos, sin)
-        mixed = ops.full_attention(q, k, v, batch.starts, scale=dim**-0.5, window=None)
-        x = x + ops.linear(mixed.reshape(tokens, hidden), layer.out)
+        y = ops.layer_norm(x, layer.norm, eps=EPS)
+        x = x + attention(ops, c, layer, y, batch.starts, rope)
         y = ops.layer_norm(x, layer.mlp_norm, eps=EPS)
         x = x + mlp.feed_forward(ops, y, layer.mlp, c.activation)
         if index in c.tapped:

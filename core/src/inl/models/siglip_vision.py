@@ -14,15 +14,22 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from inl.checkpoints.adapted import AdaptedCheckpoint, Piece
 from inl.dtypes import rounded
 from inl.errors import CheckpointError
 from inl.models import groups, layer_norm, mlp
 from inl.models.config import number, one_of, whole
 from inl.models.fields import with_defaults
-from inl.models.qwen25_vision import MAX_PATCHES, squares
+from inl.models.vision_layers import (
+    Layer,
+    VisionSizes,
+    attention,
+    changed,
+    flat_patches,
+    hidden_and_heads,
+    squares,
+)
 from inl.ops.embedding import Embedding
-from inl.ops.linear import Linear, QkvLinear
+from inl.ops.linear import Linear
 from inl.ops.norm import LayerNorm, Norm
 from inl.spec.encoder import Encoder, SequenceBatch
 from inl.spec.step import Array
@@ -32,6 +39,7 @@ from inl.spec.weights import Group, Param
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from inl.checkpoints.adapted import AdaptedCheckpoint
     from inl.checkpoints.checkpoint import Checkpoint
     from inl.dtypes import HostArray
     from inl.ops.protocol import Ops
@@ -58,39 +66,15 @@ GEMMA_OUT: Final = "projector.mm_input_projection_weight"
 """Of [hidden, out], other than those of linear layers."""
 
 
-@dataclass(frozen=True, slots=True)
-class VisionConfig:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisionConfig(VisionSizes):
     """Sizes and constants of one checkpoint."""
 
-    hidden_size: int
-    intermediate_size: int
-    out_size: int
-    layers: int
-    heads: int
-    patch: int
-    """Numbers of a patch."""
-    merge: int
-    """Patches of a feature: a square."""
     side: int
     """Rows and columns of the table of places."""
     averages: bool
     """Whether a feature is the mean of its patches; else all of them are projected."""
     eps: float
-    activation: str
-    vocab_size: int = 2
-    max_tokens: int = MAX_PATCHES
-    dtype: str = "float32"
-    """Compute dtype; the loader sets it."""
-
-
-class Layer(NamedTuple):
-    """Parameters of one layer."""
-
-    norm: LayerNorm | Group
-    qkv: QkvLinear | Group
-    out: Linear | Group
-    mlp_norm: LayerNorm | Group
-    mlp: mlp.OpenMlp
 
 
 class Weights(NamedTuple):
@@ -98,7 +82,7 @@ class Weights(NamedTuple):
 
     patch: Linear | Group
     places: Embedding | Group
-    layers: tuple[Layer, ...]
+    layers: tuple[Layer[LayerNorm], ...]
     norm: LayerNorm | Group
     mean_norm: Norm | Group | None
     out: Linear | Group
@@ -129,12 +113,7 @@ def tile_fields(model: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def config(hf: Mapping[str, Any]) -> VisionConfig:
     """Read the fields; raises :class:`CheckpointError` naming the field."""
-    hidden, heads = whole(hf, "hidden_size"), whole(hf, "num_attention_heads")
-    if hidden % heads:
-        raise CheckpointError(
-            f"config field 'vision_config.num_attention_heads': found {heads}, "
-            f"expected a divisor of hidden_size, {hidden}"
-        )
+    hidden, heads = hidden_and_heads(hf, "num_attention_heads", 1)
     size = whole(hf, "patch_size")
     return VisionConfig(
         hidden_size=hidden,
@@ -171,7 +150,7 @@ def weights(c: VisionConfig) -> Weights:
     )
 
 
-def _layer(c: VisionConfig, at: str) -> Layer:
+def _layer(c: VisionConfig, at: str) -> Layer[LayerNorm]:
     h, inner = c.hidden_size, c.intermediate_size
     projections: dict[str, Param] = {}
     for name in "qkv":
@@ -195,13 +174,9 @@ def encode(ops: Ops, c: VisionConfig, w: Weights, batch: SequenceBatch) -> Array
     ``batch.kinds`` has their rows of the table of places.
     """
     x = ops.linear(batch.tokens, w.patch) + ops.embedding(batch.kinds, w.places)
-    tokens, hidden = x.shape
-    dim = hidden // c.heads
     for layer in w.layers:
-        parts = ops.qkv_linear(ops.layer_norm(x, layer.norm, eps=c.eps), layer.qkv)
-        q, k, v = (part.reshape(tokens, c.heads, dim) for part in parts)
-        mixed = ops.full_attention(q, k, v, batch.starts, scale=dim**-0.5, window=None)
-        x = x + ops.linear(mixed.reshape(tokens, hidden), layer.out)
+        y = ops.layer_norm(x, layer.norm, eps=c.eps)
+        x = x + attention(ops, c, layer, y, batch.starts)
         y = ops.layer_norm(x, layer.mlp_norm, eps=c.eps)
         x = x + mlp.feed_forward(ops, y, layer.mlp, c.activation)
     return ops.layer_norm(x, w.norm, eps=c.eps)
@@ -226,24 +201,13 @@ def pool(
 def adapt(c: VisionConfig, checkpoint: Checkpoint) -> tuple[Any, AdaptedCheckpoint]:
     """Make the convolution a matrix, and turn the last one of Gemma 3."""
 
-    def flat(stored: Sequence[HostArray]) -> HostArray:
-        shape = c.hidden_size, c.patch
-        return replace(stored[0], data=stored[0].data.reshape(shape), shape=shape)
-
     def turned(stored: Sequence[HostArray]) -> HostArray:
         data = np.ascontiguousarray(stored[0].data.T)
         return replace(stored[0], data=data, shape=data.shape)
 
-    pieces = {
-        name: Piece((name,), checkpoint.spec(name)[1]) for name in checkpoint.names()
-    }
-    for name, shape, make in (
-        (PATCH, (c.hidden_size, c.patch), flat),
-        (GEMMA_OUT, (c.out_size, c.hidden_size), turned),
-    ):
-        if name in pieces:
-            pieces[name] = Piece((name,), shape, make)
-    return c, AdaptedCheckpoint(checkpoint, pieces)
+    shape = c.out_size, c.hidden_size
+    changes = {PATCH: flat_patches(c), GEMMA_OUT: (shape, turned)}
+    return c, changed(checkpoint, changes)
 
 
 def specs(c: VisionConfig, bucket: Bucket) -> SequenceBatch:
