@@ -225,3 +225,21 @@ def test_block(block_operands, measured_gradients):
     names = "h", "velocity", "dt", *InlBlock._fields
     for name, got, exact in zip(names, found, want, strict=False):
         assert off(got, exact) < BOUND, name
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64"])
+def test_results_without_gradients(dynamics_operands, kind):
+    operands, _ = dynamics_operands
+    held = [torch.tensor(each).to(getattr(torch, kind)) for each in operands[:6]]
+    x, v, *rest = (each.double().numpy() for each in held)
+    exact = x, v
+    for _ in range(3):
+        exact = BODY["inl_dynamics"](*exact, *rest, dt=0.3)
+    with torch.no_grad():
+        found = held[:2]
+        for _ in range(3):
+            found = inl_dynamics(*found, *held[2:], 0.3)
+    bound = 1e-5 if kind == "float32" else 1e-13
+    for got, true in zip(found, exact, strict=True):
+        assert got.dtype == held[0].dtype
+        assert off(got.double().numpy(), true) < bound

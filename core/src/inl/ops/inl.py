@@ -63,6 +63,8 @@ def check_operands(op_name: str, shape: tuple[int, ...], **operands: Any) -> Non
     """
     for name, operand in operands.items():
         given = tuple(operand.shape)
+        if given == shape:
+            continue
         pairs = zip(reversed(given), reversed(shape), strict=False)
         if len(given) > len(shape) or any(a not in (1, b) for a, b in pairs):
             raise RequestError(

@@ -245,10 +245,19 @@ def discovery(function: F) -> F:
     return function
 
 
+_names: dict[str, str] = {}
+"""Frameworks by modules of arrays, those that were looked up."""
+
+
 @discovery
 def _framework_name(module: str) -> str:
     """Return the framework of a top-level module of arrays, "" if there is none."""
-    return _frameworks().get(module, "")
+    if module not in _names:
+        name = _frameworks().get(module, "")
+        if not name:
+            return ""
+        _names[module] = name
+    return _names[module]
 
 
 @discovery
@@ -272,8 +281,11 @@ def _frameworks() -> Mapping[str, str]:
 def _framework(where: str, operands: Mapping[Any, Any]) -> str:
     """Return the framework of the arrays; raises if there are several."""
     owners: dict[str, Any] = {}
+    seen: set[Any] = set()
     for name, each in operands.items():
-        if name == "x" or not _is_number(each):
+        kind = type(each), getattr(each, "dtype", None)
+        if kind not in seen and (name == "x" or not _is_number(each)):
+            seen.add(kind)
             owners.setdefault(_owner(where, name, each), name)
     if len(owners) > 1:
         listed = ", ".join(f"{name} of {owner}" for owner, name in owners.items())
@@ -285,8 +297,9 @@ def _framework(where: str, operands: Mapping[Any, Any]) -> str:
 
 def _is_number(value: Any) -> bool:
     """Whether it is a number, or one that torch's compiler has not fixed."""
-    unfixed = hasattr(value, "__float__") and not hasattr(value, "dtype")
-    return isinstance(value, Real) or unfixed
+    if hasattr(value, "dtype"):
+        return isinstance(value, Real)
+    return isinstance(value, Real) or hasattr(value, "__float__")
 
 
 def _owner(where: str, name: Any, value: Any) -> str:
@@ -328,6 +341,8 @@ _functions: dict[str, Functions] = {}
 
 @discovery
 def _import_functions(framework: str) -> bool:
+    if framework in _functions:
+        return True
     from inl.plugin import registry
 
     try:

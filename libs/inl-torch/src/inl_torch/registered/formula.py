@@ -46,17 +46,42 @@ def steps(
     alpha, beta, gate = activated(coefs, most_beta)
     position, velocity = upcast(x), upcast(_expanded(v, x))
     offset = _difference(x, mu)
-    slope = (upcast(dt) if isinstance(dt, torch.Tensor) else dt) * gate
-    for step in range(n_steps):
-        if step:
-            offset = position - upcast(_expanded(mu, x))
-        velocity = alpha * velocity - beta * offset
-        if limit is not None:
-            velocity = velocity.clamp(-limit, limit)
-        position = position + slope * velocity
+    if _is_fused(dt, x, v, mu, alpha, beta, gate):
+        # As below, in four passes over memory for one step instead of seven.
+        for step in range(n_steps):
+            offset = position - upcast(mu) if step else offset
+            velocity = torch.addcmul(alpha * velocity, beta, offset, value=-1)
+            if limit is not None:
+                velocity = velocity.clamp(-limit, limit)
+            position = torch.addcmul(position, gate, velocity, value=dt)
+    else:
+        slope = (upcast(dt) if isinstance(dt, torch.Tensor) else dt) * gate
+        for step in range(n_steps):
+            if step:
+                offset = position - upcast(_expanded(mu, x))
+            velocity = alpha * velocity - beta * offset
+            if limit is not None:
+                velocity = velocity.clamp(-limit, limit)
+            position = position + slope * velocity
     if not n_steps:  # results must not alias operands
         position, velocity = position.clone(), velocity.expand(x.shape).clone()
     return position.to(x.dtype), velocity.to(v.dtype)
+
+
+def _is_fused(dt: torch.Tensor | float, *operands: torch.Tensor) -> bool:
+    """Whether fused products take less time: on a CPU, without derivatives.
+
+    The compiler fuses the plain formula, whose derivatives have fewer terms.
+    """
+    if torch.compiler.is_compiling() or type(dt) is not float:
+        return False
+    has_gradient = torch.is_grad_enabled()
+    return all(
+        type(each) is torch.Tensor
+        and each.device.type == "cpu"
+        and not (has_gradient and each.requires_grad)
+        for each in operands
+    )
 
 
 def _difference(x: torch.Tensor, mu: torch.Tensor) -> torch.Tensor:
