@@ -47,6 +47,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     tools: list[ToolSchema] | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
     return_token_strs: bool = False
 
 
@@ -145,7 +146,12 @@ class Conversions:
             variables["add_generation_prompt"] = False
         messages = template_messages(fields.messages)
         return model.encode(
-            Conversation(messages, tools_of(fields.tools), variables=variables)
+            Conversation(
+                messages,
+                tools_of(fields.tools),
+                variables=variables,
+                continue_final=fields.continue_final_message,
+            )
         )
 
 
