@@ -9,7 +9,7 @@ PROJECTS = $(wildcard core/pyproject.toml libs/*/pyproject.toml plugins/*/pyproj
 BUILD = "pip>=25.1" "setuptools>=77"
 EDITABLE = --no-build-isolation
 TORCH = -e libs/inl-torch -e "plugins/inl-cpu[torch]"
-EVERYTHING = -e "core[cli,guidance,otel,serve]" -e "libs/inl-toolkit[edge]" $(TORCH) \
+EVERYTHING = -e "core[cli,guidance,kv-events,otel,serve]" -e "libs/inl-toolkit[edge]" $(TORCH) \
 	-e "plugins/inl-cuda[nvrtc]" \
 	-e plugins/inl-rocm -e "plugins/inl-intel[openvino]" -e libs/inl-jax -e plugins/inl-tpu \
 	-e "libs/inl-onnx[cpu]" -e plugins/inl-directml
@@ -40,7 +40,7 @@ OTHER_TESTS = tests/plugins/tpu tests/integration/test_wheels.py \
 COMPILE = $(1)/bin/python -m compileall -qq -j 2 \
 	-x '/tests?/|/transformers/models/|/torch/_inductor/' $(1)/lib || true
 
-.PHONY: demo native-host native-all test test-all test-deep test-others test-long test-hosts test-ray test-tpu-compiler test-intel-compiler \
+.PHONY: demo native-host native-all test test-all test-deep test-others test-long test-hosts test-ray test-router test-tpu-compiler test-intel-compiler \
 	test-webgpu test-torch-directml lint wheels docs clean
 
 demo:
@@ -141,6 +141,14 @@ test-ray: .venv-all/.test
 	$(call PIP,.venv-ray) -e "core[cli]" -e plugins/inl-cpu -e plugins/inl-ray --group test
 	touch .venv-ray/.complete
 	.venv-ray/bin/python -m pytest tests/plugins/ray
+
+# A router of others in front of two engines; its environment has nothing of ours.
+test-router: .venv-all/.test
+	test -e .venv-router/.complete || $(PYTHON) -m venv .venv-router
+	.venv-router/bin/python -m pip install -q -q vllm-router==0.1.17
+	touch .venv-router/.complete
+	INL_TEST_DEPTH=long INL_VLLM_ROUTER=.venv-router/bin/vllm-router \
+		.venv-all/bin/python -m pytest tests/fleet/test_vllm_router.py
 
 lint: .venv-all/.test
 	.venv-all/bin/ruff check .

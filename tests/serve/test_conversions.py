@@ -122,6 +122,23 @@ def test_conversions_are_bounded_apart_from_requests_that_generate():
             client.close()
 
 
+def test_an_unfinished_message_has_the_tokens_that_a_chat_goes_on_from(server):
+    messages = [{"role": "user", "content": "Hi"}]
+    messages.append({"role": "assistant", "content": "Good"})
+    counts = {}
+    for goes_on in (False, True):
+        body = {"messages": messages, "continue_final_message": goes_on}
+        if goes_on:
+            body["add_generation_prompt"] = False
+        counts[goes_on] = server.send("POST", "/tokenize", body)[2]["count"]
+        body |= {"max_tokens": 1, "return_hidden_states": False}
+        body |= {"include_reasoning": True}
+        status, _, answer = server.send("POST", "/v1/chat/completions", body)
+        assert status == 200, answer
+        assert answer["usage"]["prompt_tokens"] == counts[goes_on]
+    assert counts[True] < counts[False]
+
+
 def test_an_unknown_token_is_refused(server):
     status, _, body = server.send("POST", "/detokenize", {"tokens": [1, 10**9]})
     assert (status, body["error"]["param"]) == (400, "tokens")

@@ -101,6 +101,28 @@ def test_text_that_is_no_call_is_content(data, text):
     assert not answer.calls
 
 
+@given(data=st.data(), calls=CALLS, marks=st.sampled_from(["hermes", "none"]))
+def test_what_is_certain_of_a_text_depends_on_no_pieces(data, calls, marks):
+    # A stream that goes on behind another connection reads its beginning at once.
+    text = data.draw(
+        st.sampled_from(["", "Hello", "<think>hm", "<think>\na</think>\nb"])
+    )
+    for name, arguments in calls:
+        body = json.dumps({"name": name, "arguments": arguments})
+        text += f"<tool_call>\n{body}\n</tool_call>\n" if marks == "hermes" else body
+    text = text[: data.draw(st.integers(0, len(text)))]
+    call = CallMarkup() if marks == "hermes" else CallMarkup("", "")
+    whole = MarkupParser(call, ReasoningMarkup(), tools=["f", "get_it"])
+    parted = MarkupParser(call, ReasoningMarkup(), tools=["f", "get_it"])
+    one, many = Answer(), Answer()
+    one.add(whole.feed(text))
+    for part in pieces(data.draw, text):
+        many.add(parted.feed(part))
+    assert (many.content, many.reasoning) == (one.content, one.reasoning)
+    found = [[(each.name, each.arguments) for each in a.calls] for a in (one, many)]
+    assert found[0] == found[1]
+
+
 def test_arguments_are_passed_on_as_they_arrive():
     parser = MarkupParser(CallMarkup(), None)
     parser.feed('<tool_call>{"name": "f", "arguments": {"a"')

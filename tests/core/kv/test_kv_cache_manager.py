@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from inl.kv.block_pool import BlockPool
 from inl.kv.kv_cache_manager import KVCacheManager
+from inl.kv.kv_events import BlocksCleared, BlocksRemoved
 
 
 def manager(*blocks):
@@ -114,3 +115,47 @@ def test_blocks_before_the_window_are_not_needed_for_a_prefix():
     assert hits == 6
     assert [block == 0 for block in found[1]] == [True] * 5 + [False] * 3
     assert 0 not in found[0]
+
+
+class Stored:
+    """A tier that has some blocks."""
+
+    def __init__(self, *keys):
+        self.keys = set(keys)
+
+    def holds(self, _, key):
+        return key in self.keys
+
+    def is_worth(self, *_):
+        return True
+
+    def fetch(self, _):
+        return True
+
+
+def test_events_are_those_of_the_group_that_sees_all_tokens():
+    pools = [BlockPool(9, 4), BlockPool(3, 4)]
+    cache, found = KVCacheManager(pools, [4, None]), []
+    cache.report(found.append)
+    table, _ = cache.admit([], 2, spare=0)
+    assert [cache.publish(table, at, key) for at, key in enumerate([b"a", b"b"])] == [
+        True, True,
+    ]  # fmt: skip
+    assert not cache.publish(table, 0, b"a")
+    cache.release(table, 0)
+    cache.admit([], 1, spare=0)
+    assert found == [BlocksRemoved((b"b",))], "once, though both groups evict one"
+    cache.forget()
+    assert found[1:] == [BlocksCleared()]
+
+
+def test_blocks_from_a_tier_can_be_reported_once_they_are_admitted():
+    cache = KVCacheManager([BlockPool(4, 4)], tier=Stored(b"a", b"b"))
+    found = []
+    cache.report(found.append)
+    table, hits = cache.admit([b"a", b"b"], 3, spare=0)
+    assert (hits, list(cache.last_loaded)) == (2, [0, 1])
+    cache.release(table, 0)
+    cache.admit([b"a", b"b"], 3, spare=0)
+    assert list(cache.last_loaded) == []
+    assert not found

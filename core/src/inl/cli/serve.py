@@ -86,7 +86,7 @@ def run(
         security,
         limits,
         storage,
-        vllm_metrics=logs.vllm_metrics,
+        logs,
         frontends=count_frontends(
             "0"
             if fleet.is_given and network.frontends == "auto"

@@ -111,10 +111,10 @@ def make_fleet(
         settings = [
             {
                 "models": models,
-                "server": _changed(inner),
+                "server": _changed(_with_kv_events(inner, index)),
                 "engine": _changed(replace(engine, backend=device)),
             }
-            for device in _devices(engine.backend, options.replicas)
+            for index, device in enumerate(_devices(engine.backend, options.replicas))
         ]
         local = LocalEngines(MODULE, settings, config.drain_seconds)
     return FleetServer(
@@ -124,6 +124,17 @@ def make_fleet(
         name=name,
         place=model,
         local=local,
+    )
+
+
+def _with_kv_events(config: ServerConfig, index: int) -> ServerConfig:
+    """Return the settings of one of several engines, with ports of its own."""
+    from inl.serve.kv_events import next_endpoint
+
+    return replace(
+        config,
+        kv_events=next_endpoint(config.kv_events, index),
+        kv_events_replay=next_endpoint(config.kv_events_replay, index),
     )
 
 

@@ -253,6 +253,23 @@ class LoggingOptions:
     trace: Annotated[
         str | None, typer.Option(help="File that records all steps, for inl replay.")
     ] = None
+    kv_events: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Publish events of the KV cache over ZeroMQ, such as at "
+            "tcp://*:5557, for routers that know vLLM; needs inl-core[kv-events]. "
+            "[default: none]",
+        ),
+    ] = None
+    kv_events_replay: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Where subscribers ask for events again that they have missed, such "
+            "as tcp://*:5558. [default: nowhere]",
+        ),
+    ] = None
 
 
 def server_config(
@@ -260,8 +277,8 @@ def server_config(
     security: SecurityOptions,
     limits: LimitOptions,
     storage: StorageOptions,
+    logs: LoggingOptions,
     *,
-    vllm_metrics: bool,
     frontends: int,
 ) -> ServerConfig:
     """Return the server's settings; raises :class:`~inl.errors.RequestError`."""
@@ -293,8 +310,10 @@ def server_config(
         stored_responses=storage.stored_responses,
         stored_response_bytes=storage.stored_response_bytes,
         stored_response_seconds=storage.stored_response_seconds,
-        vllm_metrics=vllm_metrics,
+        vllm_metrics=logs.vllm_metrics,
         frontends=frontends,
+        kv_events=logs.kv_events,
+        kv_events_replay=logs.kv_events_replay,
     )
 
 

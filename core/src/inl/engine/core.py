@@ -220,7 +220,7 @@ class EngineCore:
         if self._copies is not None:
             self.settle()
             self._copies.tiers.clear()
-        return sum(pool.forget() for pool in self.scheduler.kv_cache.pools)
+        return self.scheduler.kv_cache.forget()
 
     def read_blocks(
         self,

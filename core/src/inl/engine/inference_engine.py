@@ -57,6 +57,7 @@ from inl.scheduling.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from inl.guidance.structured import StructuredOutput
+    from inl.kv.kv_events import OnKVEvent
     from inl.kv_tiers.tiers import BlockTiers
     from inl.speculation.drafters import Drafter
     from inl.speculation.planner import Speculation
@@ -556,6 +557,14 @@ class InferenceEngine(AdapterLoading, TextScoring):
         one before; ``None`` removes it.
         """
         self._dispatcher.step_loop.after_step = listener
+
+    def report_kv_events(self, on_event: OnKVEvent) -> None:
+        """Call ``on_event`` with what happens to shared blocks of the KV cache.
+
+        On the thread that steps, in which it must return at once. Called before the
+        first request.
+        """
+        self._core.scheduler.report_kv_events(on_event)
 
     def step(self) -> None:
         """Compute one step for all submitted requests."""

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+# Part of what the room exports.
+from inl.kv.kv_events import BlocksCleared as BlocksCleared
+from inl.kv.kv_events import BlocksRemoved as BlocksRemoved
+from inl.kv.kv_events import BlocksStored as BlocksStored
+from inl.kv.kv_events import KVEvent as KVEvent
 from inl.spec.step import Bucket
 
 

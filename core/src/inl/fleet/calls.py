@@ -85,7 +85,7 @@ class Call:
         given = self.submit
         return Submit(
             first, given.model, given.client, given.prompts, _timeless(given.options),
-            given.count, given.structure, given.request, [], seconds,
+            given.count, given.structure, given.request, [], seconds, given.transcript,
         )  # fmt: skip
 
     def continued(
@@ -100,6 +100,7 @@ class Call:
         return Submit(
             first, given.model, given.client, [given.prompts[self.prompt_of(part)]],
             options, 1, given.structure, given.request, list(output), seconds,
+            given.transcript, part.position,
         )  # fmt: skip
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import time
 from collections import Counter
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from inl.fleet.calls import Call, Group, Part
@@ -23,6 +25,8 @@ from inl.serve.frontends.messages import (
     Message,
     News,
     ReadResponse,
+    Recall,
+    Recalled,
     Replica,
     Scores,
     Stop,
@@ -69,8 +73,8 @@ class EngineGoneError(Exception):
 class FleetClient:
     """Sends calls to engines. Used by the event loop only.
 
-    app: answers the paths of ``own``; engines answer the others. responses: stored
-    ones, if there are any.
+    app: answers the paths of ``own``, and those that begin with one of ``own_under``;
+    engines answer the others. responses: stored ones, if there are any.
     """
 
     def __init__(
@@ -87,13 +91,15 @@ class FleetClient:
             max_per_client=config.max_per_key,
         )
         self.outputs = Outputs()
+        self._identity = ""
         self.names: dict[str, int] = {}
         self.counts: Counter[str] = Counter()
-        """Totals: "lost", "refused", "continued", "diverged", "failed"."""
+        """Totals: "lost", "refused", "continued", "resumed", "diverged", "failed"."""
         self.continue_seconds: list[float] = []
         """Newest times from noticing the loss of an engine to the next token."""
         self.app: ASGIApp | None = None
         self.own: Collection[str] = ()
+        self.own_under: tuple[str, ...] = ()
         self._responses = responses
         self._changed = asyncio.Event()
         """Replaced by another one whenever an engine becomes ready."""
@@ -104,9 +110,18 @@ class FleetClient:
         """By their numbers on links."""
         self._groups: dict[int, Group] = {}
         """By the numbers of their first parts."""
-        self._forwards: dict[int, tuple[EngineLink, asyncio.Future[Forwarded]]] = {}
+        self._asked: dict[int, tuple[EngineLink, asyncio.Future[Any]]] = {}
+        """Questions to engines that are no calls, by number."""
         self._next = 0
         self._engine_numbers = 0
+
+    @property
+    def identity(self) -> str:
+        """Digest of what decides which tokens follow a prompt, once it is known."""
+        if self._identity == "" and self.described is not None:
+            fields = str(sorted(self.described.identity.items()))
+            self._identity = hashlib.sha256(fields.encode()).hexdigest()[:32]
+        return self._identity
 
     async def until_changed(self) -> None:
         """Wait until an engine becomes ready, or one is lost."""
@@ -166,6 +181,8 @@ class FleetClient:
             return None
         if isinstance(message, Forward):
             return await self._forward(message)
+        if isinstance(message, Recall):
+            return await self._recall(number, message)
         store = self._responses
         assert store is not None, "the front-end knows whether there is one"
         if isinstance(message, ReadResponse):
@@ -187,7 +204,10 @@ class FleetClient:
             for position in range(count):
                 handle = self.outputs.handle(message.first + position)
                 call.parts.append(Part(call, position, handle))
-            await self._start(call)
+            if any(part.handle.token_ids for part in call.parts):
+                self._resume(call)
+            else:
+                await self._start(call)
         except BaseException:
             self._leave(call, finished=False)
             raise
@@ -219,6 +239,15 @@ class FleetClient:
                 refusal = error
                 continue
             return
+
+    def _resume(self, call: Call) -> None:
+        """Begin to continue completions whose first tokens are known."""
+        self.counts["resumed"] += 1
+        for part in call.parts:
+            if part.handle.completed:
+                self._ended(part)
+            else:
+                self._continue_later(part)
 
     async def _wait_for_engine(self, end: float) -> None:
         """Wait until another engine is ready; raises :class:`ApiError` 503."""
@@ -256,6 +285,7 @@ class FleetClient:
         for number, part in enumerate(parts, first):
             self._parts[number] = part
             part.group = group
+            part.handle.engine = engine.name
         return group
 
     def _end_group(self, group: Group, *, finished: bool) -> None:
@@ -346,9 +376,9 @@ class FleetClient:
                 continue
             for part in group.parts:
                 self._move(part, now)
-        for number, (used, future) in list(self._forwards.items()):
+        for number, (used, future) in list(self._asked.items()):
             if used is engine and not future.done():
-                del self._forwards[number]
+                del self._asked[number]
                 future.set_exception(EngineGoneError())
 
     def problem(self) -> str | None:
@@ -371,8 +401,8 @@ class FleetClient:
                 group.answered.set_result(None)
             else:
                 group.answered.set_exception(message.failure.error())
-        elif isinstance(message, Forwarded):
-            waiting = self._forwards.pop(message.number, None)
+        elif isinstance(message, Forwarded | Recalled):
+            waiting = self._asked.pop(message.number, None)
             if waiting is not None and not waiting[1].done():
                 waiting[1].set_result(message)
         else:
@@ -494,10 +524,20 @@ class FleetClient:
         if part.moves > MOST_MOVES:
             self._give_up(part, "its engines ended several times without a new token")
             return
+        self._continue_later(part, verifies=verifies, avoided=avoided)
+
+    def _continue_later(
+        self,
+        part: Part,
+        *,
+        verifies: bool = True,
+        avoided: EngineLink | None = None,
+    ) -> None:
+        """Begin to continue a completion on an engine, as :meth:`_move`."""
         work = self._continue(part, verifies=verifies, avoided=avoided)
         task = asyncio.create_task(work)
-        call.tasks.add(task)
-        task.add_done_callback(call.tasks.discard)
+        part.call.tasks.add(task)
+        task.add_done_callback(part.call.tasks.discard)
 
     async def _continue(
         self, part: Part, *, verifies: bool, avoided: EngineLink | None
@@ -550,7 +590,7 @@ class FleetClient:
             except asyncio.CancelledError:
                 self._end_group(group, finished=False)
                 raise
-            self.counts["continued"] += 1
+            self.counts["continued"] += part.moves > 0
             log.info(
                 "request %s: goes on after %d tokens on engine %s",
                 call.submit.request, len(output) + (expected is not None),
@@ -577,7 +617,7 @@ class FleetClient:
 
     async def _forward(self, message: Forward) -> Forwarded:
         """Answer a request here, or by an engine; raises :class:`ApiError`."""
-        if message.path in self.own or message.path.startswith("/v1/models/"):
+        if message.path in self.own or message.path.startswith(self.own_under):
             assert self.app is not None, "set before requests are accepted"
             return await answer(self.app, message)
         end = time.monotonic() + START_SECONDS
@@ -587,18 +627,31 @@ class FleetClient:
                 await self._wait_for_engine(end)
                 continue
             engine = self._by_number[choice[0]]
-            number = message.number = self.numbers(1)
-            future: asyncio.Future[Forwarded] = (
-                asyncio.get_running_loop().create_future()
-            )
-            self._forwards[number] = engine, future
-            engine.send(message)
             try:
-                return await future
+                answered: Forwarded = await self._ask(engine, message)
             except EngineGoneError:
                 continue
-            finally:
-                self._forwards.pop(number, None)
+            return answered
+
+    async def _recall(self, number: int, message: Recall) -> Recalled:
+        """Ask an engine for outputs; it remembers none if it is lost."""
+        for engine in self._by_number.values():
+            if engine.name == message.engine and engine.state is State.READY:
+                with suppress(EngineGoneError):
+                    recalled: Recalled = await self._ask(engine, message)
+                    return recalled
+        return Recalled(number, [[]] * message.count, [0] * message.count)
+
+    async def _ask(self, engine: EngineLink, message: Forward | Recall) -> Any:
+        """Return an engine's answer; raises :class:`EngineGoneError`."""
+        number = message.number = self.numbers(1)
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._asked[number] = engine, future
+        engine.send(message)
+        try:
+            return await future
+        finally:
+            self._asked.pop(number, None)
 
 
 def _seconds_left(call: Call) -> float | None:

@@ -94,7 +94,7 @@ class EngineLink:
         self.state = State.ABSENT
         self.reason = "is not connected yet"
         """Why it cannot be used, for people."""
-        self.device = ""
+        self.device = self.name = ""
         self.places = 0
         """Requests that it computes at the same time."""
         self.number = -1
@@ -221,7 +221,7 @@ class EngineLink:
         return proof(self._secret, side, self._ours, self._theirs, binding)
 
     def _open(self, described: Replica) -> None:
-        self.device = described.device
+        self.device, self.name = described.device, described.name
         if reason := self._engines.opened(self, described):
             self._refuse(reason)
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ from inl.serve.frontends.messages import (
     Refused,
     Replica,
 )
+from inl.serve.frontends.transcripts import Transcripts
 from inl.workers.encryption import Certificate, new_certificate
 from inl.workers.settings import INSECURE, is_encrypted, parse_address, show_address
 
@@ -111,6 +113,8 @@ class EnginePort:
         listening.setblocking(False)
         self._listening = listening
         self.address = show_address(host, listening.getsockname()[1])
+        self.name = secrets.token_hex(4)
+        self._transcripts = Transcripts()
         self._links: set[_FrontEndLink] = set()
         self._knocks = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -207,6 +211,7 @@ class EnginePort:
             engine.context,
             dict(engine.sampling_defaults),
             sorted(engine.core.config.eos_ids),
+            self.name,
         )
 
     def problem(self) -> str | None:
@@ -221,7 +226,10 @@ class EnginePort:
         self._links.add(link)
         server = self._server
         assert link.link is not None, "open"
-        end = EngineEnd(server.endpoints, server.models, server.responses, link.link)
+        end = EngineEnd(
+            server.endpoints, server.models, server.responses, link.link,
+            self._transcripts,
+        )  # fmt: skip
         if self._is_stopping:
             link.send(Drain(force=False))
         return end

@@ -13,7 +13,7 @@ from inl.serve.metrics import Metrics
 if TYPE_CHECKING:
     from inl.fleet.client import FleetClient
 
-COUNTS = ("lost", "refused", "continued", "diverged", "failed")
+COUNTS = ("lost", "refused", "continued", "resumed", "diverged", "failed")
 """Totals of the client."""
 
 TOKENS = {

@@ -130,7 +130,11 @@ class FleetServer:
         await models.default.opened()
         self.description = f"{settings.name} of {len(client.engines)} engines"
         client.app = self._operations()
-        client.own = {getattr(route, "path", "") for route in client.app.routes}
+        paths = [getattr(route, "path", "") for route in client.app.routes]
+        client.own = {path for path in paths if "{" not in path}
+        client.own_under = tuple(
+            path.partition("{")[0] for path in paths if "{" in path
+        )
         return models
 
     def stop(self) -> None:

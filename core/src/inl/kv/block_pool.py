@@ -89,16 +89,18 @@ class BlockPool:
         self._ref_counts[block] += 1
         return block
 
-    def publish(self, block: int, key: bytes) -> None:
+    def publish(self, block: int, key: bytes) -> bool:
         """Register a full block, which is not written again, under its key.
 
-        Does nothing if another block with this key, or another key of this block, is
-        registered.
+        Returns ``False``, and does nothing, if another block with this key, or another
+        key of this block, is registered.
         """
         assert self._ref_counts[block], "only a used block is published"
-        if key not in self._block_of and self._key_of[block] is None:
-            self._block_of[key] = block
-            self._key_of[block] = key
+        if key in self._block_of or self._key_of[block] is not None:
+            return False
+        self._block_of[key] = block
+        self._key_of[block] = key
+        return True
 
     def forget(self) -> int:
         """Drop all keys; return the number of cached blocks, which are free now."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from inl.kv.block_pool import BlockPool
+from inl.kv.kv_events import BlocksCleared, BlocksRemoved, OnKVEvent
 from inl.kv.tier import BlockMove, Tier
 from inl.spec.cache import passed_blocks
 
@@ -41,8 +42,21 @@ class KVCacheManager:
         self._evicted: list[BlockMove] = []
         self._loaded: dict[tuple[int, int], bytes] = {}
         """Key of each block that the next step loads, by group and number."""
+        self.on_event: OnKVEvent | None = None
+        self._main = self.windows.index(None) if None in self.windows else 0
+        self.last_loaded: Sequence[int] = ()
+        """Indexes of blocks of the last admitted table that are loaded from the tier,
+        in the group of the events."""
         for group, pool in enumerate(self.pools if tier else ()):
             pool.on_evict = partial(self._on_evict, group)
+
+    def report(self, on_event: OnKVEvent) -> None:
+        """Call ``on_event`` with what happens to the blocks of one group.
+
+        It is the first one whose queries see all tokens, if there is such a group.
+        """
+        self.on_event = on_event
+        self.pools[self._main].on_evict = partial(self._on_evict, self._main)
 
     @property
     def available_blocks(self) -> int:
@@ -96,6 +110,7 @@ class KVCacheManager:
                 self._loaded[group, blocks[index]] = keys[index]
                 pool.publish(blocks[index], keys[index])
             blocks += pool.allocate_many(fresh)
+        self.last_loaded = lacking[self._main]
         return table, hits
 
     def _stored_prefix(
@@ -125,6 +140,8 @@ class KVCacheManager:
 
     def _on_evict(self, group: int, block: int, key: bytes) -> None:
         """Record a block that is evicted, unless its contents were never loaded."""
+        if self.on_event is not None and group == self._main:
+            self.on_event(BlocksRemoved((key,)))
         if self._loaded.pop((group, block), None) is not None:
             return
         if self._tier is not None and not self._tier.holds(group, key):
@@ -174,10 +191,23 @@ class KVCacheManager:
             blocks.append(pool.allocate())
         return True
 
-    def publish(self, table: Table, index: int, key: bytes) -> None:
-        """Add block ``index`` of a table, whose tokens are collected, to the cache."""
-        for pool, blocks in zip(self.pools, table, strict=True):
+    def publish(self, table: Table, index: int, key: bytes) -> bool:
+        """Add block ``index`` of a table, whose tokens are collected, to the cache.
+
+        Returns whether it is new in the group of the events.
+        """
+        added = [
             pool.publish(blocks[index], key)
+            for pool, blocks in zip(self.pools, table, strict=True)
+        ]
+        return added[self._main]
+
+    def forget(self) -> int:
+        """Drop all keys; return the number of blocks that are free now."""
+        count = sum(pool.forget() for pool in self.pools)
+        if self.on_event is not None:
+            self.on_event(BlocksCleared())
+        return count
 
     def release(self, table: Table, step: int) -> None:
         """Free a table once ``step``, the newest that may touch it, is collected."""

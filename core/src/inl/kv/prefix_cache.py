@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from inl.kv.block_hash import extend_block_hashes, root_hash
 from inl.kv.kv_cache_manager import KVCacheManager
+from inl.kv.kv_events import BlocksStored
 
 if TYPE_CHECKING:
     from inl.scheduling.plan import SchedulerConfig
@@ -107,6 +110,33 @@ class PrefixCache:
         full = self._full_blocks(request, stop)
         if full > request.published_blocks:
             keys = self.keys(request, full)
-            for index in range(request.published_blocks, full):
-                self._kv_cache.publish(request.block_table, index, keys[index])
+            added = [
+                index
+                for index in range(request.published_blocks, full)
+                if self._kv_cache.publish(request.block_table, index, keys[index])
+            ]
             request.published_blocks = full
+            self.announce(request, keys, added)
+
+    def announce(
+        self, request: Request, keys: Sequence[bytes], indexes: Sequence[int]
+    ) -> None:
+        """Report blocks of a request that can be shared, in order.
+
+        Not those that its tokens do not name: with a salt, or embeddings.
+        """
+        on_event, size = self._kv_cache.on_event, self._kv_cache.block_size
+        if on_event is None or request.embeddings or self._salt(request):
+            return
+        for _, run in groupby(enumerate(indexes), lambda each: each[1] - each[0]):
+            found = [index for _, index in run]
+            start, stop = found[0], found[-1] + 1
+            on_event(
+                BlocksStored(
+                    keys[start:stop],
+                    keys[start - 1] if start else None,
+                    request.tokens[start * size : stop * size],
+                    size,
+                    request.adapter_digest,
+                )
+            )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from inl.kv.block_pool import BlockPool
 from inl.kv.kv_cache_manager import KVCacheManager
+from inl.kv.kv_events import BlocksCleared, OnKVEvent
 from inl.kv.prefix_cache import PrefixCache
 from inl.kv.tier import Tier
 from inl.protocol.runner import Limits
@@ -37,6 +38,7 @@ class RunningRequests:
         """Times that a request lost its blocks to an earlier one."""
         self.prefix_hit_tokens = 0
         """Tokens that admissions took from the prefix cache."""
+        self._on_kv_event: OnKVEvent | None = None
         self.reset(limits, kv_cache)
 
     def reset(self, limits: Limits, kv_cache: KVCacheManager | None = None) -> None:
@@ -48,12 +50,20 @@ class RunningRequests:
             limits.windows,
             tier=self._tier,
         )
+        if self._on_kv_event is not None:
+            self.report_kv_events(self._on_kv_event)
         cached = self._config.use_kv_cache
         self.prefix_cache = PrefixCache(self._config, self.kv_cache) if cached else None
         windowed = any(window is not None for window in self.kv_cache.windows)
         self.has_windows = windowed and self._config.use_kv_cache
         self._slots = list(range(limits.slots - 1, 0, -1))
         self._releases: list[int] = []
+
+    def report_kv_events(self, on_event: OnKVEvent) -> None:
+        """Report what happens to shared blocks from now on, as if there were none."""
+        self._on_kv_event = on_event
+        self.kv_cache.report(on_event)
+        on_event(BlocksCleared())
 
     @property
     def has_releases(self) -> bool:
@@ -94,6 +104,8 @@ class RunningRequests:
             if allocated is None:
                 return False
             table, shared = allocated
+            if self.prefix_cache is not None and self.kv_cache.last_loaded:
+                self.prefix_cache.announce(request, keys, self.kv_cache.last_loaded)
             if (whole := request.whole(shared * size)) == shared * size:
                 break
             # All tokens of a span are computed in one step: share less.

@@ -52,6 +52,7 @@ from inl.scheduling.waiting_queue import WaitingQueue
 from inl.spec.step import INVALID_TOKEN
 
 if TYPE_CHECKING:
+    from inl.kv.kv_events import OnKVEvent
     from inl.kv.tier import Tier
     from inl.scheduling.draft_planner import DraftPlanner
 
@@ -195,6 +196,10 @@ class Scheduler:
         check_embeddings(request, self.limits.embedding)
         check_spans(request, self.buckets.tokens, self.buckets.rows)
         check_deadline(request.deadline, self._deadlines.clock())
+
+    def report_kv_events(self, on_event: OnKVEvent) -> None:
+        """Call ``on_event`` with what happens to shared blocks of the KV cache."""
+        self._requests.report_kv_events(on_event)
 
     def check_room(self, request: Request) -> None:
         """Raise :class:`~inl.errors.QueueFull` if too much waits for ``request``."""

@@ -48,6 +48,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     tools: list[ToolSchema] | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
     return_token_strs: bool = False
 
 
@@ -147,7 +148,10 @@ class Conversions:
             variables["add_generation_prompt"] = False
         messages = template_messages(fields.messages)
         tools = tools_of(fields.tools)
-        conversation = Conversation(messages, tools, variables=variables)
+        conversation = Conversation(
+            messages, tools, variables=variables,
+            continue_final=fields.continue_final_message,
+        )  # fmt: skip
         return model.encode(*self._images.fetched([conversation]))
 
     def _counted(

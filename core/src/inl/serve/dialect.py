@@ -45,16 +45,8 @@ ReadUsage = Callable[[], "Usage"]
 """Returns the tokens so far; few dialects report them with each delta."""
 
 
-class Exchange(Protocol):
-    """One request in a dialect, and the writer of its response."""
-
-    job: Job
-    stream_format: StreamFormat
-    token_text: TokenTexts
-    """Set once the model is loaded."""
-
-    def body(self, answers: Sequence[Answer], usage: Usage) -> Any:
-        """Return the whole response."""
+class StreamWriter(Protocol):
+    """Writes the events of a stream."""
 
     def opening(self, usage: Usage) -> bytes:
         """Return the events before the first delta."""
@@ -67,6 +59,18 @@ class Exchange(Protocol):
 
     def failure(self, error: ApiError) -> bytes:
         """Return the events of an error in mid-stream."""
+
+
+class Exchange(StreamWriter, Protocol):
+    """One request in a dialect, and the writer of its response."""
+
+    job: Job
+    stream_format: StreamFormat
+    token_text: TokenTexts
+    """Set once the model is loaded."""
+
+    def body(self, answers: Sequence[Answer], usage: Usage) -> Any:
+        """Return the whole response."""
 
 
 MakeExchange = Callable[[bytes, str, str], Exchange]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import hmac
 import itertools
 import re
@@ -85,6 +86,11 @@ class Gate:
         self._body_paths = frozenset(body_paths)
         self._keys = [key.encode() for key in config.api_keys]
         self._admin_keys = [key.encode() for key in config.admin_keys]
+        self._owners = {
+            f"key {at}": hashlib.sha256(key).digest()
+            for at, key in enumerate(self._keys)
+        }
+        """Digests of keys, which other front-ends may have in another order."""
         self._numbers = itertools.count()
         self._held = 0
         """Bytes of the bodies of all open requests."""
@@ -116,7 +122,9 @@ class Gate:
         receive_on = self._limited(receive, record)
         try:
             scope.setdefault("state", {})
-            scope["state"] |= {"record": record, "client": self._check(scope, headers)}
+            client = self._check(scope, headers)
+            owner = self._owners.get(client, b"")
+            scope["state"] |= {"record": record, "client": client, "owner": owner}
             await self._pass_on(scope, receive_on, send_on)
         except ApiError as error:
             await send_error(send_on, error, self._error_body(scope["path"], error))

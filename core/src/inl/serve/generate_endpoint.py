@@ -28,6 +28,7 @@ from inl.serve.http_messages import (
 from inl.serve.job import Usage
 from inl.serve.remote_images import ImageFetcher
 from inl.serve.request_log import Record
+from inl.serve.resuming import last_event_id, name_stream, numbered
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
@@ -46,6 +47,12 @@ class GeneratingModel(Protocol):
     @property
     def name(self) -> str:
         """Its name in requests."""
+
+    @property
+    def identity(self) -> str:
+        """Digest of what decides which tokens follow a prompt; empty if streams cannot
+        go on behind another connection.
+        """
 
     def generate(
         self, job: Job, client: str
@@ -91,13 +98,15 @@ class GenerateEndpoint:
             client = scope["state"]["client"]
             body = await read_body(receive)
             name = self._models.default.name
-            exchange = await decoded(
-                body, lambda body: self._make(body, record.number, name)
-            )
-            del body
+            given = last_event_id(scope["headers"])
+            number = record.number if given is None else given.origin.number
+            exchange = await decoded(body, lambda body: self._make(body, number, name))
             await self.begin(exchange, client)
             model = self._models.find(exchange.job.model)
             record.model = model.name
+            if exchange.job.stream:
+                name_stream(exchange, scope, body, model.identity, given)
+            del body
             async with disconnect_cancels(receive):
                 job = await self._images.completed(exchange.job)
                 async with model.generate(job, client) as generations:
@@ -162,8 +171,9 @@ class GenerateEndpoint:
         def usage() -> Usage:
             return generations.usage
 
+        writer = numbered(exchange, generations)
         await start_stream(send, exchange.stream_format.media_type)
-        if opening := exchange.opening(generations.usage):
+        if opening := writer.opening(generations.usage):
             await send_part(send, opening)
         last = b""
         try:
@@ -172,12 +182,12 @@ class GenerateEndpoint:
                     await send_part(send, exchange.stream_format.idle)
                     continue
                 record.began()
-                part = await written(item[1:], partial(exchange.delta, *item, usage))
+                part = await written(item[1:], partial(writer.delta, *item, usage))
                 if generations.finished:
-                    last = part
+                    last += part
                 elif part:
                     await send_part(send, part)
-            last += exchange.closing(generations.items, generations.usage)
+            last += writer.closing(generations.items, generations.usage)
             await self.end(exchange, client)
         except Disconnected:
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from abc import ABC, abstractmethod
 from bisect import bisect_left
@@ -17,7 +18,7 @@ from inl.serve.token_texts import NoTokenTexts, TokenPlaces
 if TYPE_CHECKING:
     from inl.engine.answers.output_parser import OutputParser
     from inl.engine.request_handle import RequestHandle
-    from inl.serve.job import FinishReason
+    from inl.serve.job import CallDelta, FinishReason
     from inl.serve.token_texts import TokenTexts
 
 
@@ -29,7 +30,8 @@ class Generation(Answer):
     """One completion: reads a handle, splits its text, and sums up what it has read.
 
     stop: ends the request of a handle. token_texts: of its model. first: handle of the
-    first completion of its prompt.
+    first completion of its prompt. call_ids: makes the ids of its tool calls, if others
+    must find the same ones.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class Generation(Answer):
         token_texts: TokenTexts,
         *,
         first: RequestHandle,
+        call_ids: str = "",
     ) -> None:
         super().__init__()
         self.handle = handle
@@ -52,6 +55,9 @@ class Generation(Answer):
         """Set at the end, if it has produced a token."""
         self.polled_tokens = 0
         """Tokens of all deltas."""
+        self.is_one_delta = False
+        """Whether what is left becomes one delta, at the end."""
+        self._call_ids = call_ids
         self._end_tokens: int | None = None
         """Tokens up to where the parser ended the answer, if it did."""
         self._parser = parser
@@ -67,6 +73,8 @@ class Generation(Answer):
         handle, start = self.handle, self.polled_tokens
         # Read before the tokens, so that the last ones are not lost.
         completed = handle.completed
+        if self.is_one_delta and not completed:
+            return Delta()
         token_ids = handle.token_ids[start:]
         self.polled_tokens += len(token_ids)
         if token_ids and not self.began:
@@ -89,9 +97,17 @@ class Generation(Answer):
         delta.token_ids = token_ids
         if handle.request.logprobs is not None:
             delta.logprobs = handle.request.token_logprobs[start : self.polled_tokens]
+        if delta.calls and self._call_ids:
+            delta.calls = [self._with_id(part) for part in delta.calls]
         self._count_reasoning()
         self.add(delta)
         return delta
+
+    def _with_id(self, part: CallDelta) -> CallDelta:
+        if part.id is None:
+            return part
+        digest = hashlib.sha256(f"{self._call_ids} {part.index}".encode())
+        return replace(part, id=f"call_{digest.hexdigest()[:24]}")
 
     @property
     def completion_tokens(self) -> int:
@@ -179,6 +195,11 @@ class Generations(ABC):
         """Set the completions, once the model is loaded."""
         self.items, self.token_text = items, token_text
         self._open = dict(enumerate(items))
+
+    @property
+    def engine(self) -> str:
+        """Name of the engine that generates the first one, in a fleet."""
+        return ""
 
     @property
     def finished(self) -> bool:

@@ -19,6 +19,7 @@ from inl.engine.answers.conversation import Tool as Tool
 
 if TYPE_CHECKING:
     from inl.engine.options import GenerationOptions
+    from inl.serve.resuming import Origin, Seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,14 @@ class Job:
     """Id of the request, by which it can be aborted."""
     output_ids: Sequence[int] = ()
     """Tokens of its only completion that another engine has generated."""
+    transcript: bytes = b""
+    """Name under which engines remember its outputs, so that a stream can go on."""
+    origin: Origin | None = None
+    """What its stream depends on, if it can go on behind another connection."""
+    seen: Seen | None = None
+    """What the client has of its stream, which goes on behind that."""
+    engine: str = ""
+    """Name of the engine that has generated it before."""
 
     @property
     def completions(self) -> int:

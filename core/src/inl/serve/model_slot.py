@@ -68,6 +68,9 @@ class ModelSlot:
     keeps it. executor: loads and unloads one model at a time.
     """
 
+    identity = ""
+    """Streams end with their connections."""
+
     def __init__(
         self,
         source: ModelSource,

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
 
+from inl.errors import RequestError
 from inl.serve.app import make_app, make_endpoints
 from inl.serve.batches.batch_queue import BatchQueue
 from inl.serve.batches.file_store import FileStore
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from inl.config import EngineConfig
+    from inl.engine.inference_engine import InferenceEngine
+    from inl.engine.records import StepRecord
+    from inl.serve.kv_events import KVEventPublisher
     from inl.serve.model_slot import ModelSource
     from inl.serve.settings import ServerConfig
     from inl.serve.tracing import Tracing
@@ -60,6 +64,9 @@ class Server:
         self.config, self.max_batch = config, max_batch
         self._tracing = tracing
         metrics = Metrics(vllm_names=config.vllm_metrics)
+        self.kv_events = _kv_events(config, len(sources))
+        if self.kv_events is not None:
+            sources = [_reporting(each, self.kv_events) for each in sources]
         self.models = Models(sources, config, metrics, max_batch=max_batch)
         if len(self.models) == 1:
             self.models.default.load()
@@ -122,6 +129,8 @@ class Server:
         self.models.close()
         if self.batches is not None:
             self.batches.files.close()
+        if self.kv_events is not None:
+            self.kv_events.close()
         if self._tracing is not None:
             self._tracing.close()
             self._tracing = None
@@ -154,6 +163,30 @@ class Server:
             self._http.stop()
         if self.frontends is not None:
             self.frontends.stop()
+
+
+def _kv_events(config: ServerConfig, models: int) -> KVEventPublisher | None:
+    """Return what publishes the events of the KV cache, if it is asked for."""
+    if config.kv_events is None:
+        return None
+    if models > 1:
+        raise RequestError(
+            f"--kv-events: found {models} models, accepts one; its events name none"
+        )
+    from inl.serve.kv_events import KVEventPublisher
+
+    return KVEventPublisher(config.kv_events, config.kv_events_replay)
+
+
+def _reporting(source: ModelSource, publisher: KVEventPublisher) -> ModelSource:
+    """Return a source whose engine reports to a publisher."""
+
+    def open_engine(on_step: Callable[[StepRecord], None]) -> InferenceEngine:
+        engine = source.open(on_step)
+        engine.report_kv_events(publisher.put)
+        return engine
+
+    return replace(source, open=open_engine)
 
 
 def _batch_queue(config: ServerConfig, max_batch: int) -> BatchQueue | None:

@@ -84,6 +84,11 @@ class ServerConfig:
     """Time after which a stored response is forgotten."""
     frontends: int = 0
     """Processes that accept connections; 0: the engine's own does."""
+    kv_events: str | None = None
+    """Address of ZeroMQ at which events of the KV cache are published, for routers that
+    know vLLM; ``None``: nowhere."""
+    kv_events_replay: str | None = None
+    """Address of ZeroMQ at which they can be asked for again."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -107,6 +112,8 @@ class ServerConfig:
             if value is not None and not 0 < value < inf:
                 shown = name.replace("_", " ")
                 raise RequestError(f"{shown}: found {value}, accepts values above 0")
+        if self.kv_events_replay is not None and self.kv_events is None:
+            raise RequestError("kv events replay: found no kv events; pass both")
         if self.private_key is not None and self.certificate is None:
             raise RequestError("private key: found no certificate; pass both files")
         for name, keys in (("api key", self.api_keys), ("admin key", self.admin_keys)):

@@ -10,6 +10,7 @@ from inl.serve.api_error import ApiError
 from inl.serve.dialect import ReadUsage, parse
 from inl.serve.event_stream import EVENTS, event
 from inl.serve.job import Answer, Delta, Usage
+from inl.serve.resuming import Origin, ResumableExchange
 from inl.serve.token_texts import NoTokenTexts, TokenTexts
 
 STOP_REASONS = {
@@ -35,7 +36,7 @@ def usage_body(usage: Usage) -> dict[str, Any]:
     }
 
 
-class MessagesExchange:
+class MessagesExchange(ResumableExchange):
     """One answer to a conversation."""
 
     stream_format = EVENTS
@@ -52,6 +53,12 @@ class MessagesExchange:
         }
         self._blocks = _Blocks()
         self.token_text: TokenTexts = NoTokenTexts()
+
+    def restore(self, origin: Origin) -> None:
+        """Do nothing: its only name is the number of the request."""
+
+    def count_from(self, events: int) -> None:
+        """Do nothing: events have no numbers."""
 
     def body(self, answers: Sequence[Answer], usage: Usage) -> Any:
         """Return the whole response."""

@@ -22,8 +22,11 @@ from inl.serve.frontends.messages import (
 from inl.serve.job import Job
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from inl.engine.request_handle import RequestHandle
     from inl.serve.frontends.link import Link
+    from inl.serve.frontends.transcripts import Transcripts
     from inl.serve.generations import Generation
     from inl.serve.model_slot import ModelSlot
     from inl.serve.models import Models
@@ -87,6 +90,7 @@ class Call:
                     calls.outputs[number] = _Output(
                         number, item, item.handle, tokens, self, len(given.output_ids)
                     )
+                self._remember(calls.transcripts, items)
                 calls.link.send(Answered(self.first))
                 calls.flush()
                 if await self.left:
@@ -99,6 +103,14 @@ class Call:
         finally:
             for number in numbers:
                 calls.outputs.pop(number, None)
+            if given.transcript and self._open_call is not None:
+                for at, item in enumerate(self._open_call.items, given.position):
+                    calls.transcripts.end(given.transcript, at, item)
+
+    def _remember(self, transcripts: Transcripts, items: Sequence[Generation]) -> None:
+        given = self._submit
+        for at, item in enumerate(items if given.transcript else (), given.position):
+            transcripts.begin(given.transcript, at, item)
 
     def begin(self) -> None:
         """Record that a completion has produced a token."""
@@ -144,11 +156,15 @@ class _Counts:
 
 
 class Calls:
-    """All calls of a front-end. Used by the event loop only."""
+    """All calls of a front-end. Used by the event loop only.
 
-    def __init__(self, models: Models, link: Link) -> None:
+    transcripts: remember the outputs of calls that ask for it.
+    """
+
+    def __init__(self, models: Models, link: Link, transcripts: Transcripts) -> None:
         self.models = models
         self.link = link
+        self.transcripts = transcripts
         self.outputs: dict[int, _Output] = {}
         """Completions that have not finished, by number."""
         self._open: dict[int, Call] = {}

@@ -36,6 +36,9 @@ class EngineClient:
     drain: called with :class:`Drain`, and when the engine's process has ended.
     """
 
+    identity = ""
+    """Streams end with their connections."""
+
     def __init__(self, drain: Callable[[bool], None]) -> None:
         self.settings: asyncio.Future[Settings] = (
             asyncio.get_running_loop().create_future()

@@ -16,11 +16,14 @@ from inl.serve.frontends.messages import (
     Leave,
     Message,
     ReadResponse,
+    Recall,
+    Recalled,
     Stop,
     StoredResponse,
     StoreResponse,
     Submit,
 )
+from inl.serve.frontends.transcripts import Transcripts
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -36,6 +39,7 @@ class EngineEnd:
     """Runs the calls of a front-end. Used by the event loop only.
 
     app: answers forwarded requests. responses: stored ones, if there are any.
+    transcripts: shared with the other front-ends of the engine, if there are others.
     """
 
     def __init__(
@@ -44,8 +48,10 @@ class EngineEnd:
         models: Models,
         responses: ResponseStore | None,
         link: Link,
+        transcripts: Transcripts | None = None,
     ) -> None:
-        self.calls = Calls(models, link)
+        self._transcripts = Transcripts() if transcripts is None else transcripts
+        self.calls = Calls(models, link, self._transcripts)
         self._app, self._models, self._responses = app, models, responses
         self._link = link
         self._tasks: set[asyncio.Task[None]] = set()
@@ -58,6 +64,9 @@ class EngineEnd:
             self.calls.leave(message)
         elif isinstance(message, Stop):
             self.calls.stop(message)
+        elif isinstance(message, Recall):
+            found = self._transcripts.find(message.transcript, message.count)
+            self._link.send(Recalled(message.number, *found))
         elif isinstance(message, Check):
             refusal = self._refusal(message.client)
             self._link.send(Answered(message.number, refusal))

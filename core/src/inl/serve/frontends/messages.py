@@ -89,7 +89,8 @@ class Replica(msgspec.Struct, array_like=True, tag="replica"):
     """Proof and description of an engine, for a front-end that has proved itself.
 
     identity: what decides which tokens follow a prompt, by name. places: requests that
-    it computes at the same time. cache_tokens: size of its prefix cache.
+    it computes at the same time. cache_tokens: size of its prefix cache. name: random,
+    of this process; empty in versions that remember no outputs.
     """
 
     proof: bytes
@@ -101,6 +102,7 @@ class Replica(msgspec.Struct, array_like=True, tag="replica"):
     context: int
     sampling_defaults: dict[str, float]
     end_ids: list[int]
+    name: str = ""
 
 
 class Ping(msgspec.Struct, array_like=True, tag="ping"):
@@ -156,6 +158,10 @@ class Submit(msgspec.Struct, array_like=True, tag="submit"):
     """Tokens of its only completion that another engine has generated."""
     seconds: float | None = None
     """Until its deadline, in place of the option, which is a time of one clock."""
+    transcript: bytes = b""
+    """Name under which its outputs are remembered; empty: they are not."""
+    position: int = 0
+    """Of its first completion among those of the transcript."""
 
 
 class Stop(msgspec.Struct, array_like=True, tag="stop"):
@@ -189,6 +195,26 @@ class Forward(msgspec.Struct, array_like=True, tag="forward"):
     headers: list[tuple[bytes, bytes]]
     body: bytes
     client: str
+
+
+class Recall(msgspec.Struct, array_like=True, tag="recall"):
+    """Ask for the outputs of a transcript; answered with :class:`Recalled`.
+
+    engine: name of the one that is asked. count: number of completions.
+    """
+
+    number: int
+    engine: str
+    transcript: bytes
+    count: int
+
+
+class Recalled(msgspec.Struct, array_like=True, tag="recalled"):
+    """The tokens so far of each completion, and of its prompt the cached tokens."""
+
+    number: int
+    tokens: list[list[int]]
+    cached: list[int]
 
 
 class StoreResponse(msgspec.Struct, array_like=True, tag="store response"):
@@ -271,11 +297,11 @@ class News(msgspec.Struct, array_like=True, tag="news"):
 
 ToEngine = (
     Ready | Trouble | Named | Ping | Pong | Submit | Stop | Leave | Check | Forward
-    | StoreResponse | ReadResponse | Hello | Knock
+    | StoreResponse | ReadResponse | Hello | Knock | Recall
 )  # fmt: skip
 ToFrontEnd = (
     Settings | Names | Ping | Pong | Drain | Answered | Forwarded | StoredResponse
-    | News | Hello | Refused | Replica
+    | News | Hello | Refused | Replica | Recalled
 )  # fmt: skip
 Message = ToEngine | ToFrontEnd
 

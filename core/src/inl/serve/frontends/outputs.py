@@ -54,6 +54,8 @@ class RemoteHandle(RequestHandle):
             time.perf_counter(),
             skip_special=options.get("skip_special_tokens", True),
         )
+        self.engine = ""
+        """Name of the engine that generates it, in a fleet."""
 
     def receive(self, tokens: Sequence[int]) -> None:
         """Append generated tokens, up to the end of a stop string."""

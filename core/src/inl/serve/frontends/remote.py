@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, final
+from operator import ge
+from typing import TYPE_CHECKING, Any, Protocol
 
 from inl.engine.answers.model_text import EncodedPrompt, ModelText
 from inl.engine.options import random_seed
@@ -16,6 +18,8 @@ from inl.serve.api_error import model_not_found
 from inl.serve.frontends.messages import (
     Leave,
     ReadResponse,
+    Recall,
+    Recalled,
     Stop,
     StoredResponse,
     StoreResponse,
@@ -24,6 +28,13 @@ from inl.serve.frontends.messages import (
     plain,
 )
 from inl.serve.frontends.outputs import RemoteHandle, RemoteRequest
+from inl.serve.frontends.resumed import (
+    KnownOutput,
+    RemoteGenerations,
+    ResumedGenerations,
+    has_tokens,
+    known_output,
+)
 from inl.serve.generations import Generation, Generations
 from inl.serve.health import Health
 from inl.serve.load_failure import load_failure
@@ -43,6 +54,12 @@ class Client(Protocol):
         """Names of models and adapters -> positions of the models."""
 
     @property
+    def identity(self) -> str:
+        """Digest of what decides which tokens follow a prompt; empty if streams cannot
+        go on behind another connection.
+        """
+
+    @property
     def outputs(self) -> Outputs:
         """Outputs of open requests."""
 
@@ -59,14 +76,6 @@ class Client(Protocol):
         """Raise :class:`ApiError` 429 or 503 if no model would admit a call."""
 
 
-@final
-class RemoteGenerations(Generations):
-    """The completions of a job of a front-end."""
-
-    def record(self, item: Generation, count: int) -> None:
-        """Do nothing: the engine's process counts tokens."""
-
-
 class RemoteModel:
     """A model of the engine's process. Used by the event loop only."""
 
@@ -78,6 +87,11 @@ class RemoteModel:
         self._opening = asyncio.Lock()
         # The engine's process knows nothing of errors of texts here.
         self._health = Health(self.name, self._test, self._report)
+
+    @property
+    def identity(self) -> str:
+        """That of :class:`Client`."""
+        return self._client.identity
 
     async def opened(self) -> ModelText:
         """Return the text side of the model; raises :class:`ApiError` 503."""
@@ -111,6 +125,29 @@ class RemoteModel:
     async def generate(self, job: Job, client: str) -> AsyncIterator[Generations]:
         """Submit a job, and end it after the body; raises :class:`ApiError`."""
         text, prompts = await self._encoded(job.prompts)
+        generations = RemoteGenerations()
+        if job.seen is not None:
+            known = await self._known(text, job, client, prompts)
+            generations = ResumedGenerations(job.seen, known)
+        with self._submitting(text, job, prompts, generations) as handles:
+            first = handles[0].request.id
+            try:
+                await self._client.call(
+                    first, _submit(text, job, client, prompts, first)
+                )
+                yield generations
+            finally:
+                self._client.send(Leave(first, generations.finished))
+
+    @contextmanager
+    def _submitting(
+        self,
+        text: ModelText,
+        job: Job,
+        prompts: Sequence[EncodedPrompt],
+        generations: RemoteGenerations,
+    ) -> Iterator[list[RemoteHandle]]:
+        """Receive outputs in the body; yields their handles."""
         first = self._client.numbers(job.completions)
         stopped = partial(self._stopped, first)
         handles = _handles(text, job, prompts, first)
@@ -121,22 +158,53 @@ class RemoteModel:
                 stopped,
                 text.token_texts,
                 first=handles[at - at % job.count],
+                call_ids="" if job.origin is None else f"{job.origin.nonce} {at}",
             )
             for at, handle in enumerate(handles)
         ]
-        generations = RemoteGenerations()
-        generations.start(items, text.token_texts)
         for handle in handles:
             handle.listener = generations.event.set
         try:
             with self._client.outputs.open(handles, stopped):
-                await self._client.call(
-                    first, _submit(text, job, client, prompts, first)
-                )
-                yield generations
+                generations.start(items, text.token_texts)
+                yield handles
         finally:
             generations.close()
-            self._client.send(Leave(first, generations.finished))
+
+    async def _known(
+        self,
+        text: ModelText,
+        job: Job,
+        client: str,
+        prompts: Sequence[EncodedPrompt],
+    ) -> list[KnownOutput]:
+        """Return the outputs that a client has events of, at least as far as those.
+
+        From the engine that has generated them, or generated again.
+        """
+        assert job.seen is not None, "checked by the caller"
+        wanted = job.seen.tokens
+        if job.options.get("logprobs") is None:
+            number = self._client.numbers(1)
+            message = Recall(number, job.engine, job.transcript, len(wanted))
+            found: Recalled = await self._client.call(number, message)
+            if all(map(ge, map(len, found.tokens), wanted)):
+                pairs = zip(found.tokens, found.cached, strict=True)
+                return [KnownOutput(tokens, cached) for tokens, cached in pairs]
+        options = {**job.options, "stop": None}
+        again = replace(job, options=options, seen=None)  # type: ignore[arg-type]
+        generations = RemoteGenerations()
+        with self._submitting(text, again, prompts, generations) as handles:
+            first = handles[0].request.id
+            message = _submit(text, again, client, prompts, first)
+            try:
+                await self._client.call(first, message)
+                while not all(map(has_tokens, handles, wanted)):
+                    await generations.event.wait()
+                    generations.event.clear()
+            finally:
+                self._client.send(Leave(first, finished=True))
+        return [known_output(*each) for each in zip(handles, wanted, strict=True)]
 
     def _stopped(self, first: int, handle: RequestHandle) -> None:
         self._client.send(Stop(first, handle.request.id - first))
@@ -167,8 +235,9 @@ def _submit(
     structure = plain(text.structure_of(job.structure, prompts[0]))
     ids = [list(prompt.ids) for prompt in prompts]
     return Submit(
-        first, job.model, client, ids, options, job.count, structure, job.number
-    )
+        first, job.model, client, ids, options, job.count, structure, job.number,
+        transcript=job.transcript,
+    )  # fmt: skip
 
 
 def _handles(

@@ -11,7 +11,7 @@ from msgspec import Meta
 from inl.serve.api_error import unsupported
 from inl.serve.dialect import ReadUsage, parse
 from inl.serve.job import Answer, CallDelta, Conversation, Delta, Job, Usage
-from inl.serve.openai.chunks import ChunkedExchange, chunk_head
+from inl.serve.openai.chunks import ChunkedExchange
 from inl.serve.openai.fields import (
     DEFAULTS,
     FINISH_REASONS,
@@ -89,6 +89,8 @@ def conversation_of(request: ChatRequest) -> Conversation:
 class ChatExchange(ChunkedExchange):
     """A chat completion."""
 
+    chunk_object = "chat.completion.chunk"
+
     def __init__(self, body: bytes, number: str, model: str) -> None:
         request = parse(body, ChatRequest, CHAT_DEFAULTS)
         self.stream_options = check_stream_options(request)
@@ -112,19 +114,18 @@ class ChatExchange(ChunkedExchange):
         self._has_token_ids = bool(request.return_token_ids)
         self.token_text: TokenTexts = NoTokenTexts()
         self._places: dict[int, TokenPlaces] = {}
-        self._head = {
-            "id": f"chatcmpl-{number}",
-            "created": int(time.time()),
-            "model": request.model or model,
-        }
-        self.encoded_head = chunk_head(
-            {**self._head, "object": "chat.completion.chunk"}
+        self.begin(
+            {
+                "id": f"chatcmpl-{number}",
+                "created": int(time.time()),
+                "model": request.model or model,
+            }
         )
 
     def body(self, answers: Sequence[Answer], usage: Usage) -> Any:
         """Return the whole response."""
         return {
-            **self._head,
+            **self.head,
             "object": "chat.completion",
             "choices": [self._choice(*each) for each in enumerate(answers)],
             "usage": usage_body(usage),

@@ -11,7 +11,7 @@ from msgspec import Meta
 from inl.serve.api_error import unsupported
 from inl.serve.dialect import ReadUsage, parse
 from inl.serve.job import Answer, Delta, Gap, Job, Prompt, Usage
-from inl.serve.openai.chunks import ChunkedExchange, chunk_head
+from inl.serve.openai.chunks import ChunkedExchange
 from inl.serve.openai.fields import (
     DEFAULTS,
     FINISH_REASONS,
@@ -81,6 +81,8 @@ def _with_suffix(
 class CompletionExchange(ChunkedExchange):
     """A text completion, of one or several prompts."""
 
+    chunk_object = "text_completion"
+
     def __init__(self, body: bytes, number: str, model: str) -> None:
         request = parse(body, CompletionRequest, DEFAULTS)
         self.stream_options = check_stream_options(request)
@@ -109,13 +111,14 @@ class CompletionExchange(ChunkedExchange):
         self._has_token_ids = bool(request.return_token_ids)
         self.token_text: TokenTexts = NoTokenTexts()
         self._places: dict[int, TokenPlaces] = {}
-        self._head = {
-            "id": f"cmpl-{number}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": request.model or model,
-        }
-        self.encoded_head = chunk_head(self._head)
+        self.begin(
+            {
+                "id": f"cmpl-{number}",
+                "object": self.chunk_object,
+                "created": int(time.time()),
+                "model": request.model or model,
+            }
+        )
 
     def _places_of(self, index: int) -> TokenPlaces:
         places = self._places.get(index)
@@ -131,7 +134,7 @@ class CompletionExchange(ChunkedExchange):
             self._choice(index, self._echoed(index) + answer.content, answer)
             for index, answer in enumerate(answers)
         ]
-        return {**self._head, "choices": choices, "usage": usage_body(usage)}
+        return {**self.head, "choices": choices, "usage": usage_body(usage)}
 
     def _echoed(self, index: int) -> str:
         """Return the text of the prompt, if it is part of the completion."""

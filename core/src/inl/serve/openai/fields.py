@@ -53,6 +53,8 @@ DEFAULTS: Defaults = {
     "separate_reasoning": (True,),
     "stream_reasoning": (True,),
     "no_stop_trim": (False,),
+    "return_hidden_states": (False,),
+    "include_reasoning": (True,),
 }
 """Fields of other servers and their defaults, which ask for what happens anyway."""
 

@@ -16,6 +16,7 @@ from inl.serve.event_stream import EVENTS, event
 from inl.serve.job import Answer, Delta, Usage
 from inl.serve.openai.responses import Item, ResponsesRequest, input_items, job_of
 from inl.serve.openai.usage import chat_logprobs
+from inl.serve.resuming import Origin, ResumableExchange
 from inl.serve.token_texts import NoTokenTexts, TokenPlaces, TokenTexts
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class _Stored(msgspec.Struct):
     items: list[Item]
 
 
-class ResponsesExchange:
+class ResponsesExchange(ResumableExchange):
     """One response: reasoning, a message and calls, each an item of its output."""
 
     stream_format = EVENTS
@@ -61,6 +62,15 @@ class ResponsesExchange:
         self._created = int(time.time())
         self._sequence = itertools.count()
         self._items: list[_Item] = []
+
+    def restore(self, origin: Origin) -> None:
+        """Use the id and the time of the request that has begun the answer."""
+        self.id = f"resp_{origin.number}_{origin.nonce}"
+        self._created = origin.created
+
+    def count_from(self, events: int) -> None:
+        """Number the next event as the one behind so many."""
+        self._sequence = itertools.count(events)
 
     @property
     def previous_id(self) -> str | None:

@@ -1,0 +1,138 @@
+"""vllm-router, unchanged, in front of two engines: ``make test-router``."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from http_clients import HttpClient
+from http_servers import HashServer
+from waiting import until
+
+VARIABLE = "INL_VLLM_ROUTER"
+ROUTER = os.environ.get(VARIABLE)
+"""The command ``vllm-router``, of an environment of its own."""
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(not ROUTER, reason=f"{VARIABLE} names no vllm-router"),
+]
+
+JSON = {"content-type": "application/json"}
+TALKS = 5  # odd, so that turns of a talk alternate between two engines
+TURNS = 4
+ADDRESS = {"kv_events": "tcp://127.0.0.1:*", "kv_events_replay": "tcp://127.0.0.1:*"}
+
+
+class Client(HttpClient):
+    def __init__(self, port):
+        self.url = f"http://127.0.0.1:{port}"
+
+    def is_healthy(self):
+        try:
+            return self.send("GET", "/health")[0] == 200
+        except OSError:
+            return False
+
+    def hits(self):
+        """Return how many requests the router has sent to cached tokens."""
+        text = self.send("GET", "/metrics")[2].decode()
+        name = r'vllm_router_kv_placement_lookups_total\{result="hit"\} (\d+)'
+        found = re.search(name, text)
+        return int(found[1]) if found else 0
+
+
+def free_ports(count):
+    with ExitStack() as stack:
+        opened = [
+            stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            for _ in range(count)
+        ]
+        return [each.getsockname()[1] for each in opened]
+
+
+@contextmanager
+def routed(policy, log):
+    """Yield a client of a router with two engines, one of its metrics, and those."""
+    with ExitStack() as stack:
+        engines = [
+            stack.enter_context(HashServer(max_batch=8, **ADDRESS)) for _ in range(2)
+        ]
+        port, metrics = free_ports(2)
+        command = [ROUTER, "--host", "127.0.0.1", "--port", port, "--policy", policy]
+        command += ["--prometheus-port", metrics]
+        command += ["--worker-urls", *(each.url for each in engines)]
+        if policy == "kv_aware":
+            command += ["--kv-event-model", "hash", "--kv-event-block-size", "16"]
+        for each in engines if policy == "kv_aware" else ():
+            events = each.server.kv_events
+            command += ["--kv-event-source", f"{each.url}={events.endpoint}"]
+            again = f"{each.url}={events.replay_endpoint}"
+            command += ["--kv-event-replay-source", again]
+        environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+        with log.open("w") as output:
+            process = subprocess.Popen(
+                [*map(str, command)], stdout=output, stderr=output, env=environment
+            )
+        try:
+            client = Client(port)
+            until(client.is_healthy)
+            yield client, Client(metrics), engines
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def talk(number, turn):
+    text = f"Talk {number}. " * 40 + "".join(f"Turn {each}. " for each in range(turn))
+    return {"model": "hash", "messages": [{"role": "user", "content": text}]} | {
+        "max_tokens": 8,
+        "temperature": 0,
+    }
+
+
+def run(client, metrics=None):
+    """Return the text of each turn of all talks, and the cached tokens."""
+    texts, cached = {}, 0
+    for turn in range(TURNS):
+        for number in range(TALKS):
+            before = 0 if metrics is None else metrics.hits()
+            body = talk(number, turn)
+            status, _, answer = client.send("POST", "/v1/chat/completions", body, JSON)
+            assert status == 200, answer
+            texts[number, turn] = answer["choices"][0]["message"]["content"]
+            cached += answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+            if turn and metrics is not None:
+                until(lambda before=before: metrics.hits() > before)
+    return texts, cached
+
+
+def test_it_sends_conversations_to_the_engine_that_has_them(tmp_path: Path):
+    path = "/v1/chat/completions"
+    with HashServer(max_batch=8) as plain:
+        wanted, _ = run(plain)
+    with routed("round_robin", tmp_path / "log") as (client, _, engines):
+        texts, by_turns = run(client)
+        assert texts == wanted
+        counts = [each.engine.stats.prefix_hit_tokens for each in engines]
+        assert all(counts), "both are used"
+    log = tmp_path / "aware"
+    with routed("kv_aware", log) as (client, metrics, _):
+        texts, aware = run(client, metrics)
+        assert texts == wanted
+        assert metrics.hits() >= (TURNS - 1) * TALKS
+        with client.connection() as connection:
+            body = {**talk(0, 0), "stream": True}
+            data = json.dumps(body)
+            connection.request("POST", path, data, JSON)
+            assert b"data: [DONE]" in connection.getresponse().read()
+    assert "kv_index decode" not in log.read_text(), "it understands all events"
+    assert aware > 1.5 * by_turns
+    print(f"cached prompt tokens: {aware} by events, {by_turns} by turns")
