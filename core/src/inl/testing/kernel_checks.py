@@ -16,7 +16,6 @@ from inl.spec.step import Step
 from inl.spec.strict_array import StrictArray
 from inl.spec.tolerance import Verdict, truth
 from inl.spec.tree import tree_map
-from inl.spec.workload import TuningResults
 from inl.testing.check import Check, CheckFailed, Measure, require, worst
 from inl.testing.float8_cases import float8_cases
 from inl.testing.large_cases import larger_cases
@@ -35,17 +34,6 @@ CasesOf = Callable[[int], list[Case]]
 
 LARGER_ROUNDS = 1
 """Number of seeds of larger cases, which have many rows."""
-
-
-def with_kernel(target: Target, kernel: Kernel) -> Target:
-    """Return a target with ``kernel`` in place of all kernels of its op."""
-    others = (one for one in target.selection.kernels if one.op != kernel.op)
-    selection = replace(
-        target.selection, kernels=(*others, kernel), tuning_results=TuningResults()
-    )
-    twin = replace(target)
-    vars(twin).update(backend=target.backend, selection=selection)
-    return twin
 
 
 def kernel_checks(target: Target) -> Iterator[Check]:
@@ -115,7 +103,7 @@ def _kernel_checks(
     kernels = [one for one in target.selection.kernels if one.op == op.name]
     cases = partial(_cases, target, op)
     for kernel in kernels if len(kernels) > 1 else ():
-        alone = with_kernel(target, kernel)
+        alone = target.with_kernel(kernel)
         for index, name in enumerate(names):
             case = cases(0)[index]
             chosen, own = (
