@@ -24,6 +24,7 @@ from inl.testing.op_check import judged, require_passed, run_checked
 from inl.testing.optional_ops import called_ops, left_out
 from inl.testing.packed_checks import packed_checks
 from inl.testing.real_sizes import real_cases
+from inl.testing.wide_cases import wide_cases
 
 if TYPE_CHECKING:
     from inl.spec.kernel import Kernel
@@ -80,7 +81,7 @@ def _op_checks(
         yield check(name, _case, partial(_cases, target, op), index, target.rounds)
     for index, case in enumerate(larger(0)):
         yield check(case.name, _case, larger, index, LARGER_ROUNDS)
-    real = partial(_real, target, op, tuple(names))
+    real = partial(_real, target, op)
     for index, case in enumerate(real(0)):
         yield check(case.name, _case, real, index, LARGER_ROUNDS)
     if "cache" in op.parameters and "step" in op.parameters:
@@ -130,9 +131,13 @@ def _larger(target: Target, op: OpSpec, half: bool, seed: int) -> list[Case]:
 
 
 @lru_cache(maxsize=2)
-def _real(target: Target, op: OpSpec, names: tuple[str, ...], seed: int) -> list[Case]:
-    rng = target.rng(op.name, seed, "real")
-    return list(real_cases(op, names, rng, full=target.full))
+def _real(target: Target, op: OpSpec, seed: int) -> list[Case]:
+    rng, cases = target.rng(op.name, seed, "real"), _cases(target, op, seed)
+    names = [case.name for case in cases]
+    return [
+        *real_cases(op, names, rng, full=target.full),
+        *wide_cases(op, cases, rng),
+    ]
 
 
 @lru_cache(maxsize=24)

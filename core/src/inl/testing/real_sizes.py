@@ -69,10 +69,11 @@ WIDTHS: Final = (2, 3, 5, 8, 16, 17)
 """Tokens of a row that verifies 1 to 16 drafts."""
 
 PRODUCTS: Final = (
-    (1, 1030, 64), (5, 4099, 48), (3, 72, 4864), (2, 151_939, 8), (2, 24, 28_672)
+    (1, 1030, 64), (5, 4099, 48), (3, 72, 4864), (2, 151_939, 8), (2, 24, 28_672),
+    (1, 2048, 1024), (6, 1024, 512),
 )  # fmt: skip
 """(tokens, outputs, inputs): outputs beyond 1,024, 4,096 and 65,536, and no multiple of
-a tile; the inner widths of Qwen2.5 0.5B and Llama 70B."""
+a tile; the inner widths of Qwen2.5 0.5B and Llama 70B; whole tiles only."""
 NORM_PRODUCTS: Final = ((1, 1030, 64), (5, 4099, 48), (3, 72, 896))
 LORAS: Final = (
     (3, 96, 160, 4, 16), (2, 64, 64, 3, 64), (5, 48, 96, 2, 256), (3, 48, 40, 33, 8)
@@ -80,7 +81,7 @@ LORAS: Final = (
 """(tokens, outputs, inputs, adapters, rank)."""
 EXPERTS: Final = (
     (5, 128, 8), (3, 60, 4), (2, 256, 8), (3, 32, 4), (4, 16, 1), (2, 64, 6),
-    (2, 512, 10),
+    (2, 512, 10), (300, 8, 2),
 )  # fmt: skip
 """(tokens, experts, experts per token) of Qwen3 30B, Qwen1.5 MoE, DeepSeek-V3, GPT-OSS
 20B, Llama 4 Scout, DeepSeek-V2 Lite and Qwen3-Next."""
@@ -247,7 +248,9 @@ def _sample(rng: Rng) -> Iterator[Case]:
 
 
 def _soft_cap(rng: Rng) -> Iterator[Case]:
-    yield Case(f"2x{VOCAB}", (40 * rng.standard_normal((2, VOCAB)),), {"cap": 30.0})
+    for vocab in (VOCAB, LARGE_VOCAB):
+        logits = 40 * rng.standard_normal((2, vocab))
+        yield Case(f"2x{vocab}", (logits,), {"cap": 30.0})
 
 
 def _rope_table(_rng: Rng) -> Iterator[Case]:
