@@ -157,6 +157,7 @@ def test_all_of_them_are_ready(inl):
         "inl-corpus": ("ready", "drafter corpus"),
         "inl-npz": ("ready", "format .npz"),
         "inl-ssh": ("ready", "place ssh"),
+        "inl-sticky": ("ready", "router sticky"),
         "inl-tokens": ("ready", "command tokens"),
     }
 
@@ -216,3 +217,40 @@ def test_a_drafter(inl, model, wanted, tmp_path):
     )
     assert tokens == wanted
     assert drafted >= accepted > 0
+
+
+ROUTER = """
+import json, sys
+from inl.fleet.plugin_router import ReplicaLoad, RoutedPrompt, make_plugin_router
+
+def load(number, open=0):
+    return ReplicaLoad(
+        number=number, address=f"host:{number}", device="cpu:0", places=4, open=open,
+        queued_tokens=0, cached_tokens=0, seconds_per_token=0.0,
+    )
+
+def prompt(first, last):
+    tokens = [first] * 64 + [last]
+    return RoutedPrompt(tokens=tokens, output_tokens=0, client="", model=None)
+
+def choices(loads):
+    found = [router.choose(prompt(each // 2, each), loads) for each in range(80)]
+    return [each and each.number for each in found]
+
+router = make_plugin_router("sticky")
+loads = [load(number) for number in range(4)]
+busy = [load(2, 8), *loads[:2]]
+print(json.dumps([choices(loads), choices(loads[1:]), choices(busy),
+                  choices([load(1, 8)])]))
+"""
+
+
+def test_a_router(inl):
+    """Prompts that begin alike have one engine; one that is lost moves only its own."""
+    found, without, busy, full = json.loads(inl(code=ROUTER))
+    assert found[::2] == found[1::2]
+    assert set(found) == {0, 1, 2, 3}
+    kept = [(one, two) for one, two in zip(found, without, strict=True) if one]
+    assert all(one == two for one, two in kept)
+    assert 2 not in busy
+    assert full == [None] * 80

@@ -25,6 +25,7 @@ def test_the_contract_has_the_expected_hooks():
         "inl_register_kernels",
         "inl_register_models",
         "inl_register_places",
+        "inl_register_routers",
     }
 
 
@@ -47,6 +48,7 @@ SAYS = [
     "place cluster",
     "format .acme",
     "drafter suffix_tree",
+    "router by_device",
     "command fine-tune",
     "1 device",
 ]

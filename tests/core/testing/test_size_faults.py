@@ -138,9 +138,9 @@ KERNELS = {
     "ignored window": ("attention", ignored_window, "window"),
     "wrong head": ("attention", wrong_head, "40/8x128"),
     "lost columns": ("linear", lost_columns, "5x4099x48"),
-    "narrow ids": ("embedding", narrow_ids, "70001"),
+    "narrow ids": ("embedding", narrow_ids, "262147"),
     "narrow normalizer": ("score", narrow_normalizer, "2x2003"),
-    "short mask": ("mask_logits", short_mask, "2x70001"),
+    "short mask": ("mask_logits", short_mask, "2x262147"),
     "eager verify": ("verify", eager_verify, "width 17"),
     "low rank": ("lora", low_rank, "2x256"),
     "far block": ("write_kv", far_block, "block 33000"),
@@ -196,8 +196,11 @@ class Int8(NamedTuple):
     v_scales: Any
 
 
-def int8_backend(scales_of):
-    """Return a target with a cache in int8; scales_of: [T, heads] -> its scales."""
+def int8_backend(scales_of, wrong=("k", "v")):
+    """Return a target with a cache in int8; scales_of: [T, heads] -> its scales.
+
+    wrong: which of keys and values have them, in place of right ones.
+    """
 
     def state(spec, limits):
         made = plain_state(spec, limits, tensor)
@@ -215,9 +218,13 @@ def int8_backend(scales_of):
             if not isinstance(cache, Int8):
                 return run(k, v, cache, writes)
             at = np.divmod(writes, cache.k.shape[1])
-            parts = (k, cache.k, cache.k_scales), (v, cache.v, cache.v_scales)
-            for x, codes, scales in parts:
-                scale = scales_of(np.maximum(np.abs(x).max(-1), 1e-30) / 127)
+            parts = (
+                ("k", k, cache.k, cache.k_scales),
+                ("v", v, cache.v, cache.v_scales),
+            )
+            for name, x, codes, scales in parts:
+                scale = np.maximum(np.abs(x).max(-1), 1e-30) / 127
+                scale = scales_of(scale) if name in wrong else scale
                 codes[at] = np.clip(np.rint(x / scale[..., None]), -127, 127)
                 scales[at] = scale
             return cache
@@ -246,12 +253,28 @@ def int8_backend(scales_of):
     return target_of(kernels, traits=traits, state=state)
 
 
-def test_a_scale_that_heads_share_is_found():
-    def of_first(scales):
-        return np.repeat(scales[:, :1], scales.shape[1], 1)
+def of_first(scales):
+    return np.repeat(scales[:, :1], scales.shape[1], 1)
 
+
+def of_largest(scales):
+    return np.repeat(scales.max(1, keepdims=True), scales.shape[1], 1)
+
+
+def of_first_token(scales):
+    return np.repeat(scales[:1], len(scales), 0)
+
+
+@pytest.mark.parametrize(
+    ("scales_of", "wrong"),
+    [
+        (of_first, "kv"), (of_first, "k"), (of_first, "v"), (of_largest, "kv"),
+        (of_largest, "k"), (of_first_token, "kv"),
+    ],
+)  # fmt: skip
+def test_a_scale_that_heads_or_tokens_share_is_found(scales_of, wrong):
     beginning = "runner/logits/float32/kv"
-    (found,) = failures(int8_backend(of_first), "runner", beginning)
+    (found,) = failures(int8_backend(scales_of, wrong), "runner", beginning)
     assert "cache in int8" in found.first.message
     assert "a scale that heads or tokens share" in found.first.message
     assert failures(int8_backend(lambda scales: scales), "runner", beginning) == []
@@ -315,6 +338,38 @@ def test_state_of_the_thread_that_made_a_runner_is_found():
 
     (found,) = failures(target_of(compile=keeping(use)), "runner", "runner/thread")
     assert "no context in this thread" in found.first.message
+
+
+def test_state_of_each_thread_is_found_where_threads_take_turns():
+    """A buffer in threading.local: the length is that of the thread's last step."""
+    import threading
+
+    local = threading.local()
+
+    def per_thread(run):
+        def make_step(message, tables, **attrs):
+            step, tables = run(message, tables, **attrs)
+            if step.tokens.shape[0] == 1 and step.used_counts[0]:
+                kept = getattr(local, "lengths", None)
+                positions = kept + 1 if kept is not None else step.positions
+                local.lengths = positions
+                step = step._replace(positions=positions)
+            elif hasattr(local, "lengths"):
+                del local.lengths
+            return step, tables
+
+        return make_step
+
+    target = target_of(with_fault("make_step", per_thread))
+    (found,) = failures(target, "runner", "runner/thread")
+    assert "a sequence that two threads compute in turn" in found.first.message
+
+
+def test_a_frame_that_is_read_late_is_found():
+    """Programs run when a result is fetched, on the frame as it is by then."""
+    target = target_of(message=lambda host: host.data)
+    (found,) = failures(target, "runner", "runner/feedback") or [None]
+    assert found is not None
 
 
 @pytest.mark.parametrize("rows", [1, 2])

@@ -157,7 +157,10 @@ class Backend(ABC):
 
     @abstractmethod
     def state(self, spec: StateSpec, *, limits: Limits) -> State:
-        """Allocate zeroed caches, slots and tables for ``limits``."""
+        """Allocate zeroed caches, slots and tables for ``limits``.
+
+        Raises :class:`~inl.errors.OutOfMemory`.
+        """
 
     @abstractmethod
     def memory(self) -> DeviceMemory:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, final
 
 from inl.backend.base import Backend, C, DeviceMemory, Program, StateSpec, Traits
 from inl.backend.host import host_memory
 from inl.backend.programs import takes_info
 from inl.dtypes import E4M3, HostArray, cast, wrap
+from inl.errors import OutOfMemory
 from inl.ops.step import empty_tables
 from inl.spec.cache import Cache, Paged, Slotted, State
 from inl.spec.kernel import Kernel
@@ -61,7 +63,8 @@ def simple_backend(
             self._capabilities = tuple(offered)
 
         def tensor(self, data: HostArray) -> Any:
-            return tensor(data)
+            with _in_memory(f"a tensor of {data.dtype}{list(data.shape)}"):
+                return tensor(data)
 
         def message(self, data: HostArray) -> Any:
             return message(data) if message else tensor(data)
@@ -70,7 +73,10 @@ def simple_backend(
             return numpy(x)
 
         def state(self, spec: StateSpec, *, limits: Limits) -> State:
-            return state(spec, limits) if state else plain_state(spec, limits, tensor)
+            if state is None:
+                return plain_state(spec, limits, tensor)
+            with _in_memory(_blocks_of(limits)):
+                return state(spec, limits)
 
         def memory(self) -> DeviceMemory:
             return memory()
@@ -98,6 +104,19 @@ def simple_backend(
             return next((x for x in self._capabilities if isinstance(x, kind)), None)
 
     return SimpleBackend
+
+
+@contextmanager
+def _in_memory(what: str) -> Iterator[None]:
+    """Translate the error of host memory, in which a minimal backend computes."""
+    try:
+        yield
+    except MemoryError as error:
+        raise OutOfMemory(f"{what} does not fit: {error}") from error
+
+
+def _blocks_of(limits: Limits) -> str:
+    return f"a state of {max(limits.blocks, default=0):,} blocks"
 
 
 def plain_state(
@@ -144,7 +163,16 @@ def zeroed_state(
             made = made._replace(scales=tensor(wrap(factors)))
         return made
 
-    make = cache or plain
+    with _in_memory(_blocks_of(limits)):
+        return _filled_state(spec, limits, zeros, cache or plain)
+
+
+def _filled_state(
+    spec: StateSpec,
+    limits: Limits,
+    zeros: Callable[[tuple[int, ...], str], Any],
+    make: Callable[[Paged, int, int], Any],
+) -> State:
     paged = [item for item in spec if isinstance(item, Paged)]
     caches = {
         layer: make(group, layer, blocks)

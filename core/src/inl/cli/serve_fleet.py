@@ -53,6 +53,10 @@ def fleet_mode(
         "--replicas": options.replicas is not None,
     }
     names = [name for name, is_given in given.items() if is_given]
+    if options.router is not None and (not names or options.engine_only):
+        raise RequestError(
+            "--router: found no --replica and no --replicas, whose engines it chooses"
+        )
     if not names:
         return Mode.CLIENTS
     if len(names) > 1 and options.engine_only:
@@ -102,8 +106,10 @@ def make_fleet(
 ) -> FleetServer:
     """Return the server of a fleet, which starts its own engines when it serves."""
     from inl.fleet.local_engines import LocalEngines
+    from inl.fleet.plugin_router import make_plugin_router
     from inl.fleet.server import FleetServer
 
+    policy = None if options.router is None else make_plugin_router(options.router)
     local = None
     if options.replicas is not None:
         # The front-end checks keys and counts those of all engines together.
@@ -124,6 +130,7 @@ def make_fleet(
         name=name,
         place=model,
         local=local,
+        policy=policy,
     )
 
 

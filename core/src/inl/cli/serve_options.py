@@ -77,6 +77,14 @@ class FleetOptions:
         ),
     ] = None
 
+    router: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Router of a plugin, which chooses the engine of a request.",
+        ),
+    ] = None
+
     @property
     def is_given(self) -> bool:
         """Whether engines and front-ends are different processes."""

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from inl.fleet.calls import Call, Group, Part
 from inl.fleet.engine_link import EngineLink, State
+from inl.fleet.plugin_router import ReplicaLoad, RoutedPrompt
+from inl.fleet.prefix_index import BLOCK_TOKENS
 from inl.fleet.router import Router
 from inl.serve.admission import Admission, Ticket
 from inl.serve.api_error import ApiError
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
 
+    from inl.fleet.plugin_router import GuardedPolicy
     from inl.serve.frontends.messages import ToEngine
     from inl.serve.openai.response_store import ResponseStore
     from inl.serve.settings import ServerConfig
@@ -74,14 +77,19 @@ class FleetClient:
     """Sends calls to engines. Used by the event loop only.
 
     app: answers the paths of ``own``, and those that begin with one of ``own_under``;
-    engines answer the others. responses: stored ones, if there are any.
+    engines answer the others. responses: stored ones, if there are any. policy: chooses
+    engines in place of the router.
     """
 
     def __init__(
-        self, config: ServerConfig, responses: ResponseStore | None = None
+        self,
+        config: ServerConfig,
+        responses: ResponseStore | None = None,
+        policy: GuardedPolicy | None = None,
     ) -> None:
         self.engines: list[EngineLink] = []
         self.router = Router()
+        self._policy = policy
         self.described: Replica | None = None
         """The first engine that was used; others have the same identity."""
         self.admission = Admission(
@@ -212,13 +220,46 @@ class FleetClient:
             self._leave(call, finished=False)
             raise
 
+    def _choose(
+        self, call: Call, prompt: int, output_tokens: int, refused: Collection[int]
+    ) -> tuple[int, int] | None:
+        """Return an engine for a prompt of a call, as :meth:`Router.choose` does."""
+        keys, given = call.keys[prompt], call.submit
+        tokens = given.prompts[prompt]
+        if self._policy is not None:
+            chosen = self._policy.choose(
+                RoutedPrompt(
+                    tokens=tokens, output_tokens=output_tokens, client=given.client,
+                    model=given.model,
+                ),
+                [
+                    self._load(*each, len(tokens))
+                    for each in self.router.usable(keys, refused).items()
+                ],
+            )  # fmt: skip
+            if chosen is not None:
+                return chosen.number, chosen.cached_tokens
+        return self.router.choose(keys, len(tokens) + output_tokens, refused)
+
+    def _load(self, number: int, blocks: int, tokens: int) -> ReplicaLoad:
+        engine, load = self._by_number[number], self.router.loads[number]
+        return ReplicaLoad(
+            number=number,
+            address=engine.address,
+            device=engine.device,
+            places=load.places,
+            open=load.open,
+            queued_tokens=load.queued_tokens,
+            cached_tokens=min(blocks * BLOCK_TOKENS, max(tokens - 1, 0)),
+            seconds_per_token=load.seconds_per_token,
+        )
+
     async def _start(self, call: Call) -> None:
-        keys, prompt = call.keys[0], call.submit.prompts[0]
         refused: set[int] = set()
         refusal: ApiError | None = None
         end = time.monotonic() + START_SECONDS
         while True:
-            choice = self.router.choose(keys, len(prompt), refused)
+            choice = self._choose(call, 0, 0, refused)
             if choice is None:
                 if refusal is not None:
                     raise refusal
@@ -550,12 +591,10 @@ class FleetClient:
             return
         expected = output.pop() if output and verifies else None
         prompt = call.prompt_of(part)
-        keys = call.keys[prompt]
-        tokens = len(call.submit.prompts[prompt]) + len(output)
         refused = set() if avoided is None else {avoided.number}
         end = time.monotonic() + CONTINUE_SECONDS
         while True:
-            choice = self.router.choose(keys, tokens, refused)
+            choice = self._choose(call, prompt, len(output), refused)
             if choice is None:
                 if time.monotonic() > end:
                     self._give_up(part, "no engine could continue it")

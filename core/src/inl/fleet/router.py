@@ -152,17 +152,22 @@ class Router:
                 bounded_best, bounded_cost = (replica, cached), seconds
         return bounded_best or best
 
+    def usable(self, keys: Sequence[int], exclude: Collection[int]) -> dict[int, int]:
+        """Return all usable replicas, with the blocks of a prompt that each has."""
+        blocks_of = self.index.blocks_of
+        return {
+            replica: blocks_of(replica, keys)
+            for replica in self._usable
+            if replica not in exclude
+        }
+
     def _candidates(
         self, keys: Sequence[int], exclude: Collection[int]
     ) -> dict[int, int]:
         """Return replicas, and the leading blocks of the prompt that each has."""
         usable, index = self._usable, self.index
         if len(usable) <= FEW:
-            return {
-                replica: index.blocks_of(replica, keys)
-                for replica in usable
-                if replica not in exclude
-            }
+            return self.usable(keys, exclude)
         loads = self.loads
         found = {
             replica: blocks

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from inl.fleet.local_engines import LocalEngines
+    from inl.fleet.plugin_router import GuardedPolicy
     from inl.serve.settings import ServerConfig
 
 log = logging.getLogger("inl.serve")
@@ -40,7 +41,8 @@ class FleetServer:
 
     addresses: of engines that were started elsewhere. secret: that they know. name,
     place: of the model in requests, and where its tokenizer is; by default as the first
-    engine says. local: engines to start, if there are any.
+    engine says. local: engines to start, if there are any. policy: of a plugin, which
+    chooses engines.
     """
 
     def __init__(
@@ -52,10 +54,11 @@ class FleetServer:
         name: str | None = None,
         place: str | None = None,
         local: LocalEngines | None = None,
+        policy: GuardedPolicy | None = None,
     ) -> None:
         self.config = config
         self._responses = response_store(config)
-        self.client = FleetClient(config, self._responses)
+        self.client = FleetClient(config, self._responses, policy)
         self._local = local
         self._addresses, self._secret = list(addresses), secret
         self._name, self._place = name, place

@@ -70,6 +70,8 @@ LARGE_SHAPES: tuple[tuple[str, list[int], list[int], dict[str, Any]], ...] = (
     ("chunk at 1000", [1000, 120], [20, 1], {}),
     ("prompt 130", [0], [130], {}),
     ("rows 70", [2, 9] * 35, [1] * 70, {}),
+    ("contexts 16 to 256", [15, 31, 63, 127, 255], [1] * 5, {}),
+    ("prompts 64", [0, 64], [64, 64], {}),
 )
 """Shapes with long contexts, many tokens or many rows, as :data:`SHAPES`."""
 

@@ -26,7 +26,8 @@ SCHEME = re.compile(r"[a-z][a-z0-9]{0,31}")
 SUFFIX = re.compile(r"(\.[a-z0-9_]{1,32}){1,3}")
 OWN_SUFFIXES = frozenset({".bin", ".gguf", ".json", ".pt", ".pth", ".safetensors"})
 """Suffixes of files that the core reads."""
-DRAFTER = re.compile(r"[a-z][a-z0-9_]{0,31}")
+WORD = re.compile(r"[a-z][a-z0-9_]{0,31}")
+"""Name of a drafter or of a router."""
 OWN_DRAFTERS = ("ngram", "model", "eagle", "mtp")
 """Values of ``EngineConfig.speculation`` that the core has."""
 COMMAND = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
@@ -93,6 +94,7 @@ class Contribution:
     places: dict[str, PlaceEntry] = field(default_factory=dict)
     formats: dict[str, str | Callable[..., Any]] = field(default_factory=dict)
     drafters: dict[str, str | Callable[..., Any]] = field(default_factory=dict)
+    routers: dict[str, str | Callable[..., Any]] = field(default_factory=dict)
     commands: dict[str, CommandEntry] = field(default_factory=dict)
 
     def register_backend(
@@ -199,11 +201,16 @@ class Contribution:
 
     def register_drafter(self, name: str, drafter: str | Callable[..., Any]) -> None:
         """Register a drafter for ``EngineConfig(speculation=name)``."""
-        _check_name("drafter", name, DRAFTER, "a name such as suffix_tree")
+        _check_name("drafter", name, WORD, "a name such as suffix_tree")
         where = f"drafter {name}"
         if name in OWN_DRAFTERS:
             raise PluginError(f"{where}: part of inl-core; accepted: another name")
         _add(self.drafters, where, name, drafter)
+
+    def register_router(self, name: str, router: str | Callable[..., Any]) -> None:
+        """Register a router for ``inl serve --router NAME``."""
+        _check_name("router", name, WORD, "a name such as by_client")
+        _add(self.routers, f"router {name}", name, router)
 
     def register_command(
         self, name: str, command: str | Callable[..., Any], summary: str

@@ -118,6 +118,15 @@ class RegisterDrafter(Protocol):
     def __call__(self, name: str, drafter: str | Callable[[Any], Any]) -> None: ...
 
 
+class RegisterRouter(Protocol):
+    """Registers a router factory under a value of ``inl serve --router``.
+
+    It is called without arguments and returns an ``inl.fleet.plugin_router.Policy``.
+    """
+
+    def __call__(self, name: str, router: str | Callable[[], Any]) -> None: ...
+
+
 class RegisterCommand(Protocol):
     """Registers the command ``inl NAME``, an annotated function, and its summary."""
 
@@ -159,6 +168,11 @@ def inl_register_formats(register: RegisterFormat) -> None:
 @hookspec
 def inl_register_drafters(register: RegisterDrafter) -> None:
     """Register drafters of speculation."""
+
+
+@hookspec
+def inl_register_routers(register: RegisterRouter) -> None:
+    """Register routers of fleets."""
 
 
 @hookspec

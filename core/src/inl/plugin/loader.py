@@ -238,6 +238,7 @@ def _register(plugin: Loading) -> None:
     returned += call.inl_register_places(register=items.register_place)
     returned += call.inl_register_formats(register=items.register_format)
     returned += call.inl_register_drafters(register=items.register_drafter)
+    returned += call.inl_register_routers(register=items.register_router)
     returned += call.inl_register_commands(register=items.register_command)
     check_returned(returned)
 

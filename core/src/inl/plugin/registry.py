@@ -33,6 +33,7 @@ KINDS = {
     "place": "places",
     "format": "formats",
     "drafter": "drafters",
+    "router": "routers",
     "command": "commands",
 }
 """Kinds of items that are functions by name, and the field of each."""

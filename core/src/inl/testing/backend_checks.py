@@ -25,6 +25,7 @@ from inl.spec.message import admit_frame, admit_size
 from inl.spec.step import SAMPLERS, Bucket, Tables
 from inl.spec.strict_array import StrictArray
 from inl.spec.tree import leaves, tree_map
+from inl.testing.capability_checks import capability_checks
 from inl.testing.check import Check, CheckFailed, equal, require
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ def backend_checks(target: Target) -> Iterator[Check]:
         for dtype in (*target.dtypes, *target.backend.traits.kv_dtypes):
             run_layout = partial(_layout, target, layout, dtype)
             yield Check("backend", f"backend/layout/{dtype}", run_layout)
+    yield from capability_checks(target)
 
 
 def _plugin(target: Target) -> None:

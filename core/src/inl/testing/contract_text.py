@@ -33,7 +33,10 @@ every size of a step is served exactly; caches are zeroed tensors in the layout 
 hold:
 
 - A tensor is a copy: the host reuses its array.
-- A kernel overwrites no argument but those that its op consumes, and returns these.
+- A kernel overwrites no argument but those that its op consumes, and returns these. Its
+  other results are no parts of weights or of state.
+- What does not fit raises `inl.errors.OutOfMemory`; `simple_backend` translates the
+  `MemoryError` of `tensor` and `state`.
 - Slot 0, block 0 and cache position 0 are for padding. Results of padding are not read,
   but must be finite; `attention` returns zeros for it.
 - A kernel that cannot compute a call refuses it with a sentence, and does not raise.

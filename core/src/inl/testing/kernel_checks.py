@@ -16,7 +16,6 @@ from inl.spec.step import Step
 from inl.spec.strict_array import StrictArray
 from inl.spec.tolerance import Verdict, truth
 from inl.spec.tree import tree_map
-from inl.spec.workload import TuningResults
 from inl.testing.check import Check, CheckFailed, Measure, require, worst
 from inl.testing.float8_cases import float8_cases
 from inl.testing.large_cases import larger_cases
@@ -25,6 +24,7 @@ from inl.testing.op_check import judged, require_passed, run_checked
 from inl.testing.optional_ops import called_ops, left_out
 from inl.testing.packed_checks import packed_checks
 from inl.testing.real_sizes import real_cases
+from inl.testing.wide_cases import wide_cases
 
 if TYPE_CHECKING:
     from inl.spec.kernel import Kernel
@@ -35,17 +35,6 @@ CasesOf = Callable[[int], list[Case]]
 
 LARGER_ROUNDS = 1
 """Number of seeds of larger cases, which have many rows."""
-
-
-def with_kernel(target: Target, kernel: Kernel) -> Target:
-    """Return a target with ``kernel`` in place of all kernels of its op."""
-    others = (one for one in target.selection.kernels if one.op != kernel.op)
-    selection = replace(
-        target.selection, kernels=(*others, kernel), tuning_results=TuningResults()
-    )
-    twin = replace(target)
-    vars(twin).update(backend=target.backend, selection=selection)
-    return twin
 
 
 def kernel_checks(target: Target) -> Iterator[Check]:
@@ -92,7 +81,7 @@ def _op_checks(
         yield check(name, _case, partial(_cases, target, op), index, target.rounds)
     for index, case in enumerate(larger(0)):
         yield check(case.name, _case, larger, index, LARGER_ROUNDS)
-    real = partial(_real, target, op, tuple(names))
+    real = partial(_real, target, op)
     for index, case in enumerate(real(0)):
         yield check(case.name, _case, real, index, LARGER_ROUNDS)
     if "cache" in op.parameters and "step" in op.parameters:
@@ -115,7 +104,7 @@ def _kernel_checks(
     kernels = [one for one in target.selection.kernels if one.op == op.name]
     cases = partial(_cases, target, op)
     for kernel in kernels if len(kernels) > 1 else ():
-        alone = with_kernel(target, kernel)
+        alone = target.with_kernel(kernel)
         for index, name in enumerate(names):
             case = cases(0)[index]
             chosen, own = (
@@ -142,9 +131,13 @@ def _larger(target: Target, op: OpSpec, half: bool, seed: int) -> list[Case]:
 
 
 @lru_cache(maxsize=2)
-def _real(target: Target, op: OpSpec, names: tuple[str, ...], seed: int) -> list[Case]:
-    rng = target.rng(op.name, seed, "real")
-    return list(real_cases(op, names, rng, full=target.full))
+def _real(target: Target, op: OpSpec, seed: int) -> list[Case]:
+    rng, cases = target.rng(op.name, seed, "real"), _cases(target, op, seed)
+    names = [case.name for case in cases]
+    return [
+        *real_cases(op, names, rng, full=target.full),
+        *wide_cases(op, cases, rng),
+    ]
 
 
 @lru_cache(maxsize=24)

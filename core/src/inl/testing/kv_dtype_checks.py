@@ -15,9 +15,10 @@ from inl.testing.play import admission, most_tokens, one_step
 from inl.testing.runner_frames import first_blocks, opened, some_ids
 from inl.testing.tiny import plain_logits
 
-LOUDER: Final = 8
-"""Factor of the values of the last head: a scale that heads share clips or coarsens
-them. A power of two, so that it rounds nothing."""
+LOUDER: Final = 16
+"""Factor of the keys and values of the last head, and divisor of what multiplies them:
+the result is the same, and a scale that heads share clips the last one or coarsens the
+others. A power of two, so that it rounds nothing."""
 
 SLACK: Final = 4.0
 """Allowed error, as a factor on that of rounding keys and values alone."""
@@ -44,14 +45,28 @@ def kv_dtype_checks(tiny: Tiny) -> Iterator[Check]:
             yield Check("runner", name, partial(_logits, tiny, dtype))
 
 
+def _with_loud_head(tiny: Tiny) -> Tiny:
+    """Return the model with large keys and values in the last key-value head."""
+    found = Tiny(tiny.target, tiny.dtype)
+    dim = found.hf["head_dim"]
+    own = dim * found.hf["num_attention_heads"] // found.hf["num_key_value_heads"]
+    factors = {
+        "k_proj": (np.s_[-dim:], LOUDER),
+        "v_proj": (np.s_[-dim:], LOUDER),
+        "q_proj": (np.s_[-own:], 1 / LOUDER),
+        "o_proj": (np.s_[:, -own:], 1 / LOUDER),
+    }
+    for name, tensor in found.tensors.items():
+        for module, (part, factor) in factors.items():
+            if f".{module}.weight" in name:
+                found.tensors[name] = tensor.copy()
+                found.tensors[name][part] *= factor
+    return found
+
+
 def _logits(tiny: Tiny, kv_dtype: str) -> Measure:
     """Logits of a prompt in two chunks, the second of which reads the cache."""
-    uneven = Tiny(tiny.target, tiny.dtype)
-    dim = uneven.hf["head_dim"]
-    for name, tensor in uneven.tensors.items():
-        if "v_proj" in name:
-            uneven.tensors[name] = tensor.copy()
-            uneven.tensors[name][-dim:] *= LOUDER
+    uneven = _with_loud_head(tiny)
     with opened(uneven, kv_dtype=kv_dtype) as runner:
         limits = runner.limits
         count = most_tokens(limits, 37)

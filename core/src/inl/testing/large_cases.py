@@ -30,6 +30,9 @@ Make = Callable[[Rng, int], Case]
 
 ROWS = (130,)
 """Numbers of rows: beyond the tiles of 16, 32, 64 and 128 rows that kernels use."""
+BATCHES = (4, 8, 16, 32, 64, 256)
+"""Further numbers of rows of products, whose kernels differ by them: one that is right
+for other numbers may be wrong for a full tile."""
 FULL_ROWS = (65, 130, 257, 1030)
 """Numbers of rows of a full check."""
 
@@ -54,11 +57,20 @@ def larger_cases(
             yield BY_ROWS[op.name](rng, rows)
     else:
         tall = [case for case in cases if _row_count(op, case) > 1]
+        if op.name in PRODUCTS:
+            counts = (*counts, *BATCHES)
         largest = max(tall, key=lambda case: _row_count(op, case), default=None)
         for rows in counts:
             for case in tall:
                 if case is largest or (full and rows == counts[0]):
                     yield _with_rows(op, case, rows, rng)
+
+
+PRODUCTS = (
+    "linear", "qkv_linear", "gated_mlp", "head_linear", "experts", "norm_qkv",
+    "norm_mlp", "lora",
+)  # fmt: skip
+"""Ops whose kernels multiply tiles of rows."""
 
 
 def _row_count(op: OpSpec, case: Case) -> int:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from inl.dtypes import E4M3, cast, wrap
+from inl.dtypes import E4M3, FLOATS, cast, wrap
 from inl.errors import NOTE, message
 from inl.spec.cache import Cache
 from inl.spec.step import Step
 from inl.spec.strict_array import StrictArray
 from inl.spec.tolerance import Verdict, judge
-from inl.spec.tree import tree_map
+from inl.spec.tree import leaves, tree_map
 from inl.testing.blame import first_raising_op, first_wrong_op
 from inl.testing.check import CheckFailed, Fault, Measure
 from inl.testing.op_call import OpCall, values, without_caches
@@ -35,10 +35,12 @@ def run_checked(
     ops, args = op_call.ready()
     before = dict(_unconsumed(op_call, args))
     try:
+        _free_spoiled_memory(op_call)
         result = (
             op_call.second_result(ops, args) if twice else op_call.result(ops, args)
         )
         _check_form(op_call, result, seed, note)
+        _check_not_shared(op_call, args, result, seed, note)
         fetched = op_call.fetch(result)
         _check_unchanged(op_call, args, before, seed, note)
         return fetched
@@ -60,13 +62,62 @@ def _unconsumed(op_call: OpCall, args: Sequence[Any]) -> Iterator[tuple[str, Any
     Weights and caches in layouts of the backend are left out.
     """
     spec = op_call.spec
-    free = {*spec.consumes, *spec.overwrites, "w", "loras"}
+    free = {*spec.consumes, *spec.overwrites, "loras"}
     for name, arg in zip(spec.parameters, args, strict=True):
-        if name in free or (isinstance(arg, Cache) and op_call.custom_cache):
+        if name in free or not _is_plain(op_call, name, arg):
             continue
         given = arg._replace(plan={}) if isinstance(arg, Step) else arg
         for label, x in _arrays(given, name):
             yield label, np.array(values(op_call.target.backend.numpy(x)))
+
+
+def _is_plain(op_call: OpCall, name: str, arg: Any) -> bool:
+    """Whether an argument is not in a layout of the backend."""
+    if isinstance(arg, Cache):
+        return not op_call.custom_cache
+    return name != "w" or type(arg) is op_call.spec.weights
+
+
+def _free_spoiled_memory(op_call: OpCall) -> None:
+    """Give NaN to the allocator in the sizes of the results.
+
+    A kernel that leaves a part of its result unwritten then often finds them there,
+    not zeros of fresh memory.
+    """
+    tensor = op_call.target.backend.tensor
+    for spec in leaves(op_call.expected_specs):
+        if isinstance(spec, StrictArray) and spec.dtype in FLOATS:
+            tensor(cast(np.full(spec.shape, np.nan), spec.dtype))
+
+
+def _check_not_shared(
+    op_call: OpCall, args: Sequence[Any], result: Any, seed: int, note: str
+) -> None:
+    """Require that results in host memory are not parts of weights or of state."""
+    numpy, expected = op_call.target.backend.numpy, op_call.expected_specs
+    if op_call.custom_cache:
+        result = without_caches(result, expected)
+
+    def host(x: Any) -> Any:
+        return x if isinstance(x, np.ndarray) else numpy(x).data
+
+    pairs = _pairs(result, expected, "result")
+    found = [host(x) for _, x, spec in pairs if x is not spec and x is not None]
+    for name, arg in zip(op_call.spec.parameters, args, strict=True):
+        lasts = name in LASTING and name not in op_call.spec.consumes
+        if not lasts or not _is_plain(op_call, name, arg):
+            continue
+        for label, x in _arrays(arg, name):
+            if any(np.may_share_memory(host(x), each) for each in found):
+                what = (
+                    f"result shares memory with its argument {label!r}, which lasts; "
+                    "return a copy, since a later op may write to a result"
+                )
+                raise failed(op_call, "argument", what, seed, note)
+
+
+LASTING: Final = frozenset({"w", "cache", "table", "tables"})
+"""Arguments that live longer than a step."""
 
 
 def _arrays(arg: Any, name: str) -> Iterator[tuple[str, Any]]:

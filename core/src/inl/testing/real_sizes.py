@@ -16,6 +16,8 @@ import numpy as np
 from inl.ops.attention import attention_case
 from inl.ops.embedding import Embedding
 from inl.ops.fused import attend_case
+from inl.ops.mlp import GatedMlp
+from inl.ops.rope import RopeScaling
 from inl.ops.sample_cases import decided_case
 from inl.ops.sink_attention import Sinks
 from inl.ops.step import empty_tables
@@ -38,35 +40,51 @@ if TYPE_CHECKING:
 Rng = np.random.Generator
 Heads = tuple[int, int, int]
 
-HEADS: Final = ((14, 2, 64), (28, 4, 128), (40, 8, 128), (8, 1, 256))
-"""(heads, kv_heads, head_dim) of Qwen2.5 0.5B, 7B and 14B, and of Gemma 2B."""
-FULL_HEADS: Final = ((71, 1, 64), (32, 32, 96), (64, 8, 128), (16, 8, 80))
-"""Heads that only a full check tests: Falcon 7B, Phi-3 mini, Llama 70B, 80 lanes."""
+HEADS: Final = (
+    (14, 2, 64), (28, 4, 128), (40, 8, 128), (8, 1, 256), (32, 8, 128), (12, 2, 128),
+    (32, 32, 96), (16, 1, 80),
+)  # fmt: skip
+"""(heads, kv_heads, head_dim) of Qwen2.5 0.5B, 7B and 14B, Gemma 2B, Llama 3 8B,
+Qwen2.5 1.5B and Phi-3 mini, and 16 heads of 80 lanes on one key head."""
+FULL_HEADS: Final = ((71, 1, 64), (64, 8, 128), (16, 8, 80), (96, 8, 192))
+"""Heads that only a full check tests: Falcon 7B, Llama 70B, 80 lanes, Nemotron 340B."""
 
-WINDOWS: Final = (("context 4100", 1024), ("chunk at 1000", 512))
+WINDOWS: Final = (
+    ("context 4100", 1024), ("context 4100", 4096), ("chunk at 1000", 512),
+    ("chunk at 1000", 128),
+)  # fmt: skip
 """Shape and window of the cases of attention over more keys than a window."""
 
 VOCAB: Final = 2003
 """More columns than a block of threads has, and no multiple of a tile."""
-LARGE_VOCAB: Final = 70_001
-"""Above 65,535, the largest number of 16 bits; vocabularies have up to 262,144."""
+LARGE_VOCAB: Final = 262_147
+"""Above 65,535, the largest number of 16 bits, and the 262,144 tokens of Gemma."""
 
 FAR: Final = 300
 """Number that is added to block ids: above 255, the largest number of 8 bits."""
 FURTHER: Final = 33_000
 """Above 32,767; a cache of 64 GB has more blocks."""
 
-WIDTHS: Final = (5, 8, 17)
-"""Tokens of a row that verifies 4, 7 and 16 drafts."""
+WIDTHS: Final = (2, 3, 5, 8, 16, 17)
+"""Tokens of a row that verifies 1 to 16 drafts."""
 
-PRODUCTS: Final = ((1, 1030, 64), (5, 4099, 48), (3, 72, 4864))
-"""(tokens, outputs, inputs): outputs beyond 1,024 and 4,096, and no multiple of a tile;
-the inner width of Qwen2.5 0.5B."""
+PRODUCTS: Final = (
+    (1, 1030, 64), (5, 4099, 48), (3, 72, 4864), (2, 151_939, 8), (2, 24, 28_672),
+    (1, 2048, 1024), (6, 1024, 512),
+)  # fmt: skip
+"""(tokens, outputs, inputs): outputs beyond 1,024, 4,096 and 65,536, and no multiple of
+a tile; the inner widths of Qwen2.5 0.5B and Llama 70B; whole tiles only."""
 NORM_PRODUCTS: Final = ((1, 1030, 64), (5, 4099, 48), (3, 72, 896))
-LORAS: Final = ((3, 96, 160, 4, 16), (2, 64, 64, 3, 64), (5, 48, 96, 2, 256))
+LORAS: Final = (
+    (3, 96, 160, 4, 16), (2, 64, 64, 3, 64), (5, 48, 96, 2, 256), (3, 48, 40, 33, 8)
+)  # fmt: skip
 """(tokens, outputs, inputs, adapters, rank)."""
-EXPERTS: Final = ((5, 128, 8), (3, 60, 4), (2, 256, 8))
-"""(tokens, experts, experts per token) of Qwen3 30B, Qwen1.5 MoE and DeepSeek-V3."""
+EXPERTS: Final = (
+    (5, 128, 8), (3, 60, 4), (2, 256, 8), (3, 32, 4), (4, 16, 1), (2, 64, 6),
+    (2, 512, 10), (300, 8, 2),
+)  # fmt: skip
+"""(tokens, experts, experts per token) of Qwen3 30B, Qwen1.5 MoE, DeepSeek-V3, GPT-OSS
+20B, Llama 4 Scout, DeepSeek-V2 Lite and Qwen3-Next."""
 
 SIZES: Final[Mapping[str, Sizes]] = {
     "linear": PRODUCTS,
@@ -81,11 +99,17 @@ SIZES: Final[Mapping[str, Sizes]] = {
     "adapted_linear": LORAS,
     "adapted_qkv_linear": LORAS,
     "adapted_gate_up": LORAS,
-    "rope": ((3, 28, 4, 128), (2, 71, 1, 64), (2, 32, 32, 96), (2, 8, 1, 256)),
+    "rope": (
+        (3, 28, 4, 128),
+        (2, 71, 1, 64),
+        (2, 32, 32, 96),
+        (2, 8, 1, 256),
+        (2, 16, 1, 80),
+    ),
     "head_linear": ((2, 16, 128, 512),),
-    "rms_norm": ((2, 5120), (1, 8192)),
-    "reduce_add_norm": ((2, 5120),),
-    "add_norm": ((2, 5120),),
+    "rms_norm": ((2, 5120), (1, 8192), (1, 16_384), (3, 896), (2, 2304)),
+    "reduce_add_norm": ((2, 5120), (3, 896), (1, 16_384)),
+    "add_norm": ((2, 5120), (3, 896), (1, 16_384)),
     "route": EXPERTS,
     "expert_linear": EXPERTS,
     "experts": EXPERTS,
@@ -146,8 +170,26 @@ def _attention_cases(name: str, rng: Rng, *, full: bool) -> Iterator[Case]:
     for shape, window in WINDOWS:
         case = make(rng, shape, (4, 2, 16), {"window": window})
         yield replace(case, name=f"{case.name} {window}")
+    yield make(rng, "mixed", (4, 2, 16), {"scale": 0.4})
+    case = make(rng, "mixed", (4, 2, 16), {"window": 3, "cap": 5.0})
+    yield case if "cap" in case.attrs else replace(case, name=f"{case.name}, no cap")
+    yield _second_group(make(rng, "mixed", (4, 2, 16), {"group": 1}))
     for distance in (FAR, FURTHER) if full or name == "attention" else (FAR,):
         yield _moved(make(rng, "mixed", (2, 1, 8), {}), distance)
+
+
+def _second_group(case: Case) -> Case:
+    """Return a case whose blocks are those of the second of two cache groups."""
+
+    def grouped(arg: Any) -> Any:
+        if not isinstance(arg, Step):
+            return arg
+        blocks = np.concatenate([arg.blocks[..., ::-1], arg.blocks])
+        return arg._replace(
+            blocks=blocks, writes=np.concatenate([arg.writes + 1, arg.writes])
+        )
+
+    return replace(case, args=tuple(map(grouped, case.args)))
 
 
 def _moved(case: Case, distance: int) -> Case:
@@ -199,17 +241,37 @@ def _mask_logits(rng: Rng) -> Iterator[Case]:
 
 def _sample(rng: Rng) -> Iterator[Case]:
     for sampler, vocab in (
-        ("greedy", LARGE_VOCAB), ("sample", VOCAB), ("sample_filtered", VOCAB)
+        ("greedy", LARGE_VOCAB), ("sample", VOCAB), ("sample_filtered", VOCAB),
+        ("sample_filtered", 50_257),
     ):  # fmt: skip
         yield decided_case(rng, sampler, vocab)
 
 
 def _soft_cap(rng: Rng) -> Iterator[Case]:
-    yield Case(f"2x{VOCAB}", (40 * rng.standard_normal((2, VOCAB)),), {"cap": 30.0})
+    for vocab in (VOCAB, LARGE_VOCAB):
+        logits = 40 * rng.standard_normal((2, vocab))
+        yield Case(f"2x{vocab}", (logits,), {"cap": 30.0})
+
+
+def _rope_table(_rng: Rng) -> Iterator[Case]:
+    """Yield other bases than 10,000 and long contexts, as of Qwen2.5 and Llama 3."""
+    positions = np.array([0, 3, 4097, 40_961], np.int32)
+    for dim, theta in ((128, 1e6), (64, 5e5)):
+        attrs = {"dim": dim, "theta": theta, "scaling": RopeScaling()}
+        yield Case(f"base {theta:.0f}/{dim}", (positions,), attrs)
+
+
+def _gated_mlp(rng: Rng) -> Iterator[Case]:
+    """Yield the activation of Gemma."""
+    x = rng.standard_normal((3, 40))
+    gate, up, down = (rng.standard_normal(shape) / 6 for shape in
+                      ((56, 40), (56, 40), (40, 56)))  # fmt: skip
+    yield Case("3x40x56/gelu_tanh", (x, GatedMlp(gate, up, down)),
+               {"activation": "gelu_tanh"})  # fmt: skip
 
 
 def _gated_activation(rng: Rng) -> Iterator[Case]:
-    for width in (1030, 4864):
+    for width in (1030, 4864, 28_672):
         gate, up = 4 * rng.standard_normal((2, 2, width))
         yield Case(f"2x{width}/silu", (gate, up), {"activation": "silu"})
 
@@ -283,6 +345,8 @@ OTHERS: Final[Mapping[str, Callable[[Rng], Iterable[Case]]]] = {
     "sample": _sample,
     "soft_cap": _soft_cap,
     "gated_activation": _gated_activation,
+    "gated_mlp": _gated_mlp,
+    "rope_table": _rope_table,
     "set_token_bias": _set_token_bias,
     "admit": _admit,
     "make_step": _make_step,

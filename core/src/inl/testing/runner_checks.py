@@ -26,6 +26,7 @@ from inl.testing.runner_frames import (
     some_ids,
 )
 from inl.testing.sharing_checks import in_thread, memory, two_runners
+from inl.testing.step_checks import closed, longer_contexts, out_of_memory, repeated
 from inl.testing.traffic import Traffic, play
 
 if TYPE_CHECKING:
@@ -54,6 +55,10 @@ def runner_checks(target: Target) -> Iterator[Check]:
         "two runners": two_runners,
         "thread": in_thread,
         "memory": memory,
+        "repeated": repeated,
+        "out of memory": out_of_memory,
+        "context lengths": longer_contexts,
+        "closed": closed,
     }
     for tiny in tinies(target):
         for name, run in checks.items():

@@ -47,7 +47,10 @@ def first_blocks(runner: LocalRunner, tokens: int) -> list[int]:
 
 
 def feedback(tiny: Tiny) -> Measure:
-    """Steps in flight feed their tokens back; one beyond the depth is refused."""
+    """Steps in flight feed their tokens back; one beyond the depth is refused.
+
+    Frames change as soon as they are submitted: a program has copied its own.
+    """
     with opened(tiny) as runner:
         limits, prompt, answer = runner.limits, some_ids(tiny, 7), []
         runner.submit(admission(limits, 1, first_blocks(runner, 64)))
@@ -61,9 +64,9 @@ def feedback(tiny: Tiny) -> Measure:
                 answer.append(int(runner.collect().tokens[0, 0]))
                 in_flight -= 1
             tokens = prompt if step == 1 else [-1]
-            runner.submit(
-                one_step(limits, [(1, tokens)], step=step, decoding=int(step > 1))
-            )
+            frame = one_step(limits, [(1, tokens)], step=step, decoding=int(step > 1))
+            runner.submit(frame)
+            frame[:] = -7
             in_flight += 1
         answer += [int(runner.collect().tokens[0, 0]) for _ in range(in_flight)]
     return tiny.judge(prompt, answer)

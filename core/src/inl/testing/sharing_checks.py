@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -78,7 +79,10 @@ def _decode(runner: LocalRunner, tokens: list[int], step: int) -> int:
 
 
 def in_thread(tiny: Tiny) -> Measure:
-    """A runner answers in another thread than that which made it, as in a server."""
+    """A runner answers in another thread than that which made it, as in a server.
+
+    A second sequence is computed in both threads in turn.
+    """
     with opened(tiny) as runner:
         count = most_tokens(runner.limits, 11)
         prompt = some_ids(tiny, count, "thread")
@@ -87,7 +91,22 @@ def in_thread(tiny: Tiny) -> Measure:
                 answer_alone, runner, prompt, 8, chunks=(count,),
                 blocks=first_blocks(runner, 64),
             ).result()  # fmt: skip
-    return tiny.judge(prompt, answer)
+            other = some_ids(tiny, count, "threads in turn")
+            _begin(runner, other)
+            turns = []
+            for step, tokens in enumerate((other, *[[-1]] * 7), 20):
+                turn = partial(_decode, runner, tokens, step)
+                turns.append(pool.submit(turn).result() if step % 2 else turn())
+    judged = [tiny.judge(prompt, answer)]
+    try:
+        judged.append(tiny.judge(other, turns))
+    except AssertionError as error:
+        error.args = (
+            f"a sequence that two threads compute in turn: {error}; look for state "
+            "of a thread, such as a buffer in threading.local",
+        )
+        raise
+    return worst(judged)
 
 
 class _Held(NamedTuple):

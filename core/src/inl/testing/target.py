@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -16,12 +16,14 @@ from inl.errors import RequestError
 from inl.executor.load_plan import kernel_selection
 from inl.ops import catalog
 from inl.plugin import CONTRACT, make_backend, registry_for
+from inl.spec.workload import TuningResults
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from inl.backend.base import Backend
     from inl.executor.model_loader import LanguageModel
+    from inl.spec.kernel import Kernel
     from inl.spec.op import OpSpec
     from inl.spec.selection import KernelSelection
 
@@ -95,6 +97,16 @@ class Target:
         """All ops defined once the backend is loaded, including third-party ops."""
         assert self.selection, "loading its kernels defines their ops"
         return catalog()
+
+    def with_kernel(self, kernel: Kernel) -> Target:
+        """Return a target with ``kernel`` in place of all kernels of its op."""
+        others = (one for one in self.selection.kernels if one.op != kernel.op)
+        selection = replace(
+            self.selection, kernels=(*others, kernel), tuning_results=TuningResults()
+        )
+        twin = replace(self)
+        vars(twin).update(backend=self.backend, selection=selection)
+        return twin
 
     @property
     def rounds(self) -> int:

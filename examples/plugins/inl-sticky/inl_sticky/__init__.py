@@ -1,0 +1,1 @@
+"""A router that needs no memory: several servers agree without knowing each other."""
