@@ -36,6 +36,8 @@ PARSED_BYTES = 16 << 10
 """Bytes of a connection that are parsed before the event loop does other work: small
 chunks cost hundreds of times what their bytes are worth."""
 
+NOTHING = memoryview(b"")
+
 HEAD_END = b"\r\n\r\n"
 
 FIRST_BYTES = 4 << 10
@@ -140,7 +142,7 @@ class Connection(HttpToolsProtocol):
         self._is_draining = False
         self._unanswered: deque[RequestResponseCycle] = deque()
         """The request that is being answered, and those that wait behind it."""
-        self.held = bytearray()
+        self.held = NOTHING
         """What has arrived and is not parsed yet; no more is read meanwhile."""
         self._header_count = 0
         self._overhead = 0
@@ -216,7 +218,8 @@ class Connection(HttpToolsProtocol):
         if not self.held:
             self._raw.pause_reading()
             self._turns.add(self._parse_held, is_urgent=self._in_head)
-        self.held += data
+        # Not copied, but for TLS, which may have decrypted more before it pauses.
+        self.held = memoryview(bytes(self.held) + data if self.held else data)
 
     def _drain_on(self, size: int) -> int:
         if not self._raw.is_closing():
@@ -227,12 +230,11 @@ class Connection(HttpToolsProtocol):
         size = self._parsed_bytes
         if self._in_head:
             # What follows is parsed once the request was accepted, or answered.
-            end = self.held.find(HEAD_END, 0, size)
+            end = bytes(self.held[:size]).find(HEAD_END)
             size = size if end < 0 else end + len(HEAD_END)
-        data = bytes(self.held[:size])
-        del self.held[:size]
+        data, self.held = bytes(self.held[:size]), self.held[size:]
         if self.is_closing:
-            self.held.clear()
+            self.held = NOTHING
             return 0
         self._parse(data)
         if self.held:
