@@ -122,6 +122,8 @@ async def flood(connection: Connection, head: bytes, part: bytes) -> None:
             await asyncio.wait([drained, answered], return_when="FIRST_COMPLETED")
             if not drained.done():
                 drained.cancel()
+            elif drained.exception() is not None:
+                break
         await asyncio.wait([answered], timeout=1)
     finally:
         answered.cancel()

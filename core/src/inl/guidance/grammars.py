@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from inl.errors import MissingPackage, RequestError
 from inl.forks import on_fork
+from inl.guidance.c_heap import return_free_memory
 from inl.guidance.compiler import compile_matcher
 from inl.guidance.deep_stack import DeepStack
 from inl.guidance.guide_after_text import FreeText, GuideAfterText
@@ -18,7 +19,7 @@ from inl.guidance.matcher_guide import MatcherGuide
 from inl.guidance.structural_tags import tag_grammar
 from inl.guidance.structured import GrammarText, read_structured
 from inl.guidance.trial_process import STACK
-from inl.guidance.trials import GrammarTrials
+from inl.guidance.trials import GrammarTrials, Trial
 from inl.guidance.vocabulary import Vocabulary, text_bytes
 from inl.install_command import install_command
 
@@ -31,6 +32,12 @@ MAX_CACHED: Final = 64
 
 MAX_CACHED_SECONDS: Final = 0.5
 """Processor time of their compilation, all together: memory is taken in this time."""
+
+MAX_CACHED_BYTES: Final = 32 << 20
+"""Bytes of all together, where they are known; a schema of a tool takes some 100 kB."""
+
+LARGE_BYTES: Final = 1 << 20
+"""Size of a grammar whose compilation leaves free memory that is worth returning."""
 
 NO_FORCING: Final = '\n%llguidance {"no_forcing": true}\n'
 """Behind a client's grammar, where it overrides its own options: ``/a+/ "a"`` forces an
@@ -51,6 +58,8 @@ class _Compiled(NamedTuple):
     guide: MatcherGuide
     seconds: float
     """Processor time of its trial."""
+    bytes: int
+    """What it took after its trial; its use adds to it."""
 
 
 class Grammars:
@@ -81,9 +90,10 @@ class Grammars:
         if self._library is not None:
             self._library.trials.after_fork_in_child()
         self._compiled: dict[bytes, _Compiled] = {}
-        self._passed: dict[bytes, float] = {}
-        """Processor time of trials."""
+        self._passed: dict[bytes, Trial] = {}
         self._library = None
+        self._was_large = False
+        """Whether the grammar that was compiled last is large."""
         self._free_texts: dict[bytes, FreeText] = {}
         self._lock = threading.Lock()
 
@@ -101,8 +111,7 @@ class Grammars:
         found = self._compiled.get(key)
         if found is None:
             found = self._compile(grammar, key)
-            self._evict(found.seconds)
-            self._compiled[key] = found
+            self._keep(key, found)
         guide = found.guide.copy()
         if not grammar.after:
             return guide
@@ -123,15 +132,28 @@ class Grammars:
             self._free_texts[mark] = text
         return text
 
-    def _evict(self, seconds: float) -> None:
-        """Drop the oldest grammars until there is room for one more."""
+    def _keep(self, key: bytes, new: _Compiled) -> None:
+        """Keep a grammar, in place of the oldest ones as far as needed."""
+        if new.bytes <= MAX_CACHED_BYTES:
+            self._evict(new)
+            self._compiled[key] = new
+        is_large = new.bytes >= LARGE_BYTES
+        if is_large or self._was_large:  # that one's requests may have ended
+            return_free_memory()
+        self._was_large = is_large
+
+    def _evict(self, new: _Compiled) -> None:
+        """Drop the oldest grammars until there is room for a new one."""
         compiled = list(self._compiled.items())
-        total = seconds + sum(each.seconds for _, each in compiled)
+        seconds = new.seconds + sum(each.seconds for _, each in compiled)
+        size = new.bytes + sum(each.bytes for _, each in compiled)
         for at, (key, each) in enumerate(compiled):
-            if len(compiled) - at < MAX_CACHED and total <= MAX_CACHED_SECONDS:
+            fits = seconds <= MAX_CACHED_SECONDS and size <= MAX_CACHED_BYTES
+            if fits and len(compiled) - at < MAX_CACHED:
                 return
             self._compiled.pop(key, None)
-            total -= each.seconds
+            seconds -= each.seconds
+            size -= each.bytes
 
     def _compile(self, grammar: GrammarText, key: bytes) -> _Compiled:
         where = f"structured.{grammar.kind}"
@@ -140,13 +162,13 @@ class Grammars:
             if self._library is None:
                 self._library = _Library(self._tokenizer(), self._vocab, self._end_ids)
             lib = self._library
-        if (seconds := self._passed.get(key)) is None:
-            seconds = lib.trials.run(kind, text, where).seconds
+        if (trial := self._passed.get(key)) is None:
+            trial = lib.trials.run(kind, text, where)
             if len(self._passed) >= MAX_PASSED:
                 self._passed.clear()
-            self._passed[key] = seconds
+            self._passed[key] = trial
         make = partial(self._make, lib.vocabulary, kind, text, where)
-        return _Compiled(_stack.call(make), seconds)
+        return _Compiled(_stack.call(make), trial.seconds, trial.kept)
 
     def _make(self, vocabulary: Any, kind: str, text: str, where: str) -> MatcherGuide:
         try:

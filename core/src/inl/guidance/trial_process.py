@@ -1,7 +1,7 @@
 """The child process in which grammars are compiled first.
 
 Protocol: one JSON value per line, first the vocabulary, then ``[kind, text]`` of
-each grammar. A reply is ``{"seconds", "bytes"}`` of a grammar that compiles, or
+each grammar. A reply is ``{"seconds", "bytes", "kept"}`` of a grammar that compiles, or
 ``{"error"}``; the first one is ``{}``.
 """
 
@@ -21,6 +21,7 @@ from inl.bounded_child import (
     limit_address_space,
     used_address_space,
 )
+from inl.guidance.c_heap import allocated_bytes
 from inl.guidance.compiler import compile_matcher
 from inl.guidance.token_bytes import TokenBytes
 
@@ -51,12 +52,18 @@ class Session:
         began = time.process_time()
         try:
             with killed_after(CPU_SECONDS):
-                self._run(kind, text)
+                kept = self._run(kind, text)
         except BaseException as error:  # a panic of the library is no Exception
             return {"error": str(error) or type(error).__name__}
-        return {"seconds": time.process_time() - began, "bytes": used_address_space()}
+        return {
+            "seconds": time.process_time() - began,
+            "bytes": used_address_space(),
+            "kept": kept,
+        }
 
-    def _run(self, kind: str, text: str) -> None:
+    def _run(self, kind: str, text: str) -> int:
+        """Return the bytes that the compiled grammar takes."""
+        before = allocated_bytes()
         initial = compile_matcher(self._lib, self._vocabulary, kind, text)
         matcher = initial.deep_copy()
         if matcher.is_stopped() or not matcher.compute_ff_tokens():
@@ -64,6 +71,7 @@ class Session:
             matcher.unsafe_compute_mask_ptr(address, size)
         if matcher.is_error():
             raise ValueError(matcher.get_error())
+        return max(0, allocated_bytes() - before)
 
 
 def main() -> None:

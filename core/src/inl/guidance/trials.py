@@ -32,6 +32,8 @@ class Trial(NamedTuple):
     """Processor time."""
     bytes: int
     """Address space of the process afterwards; 0 where it is unknown."""
+    kept: int
+    """Bytes of the compiled grammar; 0 where they are unknown."""
 
 
 class GrammarTrials:
@@ -75,7 +77,7 @@ class GrammarTrials:
         if "error" in reply:
             error = " ".join(str(reply["error"]).split())  # a regex has its place below
             raise RequestError(f"{where}: {error:.300}")
-        return Trial(reply["seconds"], reply["bytes"])
+        return Trial(reply["seconds"], reply["bytes"], reply["kept"])
 
     def close(self) -> None:
         """End the process; a later :meth:`run` starts another."""

@@ -8,6 +8,7 @@ import logging
 import time
 import weakref
 from collections import deque
+from functools import partial
 from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import (
@@ -18,6 +19,7 @@ from uvicorn.protocols.http.httptools_impl import (
 from inl.serve.api_error import ApiError
 from inl.serve.event_stream import encode
 from inl.serve.settings import BYTES_PER_SECOND, ServerConfig
+from inl.serve.turns import Turns
 
 log = logging.getLogger("inl.serve")
 
@@ -34,6 +36,8 @@ PARSED_BYTES = 16 << 10
 """Bytes of a connection that are parsed before the event loop does other work: small
 chunks cost hundreds of times what their bytes are worth."""
 
+NOTHING = memoryview(b"")
+
 HEAD_END = b"\r\n\r\n"
 
 FIRST_BYTES = 4 << 10
@@ -45,6 +49,9 @@ woken by each of a slow client's bytes takes the event loop many times what they
 
 DRAIN_BYTES = 256 << 10
 """Bytes of a message that are read and dropped after it was answered."""
+
+READ_PER_PARSED = 8
+"""Bytes that are read and dropped in the time in which one is parsed."""
 
 DRAIN_SECONDS = 2.0
 """Time in which a client may read an answer that came before its message's end."""
@@ -66,6 +73,7 @@ class Connections:
         """Connections without a request, the one that is idle longest first."""
         self.count = 0
         """Open connections."""
+        self.turns = Turns()
         self._refused = 0
         self._next_warning = 0.0
 
@@ -118,6 +126,7 @@ class Connection(HttpToolsProtocol):
         super().__init__(**options)
         self.is_counted = True
         self._connections = connections
+        self._turns = connections.turns
         self._config = connections.config
         self._timer: asyncio.TimerHandle | None = None
         """Ends the wait for a head, or for the end of the connection."""
@@ -133,7 +142,7 @@ class Connection(HttpToolsProtocol):
         self._is_draining = False
         self._unanswered: deque[RequestResponseCycle] = deque()
         """The request that is being answered, and those that wait behind it."""
-        self.held = bytearray()
+        self.held = NOTHING
         """What has arrived and is not parsed yet; no more is read meanwhile."""
         self._header_count = 0
         self._overhead = 0
@@ -164,8 +173,16 @@ class Connection(HttpToolsProtocol):
         self._connections.remove(self)
         self._cancel_timer()
         self._cancel_send_timer()
+        if not self._unanswered:
+            super().connection_lost(exc)
+            return
+        # Many clients may leave at once, whose requests end then.
+        self._turns.add(partial(self._end_requests, exc))
+
+    def _end_requests(self, exc: Exception | None) -> int:
         self._disconnect()
         super().connection_lost(exc)
+        return 0
 
     def _disconnect(self) -> None:
         """Mark all requests as disconnected; uvicorn marks only the last one."""
@@ -189,33 +206,42 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._is_draining:
             self._overhead += len(data)
-            if self._overhead > DRAIN_BYTES:
-                self._raw.pause_reading()
+            self._raw.pause_reading()
+            if self._overhead <= DRAIN_BYTES:
+                size = len(data) // READ_PER_PARSED
+                self._turns.add(partial(self._drain_on, size), is_urgent=False)
             return
-        if self.held or len(data) > self._parsed_bytes:
-            if not self.held:
-                self._raw.pause_reading()
-                self.loop.call_soon(self._parse_held)
-            self.held += data
+        fits = not self.held and len(data) <= self._parsed_bytes
+        if fits and self._turns.takes(len(data)):
+            self._parse(data)
             return
-        self._parse(data)
+        if not self.held:
+            self._raw.pause_reading()
+            self._turns.add(self._parse_held, is_urgent=self._in_head)
+        # Not copied, but for TLS, which may have decrypted more before it pauses.
+        self.held = memoryview(bytes(self.held) + data if self.held else data)
 
-    def _parse_held(self) -> None:
+    def _drain_on(self, size: int) -> int:
+        if not self._raw.is_closing():
+            self._raw.resume_reading()
+        return size
+
+    def _parse_held(self) -> int:
         size = self._parsed_bytes
         if self._in_head:
             # What follows is parsed once the request was accepted, or answered.
-            end = self.held.find(HEAD_END, 0, size)
+            end = bytes(self.held[:size]).find(HEAD_END)
             size = size if end < 0 else end + len(HEAD_END)
-        data = bytes(self.held[:size])
-        del self.held[:size]
+        data, self.held = bytes(self.held[:size]), self.held[size:]
         if self.is_closing:
-            self.held.clear()
-            return
+            self.held = NOTHING
+            return 0
         self._parse(data)
         if self.held:
-            self.loop.call_soon(self._parse_held)
+            self._turns.add(self._parse_held, is_urgent=self._in_head)
         elif not (self.is_closing or self.flow.read_paused):
             self._raw.resume_reading()
+        return len(data)
 
     @property
     def _parsed_bytes(self) -> int:
@@ -360,12 +386,18 @@ class Connection(HttpToolsProtocol):
 
     def _head_is_late(self) -> None:
         self._timer = None
+        self._turns.add(self._end_late)
+
+    def _end_late(self) -> int:
+        if self.is_closing or not self._in_head or self._is_answering:
+            return 0  # its end has arrived meanwhile
         if not self._in_message:
             self.close()
-            return
+            return 0
         seconds = self._config.receive_seconds
         text = f"headers: found no end within {seconds:g} s (--receive-seconds)"
         self._refuse(ApiError(408, text, code="request_timeout"))
+        return 0
 
     @property
     def is_closing(self) -> bool:
