@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from attention_steps import attention_cases
+from selected import selected
 from triton_place import DTYPES, PLACE
 
 from inl.ops import catalog
@@ -26,6 +27,8 @@ from inl_torch.triton.matmul import linear, mlp
 from inl_torch.triton.tuning import Tuning
 
 KERNELS = tuple(ours.kernels(Tuning(filters=True)))
+SMALL = tuple(ours.kernels(Tuning(processors=1)))
+"""Of a chip that is full without splits of tiles."""
 
 
 def poison():
@@ -34,11 +37,11 @@ def poison():
     del spoiled
 
 
-def run(name, case, dtype, on_torch, on_host):
+def run(name, case, dtype, on_torch, on_host, kernels=KERNELS):
     spec = catalog()[name]
     arguments = on_torch(spec, case, dtype, PLACE)
     poison()
-    call = getattr(DynamicOps((*KERNELS, *eager.kernels())), name)
+    call = getattr(DynamicOps((*kernels, *eager.kernels())), name)
     return judge(spec, case, dtype, on_host(call(*arguments, **case.attrs)))
 
 
@@ -54,6 +57,20 @@ def test_triton_errs_no_more_than_rounding(name, dtype, seed, on_torch, on_host)
 def test_attention_splits_groups_and_tails(dtype, seed, on_torch, on_host):
     for case in attention_cases(np.random.default_rng(seed)):
         verdict = run("attention", case, dtype, on_torch, on_host)
+        assert verdict.passed, f"{case.name} {dtype}, seed {seed}: {verdict}"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_attention_in_tiles_of_all_keys(dtype, seed, on_torch, on_host):
+    cases = [
+        case for case in attention_cases(np.random.default_rng(seed))
+        if case.name.startswith("chunks")
+    ]  # fmt: skip
+    assert len(cases) == 8
+    for case in cases:
+        arguments = on_torch(catalog()["attention"], case, dtype, PLACE)
+        assert selected(SMALL, "attention", arguments, case.attrs).name == "triton"
+        verdict = run("attention", case, dtype, on_torch, on_host, SMALL)
         assert verdict.passed, f"{case.name} {dtype}, seed {seed}: {verdict}"
 
 
