@@ -516,6 +516,7 @@ def call_all(dtype, dim, tuning, *, packed=True):
         )
         for sampler in ("greedy", "sample", "sample_filtered"):
             kernels["sample"](logits, step, tables, sampler=sampler)
+        kernels["score"](logits, step.tokens[: logits.shape[0]])
         if dtype == torch.bfloat16 and 1 < tokens <= 32 and has_copy_engine():
             for width in (512, HIDDEN):
                 few, wide = x(tokens, width), x(1024, width)
