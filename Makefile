@@ -70,6 +70,9 @@ test-long: .venv-all/.test
 		tests/core/engine/test_soak.py tests/core/speculation/test_speculation_soak.py \
 		tests/core/guidance/test_hostile.py tests/core/guidance/test_schemas.py \
 		tests/core/checkpoints/test_structure_fuzz.py \
+		tests/core/checkpoints/test_fuzz.py tests/core/kv_tiers/test_tier_soak.py \
+		tests/core/engine/test_moved_requests.py \
+		tests/core/engine/test_remote_prefill.py tests/fleet/test_chaos.py \
 		tests/torch/test_inl_transforms.py tests/integration/test_tutorial.py \
 		tests/torch/triton/test_compile.py tests/torch/triton/test_interpreted.py \
 		tests/integration/test_wheels.py tests/integration/test_install_page.py \

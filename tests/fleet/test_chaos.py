@@ -89,7 +89,7 @@ class Host:
 
 
 def test_every_stream_is_the_undisturbed_one_whatever_happens_to_engines():
-    streams, clients, rounds = scaled((16, 6, 4), (64, 12, 16), (1000, 24, 300))
+    streams, clients, rounds = scaled((16, 6, 4), (32, 8, 8), (1000, 24, 300))
     draw, done = Random(SEED), threading.Semaphore(0)
     with HashServer(max_batch=8) as plain:
         bodies = [body_of(number) for number in range(streams)]
@@ -139,8 +139,9 @@ def test_every_stream_is_the_undisturbed_one_whatever_happens_to_engines():
         assert fleet.counts["continued"], "something was disturbed"
         assert not fleet.counts["diverged"]
         assert not fleet.counts["failed"]
-        assert not fleet.client.admission.open
-        assert not fleet.client._groups
+        # The last answers have been sent before their places are free.
+        until(lambda: not fleet.client.admission.open)
+        until(lambda: not fleet.client._groups)
         seconds = sorted(fleet.client.continue_seconds)
         print(
             f"{len(found)} streams, {fleet.counts['continued']} continued; noticing "

@@ -27,13 +27,14 @@ from transformers.models.smolvlm.processing_smolvlm import (  # noqa: E402
 )
 
 from byte_tokens import byte_rules  # noqa: E402
-from image_models import Made, fill, picture  # noqa: E402
+from depth import scaled  # noqa: E402
+from image_models import Made, encoded, fill, picture, random_pictures  # noqa: E402
 from inl import EngineConfig, InferenceEngine  # noqa: E402
 from inl.errors import RequestError  # noqa: E402
 from inl.executor.encoder_executor import load_encoder  # noqa: E402
 from inl.executor.model_loader import open_model  # noqa: E402
 from inl.executor.vision_encoder import VisionEncoder  # noqa: E402
-from inl.images.decoding import decode  # noqa: E402
+from inl.images.decoding import ImageDecoder  # noqa: E402
 from inl.plugin import make_backend  # noqa: E402
 
 EOS, IMAGE, BREAK, END, AROUND, WHOLE = range(256, 262)
@@ -172,7 +173,7 @@ def test_patches_and_tokens_are_those_of_the_processor(model, size, mode):
     settings = open_model(model.folder).vision.settings
     image = picture(*size, mode=mode)
     given, text = processed(model, image)
-    found = settings.patches(decode(image).pixels, "image")
+    found = settings.patches(ImageDecoder().decode(image).pixels, "image")
     expected = patches_of(model, given)
     assert found.values.shape == expected.shape
     assert np.abs(found.values - expected).max() <= 1e-6
@@ -181,6 +182,29 @@ def test_patches_and_tokens_are_those_of_the_processor(model, size, mode):
     assert text == "".join(
         feature * piece if isinstance(piece, int) else piece for piece in pieces
     )
+
+
+@pytest.mark.scaled
+def test_patches_and_tokens_of_random_images(model):
+    settings, compared = open_model(model.folder).vision.settings, 0
+    count = scaled(8, 24, long=200)
+    kind = model.model.config.model_type
+    for image in random_pictures(count, f"patches of {kind}"):
+        try:
+            given, text = processed(model, image)
+        except (ValueError, ZeroDivisionError):
+            continue  # of a side that it rounds to no pixel; below is how many
+        found = settings.patches(ImageDecoder().decode(image).pixels, "image")
+        expected = patches_of(model, given)
+        assert found.values.shape == expected.shape, image
+        assert np.abs(found.values - expected).max() <= 1e-6, image
+        feature = "<image_soft_token>" if "soft" in text else "<image>"
+        pieces = settings.pieces(found.grid)
+        assert text == "".join(
+            feature * piece if isinstance(piece, int) else piece for piece in pieces
+        )
+        compared += 1
+    assert compared > count / 2
 
 
 @pytest.mark.parametrize("device", ["reference", "cpu"])
@@ -195,7 +219,7 @@ def test_features_are_those_of_transformers(model, device):
         with torch.no_grad():
             visual = model.model.model.get_image_features(**given, return_dict=True)
         expected = torch.cat(list(visual.pooler_output)).numpy()
-        features = encoder.encode(decode(image)).features
+        features = encoded(encoder, image).features
         if model.model.config.model_type == "gemma3":
             features = features * 8  # it multiplies embeddings by the root of 64
         assert features.shape == expected.shape

@@ -6,9 +6,8 @@ import base64
 import importlib
 import io
 import json
-import struct
 import weakref
-import zlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,16 +16,28 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 Image = pytest.importorskip("PIL.Image")
 
-from image_models import END, KINDS, PAD, START, picture, tiny_model  # noqa: E402
+from depth import scaled  # noqa: E402
+from image_models import (  # noqa: E402
+    END,
+    KINDS,
+    PAD,
+    START,
+    encoded,
+    picture,
+    random_pictures,
+    tiny_model,
+)
 from inl import EngineConfig, InferenceEngine  # noqa: E402
+from inl.backend.base import DeviceMemory  # noqa: E402
 from inl.cli.main import main  # noqa: E402
 from inl.device import Device  # noqa: E402
-from inl.engine.image_prompts import decoded  # noqa: E402
 from inl.errors import RequestError  # noqa: E402
+from inl.executor.cache_sizing import LEAST_SHARE, vision_bytes  # noqa: E402
 from inl.executor.encoder_executor import load_encoder  # noqa: E402
+from inl.executor.load_plan import LoadPlan  # noqa: E402
 from inl.executor.model_loader import open_model  # noqa: E402
 from inl.executor.vision_encoder import VisionEncoder  # noqa: E402
-from inl.images.decoding import decode  # noqa: E402
+from inl.images.decoding import ImageDecoder  # noqa: E402
 from inl.plugin import make_backend  # noqa: E402
 
 SIZES = ((70, 45), (200, 310), (28, 28), (1, 60))
@@ -44,9 +55,28 @@ def test_patches_are_those_of_the_processor(model, size, mode):
     settings = open_model(model[1]).vision.settings
     image = picture(*size, mode=mode)
     theirs = model.processor(images=[image], return_tensors="np")
-    found = settings.patches(decode(image).pixels, "image")
+    found = settings.patches(ImageDecoder().decode(image).pixels, "image")
     assert found.grid == tuple(theirs["image_grid_thw"][0, 1:])
     assert np.abs(found.values - theirs["pixel_values"]).max() <= 1e-6
+
+
+@pytest.mark.scaled
+def test_patches_of_random_images(model):
+    settings, compared = open_model(model[1]).vision.settings, 0
+    count = scaled(8, 24, long=200)
+    for image in random_pictures(count, f"patches of {model.folder.name}"):
+        if max(image.size) > 200 * min(image.size):
+            with pytest.raises(ValueError, match="aspect ratio"):
+                model.processor(images=[image], return_tensors="np")
+            with pytest.raises(RequestError, match="ratio is at most 200"):
+                settings.patches(ImageDecoder().decode(image).pixels, "image")
+            continue
+        theirs = model.processor(images=[image], return_tensors="np")
+        found = settings.patches(ImageDecoder().decode(image).pixels, "image")
+        assert found.grid == tuple(theirs["image_grid_thw"][0, 1:]), image
+        assert np.abs(found.values - theirs["pixel_values"]).max() <= 1e-6, image
+        compared += 1
+    assert compared > count / 2
 
 
 def encoder_on(name, vision, monkeypatch):
@@ -73,7 +103,7 @@ def test_features_are_those_of_transformers(model, device, monkeypatch):
         given = model.processor(images=[image], return_tensors="pt")
         with torch.no_grad():
             visual = made.model.visual(given["pixel_values"], given["image_grid_thw"])
-        found = encoder.encode(decode(image))
+        found = encoded(encoder, image)
         added = getattr(visual, "deepstack_features", None) or []
         assert found.added.shape[1] == len(added)
         pairs = zip(
@@ -238,7 +268,7 @@ def test_equal_ids_with_other_images_share_no_blocks(model):
         ("no place", [picture(28, 28)], "found 1 for 0 places"),
         ([5, *[PAD] * 4], [b"GIF89a"], "cannot be decoded"),
         ([5, *[PAD] * 4], [picture(28, 28).tobytes()], "cannot be decoded"),
-        ([5, *[PAD] * 4], ["data:text/html;base64,aGk="], "accepts data:image"),
+        ([5, *[PAD] * 4], ["data:text/html;base64,aGk="], "accepts data:TYPE"),
         ([5, *[PAD] * 4], ["data:image/png;base64,a!"], "accepts base64"),
         ([5, *[PAD] * 4], ["/no/such/file.png"], "No such file"),
         ([5, *[PAD] * 4], [7], "found int"),
@@ -255,35 +285,21 @@ def test_wrong_images_are_refused(model, ids, images, message):
         engine.generate(ids, images=images)
 
 
-def bomb(side):
-    """A PNG of a few bytes, whose header states so many pixels a side."""
-    chunks = {b"IHDR": struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0), b"IDAT": b""}
-    parts = [
-        struct.pack(">I", len(data))
-        + name
-        + data
-        + struct.pack(">I", zlib.crc32(name + data))
-        for name, data in chunks.items()
-    ]
-    return b"".join([b"\x89PNG\r\n\x1a\n", *parts])
-
-
-def test_pixels_are_bounded_before_they_are_decoded():
-    with pytest.raises(RequestError, match="found 9000 x 9000 pixels, accepts"):
-        decode(bomb(9000))
-    with pytest.raises(RequestError, match="exceeds limit"):
-        decode(bomb(20000))
-    with pytest.raises(RequestError, match="more than 33554432 bytes"):
-        decode(bytes((32 << 20) + 1))
-
-
-def test_one_image_of_a_prompt_is_in_memory_at_a_time():
+def test_one_image_of_a_prompt_is_in_memory_at_a_time(model, monkeypatch):
     """Each may take 192 MiB, and a prompt has up to 256."""
-    seen = []
-    for found in decoded([picture(28, 28), picture(56, 28), picture(28, 28)]):
-        assert not any(each() is not None for each in seen)
-        seen.append(weakref.ref(found.pixels))
-        del found
+    images = [picture(28, 28), picture(56, 28), picture(28, 28)]
+    with opened(model, "cpu") as engine:
+        prompts, seen = engine._encoder.images, []
+        decode = prompts._decoder.decode
+
+        def watched(image, where):
+            assert not any(each() is not None for each in seen)
+            found = decode(image, where)
+            seen.append(weakref.ref(found.pixels))
+            return found
+
+        monkeypatch.setattr(type(prompts._decoder), "decode", staticmethod(watched))
+        engine.generate(conversation(*images), max_tokens=1)
     assert len(seen) == 3
 
 
@@ -293,14 +309,6 @@ def test_a_message_names_no_file_and_no_address(model):
         for address in ("/etc/passwd", "http://169.254.169.254/latest", "file:///a"):
             with pytest.raises(RequestError, match="accepts a data URI"):
                 engine.chat_ids(conversation(address))
-
-
-def test_a_rotated_photo_is_turned_upright():
-    image, data = picture(40, 20), io.BytesIO()
-    exif = Image.Exif()
-    exif[0x0112] = 6  # turned by 90 degrees
-    image.save(data, "png", exif=exif)
-    assert decode(data.getvalue()).pixels.shape == (40, 20, 3)
 
 
 def test_generate_takes_files_of_images(model, tmp_path, capsys):
@@ -320,3 +328,64 @@ def test_generate_takes_files_of_images(model, tmp_path, capsys):
     ]
     with opened(model, "reference") as engine:
         assert told["text"] == engine.generate(messages, max_tokens=6).text
+
+
+def test_chat_attaches_images(model, tmp_path, monkeypatch, capsys):
+    """Those of earlier turns, and of a file that was saved, are seen too."""
+    image, other = picture(70, 45, 1), picture(60, 60, 3)
+    paths = [tmp_path / "a.png", tmp_path / "b.png"]
+    image.save(paths[0])
+    other.save(paths[1])
+
+    def chat(*lines):
+        text = "".join(f"{line}\n" for line in lines).encode()
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
+        words = ["chat", "--model", str(model.folder), "--device", "reference"]
+        words += ["--max-tokens", "6", "--temperature", "0", "--dtype", "float32"]
+        assert main(words) == 0
+        return capsys.readouterr().out
+
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    shown = chat(
+        f"/image {paths[0]}", f"/image {paths[1]}", "What?", f"/save {first}",
+        "And now?", f"/save {second}",
+    )  # fmt: skip
+    assert f"({paths[0]}, 70 x 45 pixels, goes with the next message)" in shown
+    chat(f"/load {first}", "And now?", f"/save {tmp_path / 'third.json'}")
+    assert (tmp_path / "third.json").read_text() == second.read_text()
+    messages = json.loads(second.read_text())["messages"]
+    assert [type(each["content"]) for each in messages[::2]] == [list, str]
+    messages[0]["content"][:2] = [
+        {"type": "image", "image": each} for each in (image, other)
+    ]
+    with opened(model, "reference") as engine:
+        for at in (1, 3):
+            told = engine.generate(messages[:at], max_tokens=6)
+            assert told.text == messages[at]["content"]
+        assert (
+            engine.generate([{**messages[0], "content": "What?"}], max_tokens=6).text
+            != (messages[1]["content"])
+        )
+    with pytest.raises(AssertionError):
+        chat(f"/image {tmp_path / 'none.png'}")
+    assert "No such file" in capsys.readouterr().err
+
+
+def test_the_cache_leaves_room_for_the_encoder(model, monkeypatch):
+    language, backend = open_model(model.folder), make_backend("reference")
+    free = 64 << 20
+    monkeypatch.setattr(type(backend), "memory", lambda _: DeviceMemory(free, free))
+    config = EngineConfig(dtype="float32", max_batch=512)
+    texts = replace(language, vision=None)
+    counts = [
+        LoadPlan.of(each, backend, config).limits.blocks[0]
+        for each in (texts, language)
+    ]
+    reserved = vision_bytes(language.vision, "float32")
+    stored = language.vision.checkpoint
+    weights = sum(np.prod(stored.spec(name)[1]) for name in stored.names())
+    assert reserved > 4 * weights
+    block = free * LEAST_SHARE / counts[0]
+    lost = (counts[0] - counts[1]) * block
+    assert lost == pytest.approx(LEAST_SHARE * reserved, abs=2 * block)
+    assert lost > 2 * block

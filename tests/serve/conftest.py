@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 
+from browsers import CHROMIUM
 from depth import mostly_full, mostly_long
 from http_servers import HashServer, ServerProcess
 
@@ -45,3 +46,15 @@ def any_hash_server(request):
         return
     with HashServer(**SMALL, frontends=request.param) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def browser():
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox"]
+        )
+        yield browser
+        browser.close()

@@ -86,7 +86,7 @@ EFFECTS = {
     "ollama chat": OLLAMA | {"messages": [TURN, TURN], "tools": []},
     "ollama generate": OLLAMA | {
         "prompt": "a", "system": "a", "context": [1], "raw": True,
-        "suffix": "a",
+        "suffix": "a", "images": ["aaaa"],
     },
 }  # fmt: skip
 WITH_OTHERS = {
@@ -107,7 +107,7 @@ WITH_OTHERS = {
 REFUSED = {
     "responses": {"conversation": "a", "background": True},
     "chat": {}, "completions": {}, "messages": {}, "ollama chat": {},
-    "ollama generate": {"template": "a", "images": ["a"]},
+    "ollama generate": {"template": "a"},
 }  # fmt: skip
 ACCOUNTING = {
     "user", "metadata", "store", "service_tier", "safety_identifier",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from http_servers import HashServer, hash_engine
@@ -71,10 +73,17 @@ def test_an_echoed_prompt_has_logprobs(hash_server, twin):
 
 
 def test_a_timeout_ends_the_answer():
-    with HashServer(max_batch=1, seconds=0.01) as server:
-        options = {"max_tokens": 900, "ignore_eos": True, "return_token_ids": True}
-        answer = complete(server, prompt=[1], timeout_seconds=0.3, **options)
-        (choice,) = answer["choices"]
+    """The engine's clock, not the machine's, passes it after five steps."""
+    options = {"max_tokens": 900, "ignore_eos": True, "return_token_ids": True}
+    with HashServer(max_batch=1) as server:
+        with server.paused() as gate:
+            body = {"prompt": [1], "timeout_seconds": 3600, **options}
+            answer = server.begin("POST", PATH, body)
+            gate.hold_after(5)
+            assert gate.is_held.wait(300)
+            deadlines = server.engine.core.scheduler._deadlines
+            deadlines.clock = lambda: time.time() + 7200
+        (choice,) = answer.result(300)[2]["choices"]
         assert choice["finish_reason"] == "length"
         assert 0 < len(choice["token_ids"]) < 900
 

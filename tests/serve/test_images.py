@@ -3,36 +3,18 @@
 from __future__ import annotations
 
 import base64
-import io
+import struct
+import zlib
 
 import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from http_servers import HashServer
 from image_models import picture, tiny_model
-from inl.config import EngineConfig
-from inl.engine.inference_engine import InferenceEngine
-from inl.executor.model_loader import open_model
+from image_servers import ImageServer, encoded, opened, uri
 
 IMAGES = [picture(70, 45, 1), picture(60, 60, 3)]
-
-
-class ImageServer(HashServer):
-    """A server of a tiny model of images and text."""
-
-    def __init__(self, folder, **settings):
-        super().__init__(**settings)
-        self.folder = folder
-
-    def _open(self, on_step):
-        config = EngineConfig(backend="cpu", dtype="float32")
-        return InferenceEngine(open_model(self.folder), config=config, on_step=on_step)
-
-    def post(self, path, **body):
-        status, _, answer = self.send("POST", path, body)
-        return status, answer
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +22,9 @@ def folder(tmp_path_factory):
     return tiny_model("qwen2_5_vl", tmp_path_factory.mktemp("qwen2_5_vl")).folder
 
 
-@pytest.fixture(scope="module")
-def server(folder):
-    with ImageServer(folder) as server:
+@pytest.fixture(scope="module", params=[0, 1], ids=["", "frontends"])
+def server(folder, request):
+    with ImageServer(folder, frontends=request.param) as server:
         yield server
 
 
@@ -51,18 +33,20 @@ def expected(folder):
     """The engine's own answer."""
     parts = [{"type": "text", "text": "See"}]
     parts += [{"type": "image", "image": image} for image in IMAGES]
-    config = EngineConfig(backend="cpu", dtype="float32")
-    with InferenceEngine(open_model(folder), config=config) as engine:
+    with opened(folder) as engine:
         return engine.chat([{"role": "user", "content": parts}], max_tokens=6).text
 
 
-def encoded(image):
-    data = io.BytesIO()
-    image.save(data, "png")
-    return base64.b64encode(data.getvalue()).decode()
+def header(side):
+    """A PNG that states so many pixels a side and has none."""
+    fields = b"IHDR" + struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    sizes = struct.pack(">I", 13), struct.pack(">I", zlib.crc32(fields))
+    end = struct.pack(">I", 0) + b"IDAT" + struct.pack(">I", zlib.crc32(b"IDAT"))
+    return b"".join([b"\x89PNG\r\n\x1a\n", sizes[0], fields, sizes[1], end])
 
 
-URIS = [f"data:image/png;base64,{encoded(image)}" for image in IMAGES]
+BOMB = f"data:image/png;base64,{base64.b64encode(header(30_000)).decode()}"
+URIS = [uri(image) for image in IMAGES]
 
 
 def chat(server, *urls):
@@ -120,13 +104,38 @@ def test_messages(server, expected):
     assert answer["content"][0]["text"] == expected
 
 
+def test_ollama(server, expected):
+    message = {"role": "user", "content": "See"}
+    images = [encoded(image) for image in IMAGES]
+    options = {"temperature": 0, "num_predict": 6}
+    found = []
+    for path, body in (
+        ("/api/chat", {"messages": [{**message, "images": images}]}),
+        ("/api/generate", {"prompt": "See", "images": images}),
+    ):
+        status, answer = server.post(path, options=options, stream=False, **body)
+        assert status == 200, answer
+        found.append(answer.get("response") or answer["message"]["content"])
+    # The images stand before the text.
+    parts = [{"type": "image_url", "image_url": {"url": each}} for each in URIS]
+    turn = {"role": "user", "content": [*parts, {"type": "text", "text": "See"}]}
+    status, answer = server.post(
+        "/v1/chat/completions", messages=[turn], max_tokens=6, temperature=0
+    )
+    assert found == [answer["choices"][0]["message"]["content"]] * 2
+    assert found[0] != expected
+    status, answer = server.post("/api/generate", prompt="See", images=["aGk="])
+    assert status == 400
+    assert "images[0]: cannot be decoded" in answer["error"]
+
+
 @pytest.mark.parametrize(
     ("url", "message"),
     [
         ("http://169.254.169.254/latest/meta-data", "this server fetches none"),
-        ("file:///etc/passwd", "this server fetches none"),
-        ("/etc/passwd", "this server fetches none"),
-        ("data:text/html;base64,aGk=", "this server fetches none"),
+        ("file:///etc/passwd", "accepts data:image/TYPE"),
+        ("/etc/passwd", "accepts data:image/TYPE"),
+        ("data:text/html;base64,aGk=", "accepts data:image/TYPE"),
         ("data:image/png;base64,aGk=", "cannot be decoded"),
         ("data:image/png;base64,%%%", "accepts base64"),
         (
@@ -142,7 +151,59 @@ def test_bad_images_are_refused(server, url, message):
     assert chat(server, URIS[0])[0] == 200
 
 
-def test_many_images_are_refused(server):
-    status, answer = chat(server, *[URIS[0]] * 300)
+DOT = uri(picture(1, 1))
+
+
+def in_chat(urls):
+    parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    return "/v1/chat/completions", {"messages": [{"role": "user", "content": parts}]}
+
+
+def in_responses(urls):
+    parts = [{"type": "input_image", "image_url": url} for url in urls]
+    return "/v1/responses", {"input": [{"role": "user", "content": parts}]}
+
+
+def in_messages(urls):
+    blocks = [
+        {
+            "type": "image",
+            "source": {
+                "type": "base64",
+                "media_type": url[len("data:") :].partition(";")[0],
+                "data": url.partition(",")[2],
+            },
+        }
+        for url in urls
+    ]
+    message = {"role": "user", "content": blocks}
+    return "/v1/messages", {"messages": [message], "max_tokens": 2}
+
+
+@pytest.mark.parametrize("write", [in_chat, in_responses, in_messages])
+@pytest.mark.parametrize(
+    ("urls", "message"),
+    [
+        ([DOT] * 257, "found 257, accepts at most 256"),
+        ([DOT] * 10_000, "found 10000, accepts at most 256"),
+        ([DOT.replace("png", "jpeg")], "found PNG data of type image/jpeg"),
+        ([URIS[0], URIS[0][:422]], "images[1]: cannot be decoded"),
+        ([BOMB], "found 30000 x 30000 pixels, accepts"),
+    ],
+    ids=["257", "10,000", "type", "truncated", "bomb"],
+)
+def test_hostile_images_are_refused_in_each_dialect(server, write, urls, message):
+    path, body = write(urls)
+    status, answer = server.post(path, **body)
     assert status == 400
-    assert "found 300, accepts at most 256" in answer["error"]["message"]
+    assert message in answer["error"]["message"]
+    assert answer["error"]["type"] == "invalid_request_error"
+
+
+def test_pixels_of_a_request_are_bounded(server, monkeypatch):
+    monkeypatch.setattr("inl.engine.image_prompts.MAX_PIXELS", 2 * 70 * 45)
+    status, answer = chat(server, *[URIS[0]] * 2)
+    assert status == 200
+    status, answer = chat(server, *[URIS[0]] * 3)
+    assert status == 400
+    assert "images[2]: found 9450 pixels in the images up" in answer["error"]["message"]

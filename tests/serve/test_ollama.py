@@ -217,7 +217,8 @@ def server_url_of(server_url):
 
 
 REFUSED = {
-    "messages[0].images": {"messages": [{"role": "user", "images": ["aGk="]}]},
+    "messages[0].images[0]": {"messages": [{"role": "user", "images": ["%"]}]},
+    "messages[0].images": {"messages": [{"role": "assistant", "images": ["aGk="]}]},
     "options.mirostat": {"messages": MESSAGES, "options": {"mirostat": 1}},
     "options.foo": {"messages": MESSAGES, "options": {"foo": 1}},
     "keep_alive": {"messages": MESSAGES, "keep_alive": "soon"},

@@ -210,6 +210,9 @@ OPTIONS = {
     "--idle-seconds 4": ("server", "idle_seconds", 4.0),
     "--cors-origin https://a": ("server", "cors_origins", ("https://a",)),
     "--allowed-host a": ("server", "allowed_hosts", ("a",)),
+    "--allow-image-hosts a --allow-image-hosts b:8": (
+        "server", "image_hosts", ("a", "b:8"),
+    ),
     "--tls-cert c --tls-key k": ("server", "private_key", "k"),
     "--tls-cert c": ("server", "certificate", "c"),
     "--drain-seconds 7": ("server", "drain_seconds", 7.0),

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
-import shutil
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from browsers import needs_browser, status_has, until, visit
 from http_servers import HashServer, ServerProcess
 from inl.serve.web_page import FILES
 from model_servers import ModelServer, Source
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-needs_browser = pytest.mark.skipif(
-    CHROMIUM is None or importlib.util.find_spec("playwright") is None,
-    reason="needs Debian's chromium and PyPI's playwright",
-)
 
 
 @pytest.fixture(scope="module")
@@ -37,42 +29,6 @@ def test_the_page_and_its_files_need_no_key_and_ask_nobody_else(busy_server):
         assert "default-src 'self'" in headers["content-security-policy"]
         texts.append(text)
     assert not any(b"http://" in text or b"https://" in text for text in texts)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox"]
-        )
-        yield browser
-        browser.close()
-
-
-def visit(browser, server, **options):
-    context = browser.new_context(**options)
-    context.set_default_timeout(300_000)
-    page = context.new_page()
-    problems = []
-    page.on("pageerror", lambda error: problems.append(str(error)))
-    foreign = []
-    page.on("request", lambda request: foreign.append(request.url))
-    page.goto(server.url)
-    return page, problems, foreign
-
-
-def until(page, expression):
-    """Wait until an expression is true; the page's policy forbids eval."""
-    deadline = time.monotonic() + 300
-    while not page.evaluate(expression):
-        assert time.monotonic() < deadline, expression
-        page.wait_for_timeout(20)
-
-
-def status_has(text):
-    return f"document.getElementById('status').textContent.includes('{text}')"
 
 
 @needs_browser

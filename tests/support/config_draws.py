@@ -89,6 +89,19 @@ FAMILIES: dict[str, dict[str, list[Any]]] = {
         **GEMMA, "rope_local_base_freq": [50.0, ABSENT],
         "sliding_window_pattern": [2, 3, ABSENT],
     },
+    "gemma4_text": {
+        "hidden_activation": ["gelu_pytorch_tanh", "silu", ABSENT],
+        "final_logit_softcapping": [3.0, None, ABSENT],
+        "use_bidirectional_attention": [None, "vision", ABSENT, "all"],
+        "head_dim": [8, 12], "global_head_dim": [8, 16],
+        "num_global_key_value_heads": [1, 2, None, ABSENT],
+        "num_key_value_heads": [1, 2], "attention_k_eq_v": [True, False, ABSENT],
+        "num_kv_shared_layers": [*[0, 1] * 3, 2, ABSENT],
+        "use_double_wide_mlp": [True, False, ABSENT],
+        "hidden_size_per_layer_input": [0, 6], "vocab_size_per_layer_input": [VOCAB],
+        "enable_moe_block": [True, False, ABSENT], "num_experts": [4],
+        "top_k_experts": [1, 2], "moe_intermediate_size": [12],
+    },
     "phi3": {"original_max_position_embeddings": [16, 32, 64, ABSENT]},
     "olmo2": {"clip_qkv": [ABSENT, ABSENT, None]},
     "olmo3": {},
@@ -207,7 +220,8 @@ FAMILIES: dict[str, dict[str, list[Any]]] = {
 ALWAYS = (
     "num_local_experts", "num_experts", "moe_intermediate_size", "num_experts_per_tok",
     "shared_expert_intermediate_size", "intermediate_size_mlp", "moe_num_experts",
-    "moe_k", "n_embd", "n_layer", "n_head",
+    "moe_k", "n_embd", "n_layer", "n_head", "global_head_dim", "top_k_experts",
+    "hidden_size_per_layer_input", "vocab_size_per_layer_input",
     *DEEPSEEK.keys() - {"norm_topk_prob"},
     "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim",
     "linear_value_head_dim", "full_attention_interval",
@@ -250,6 +264,8 @@ def draw(rng, family: str) -> dict[str, Any]:
 
 def rope(rng, family, lanes):
     """Fields of the rotation, in any of the places where configs have them."""
+    if family == "gemma4_text":
+        return by_layers(rng)
     found: dict[str, Any] = {}
     if rng.random() < 0.5:
         found["rope_theta"] = rng.choice([100.0, 5000.0, 1e6])
@@ -268,6 +284,18 @@ def rope(rng, family, lanes):
     if place in ("rope_scaling", "both"):
         found["rope_scaling"] = scaling(rng, family, lanes)
     return found
+
+
+def by_layers(rng):
+    """Fields of the rotation of each kind of layers, or none."""
+    share = {"partial_rotary_factor": rng.choice([0.25, 0.5, 1.0])}
+    kinds = {"rope_type": "proportional", "rope_theta": 5e3}, {"rope_type": "default"}
+    theta, full = rng.choice([{}, {"factor": 2.0}]), rng.choice(kinds)
+    if full["rope_type"] == "proportional":
+        full = {**full, **share, **theta}
+    local = {"rope_type": "default", "rope_theta": 300.0}
+    nested = {FULL: {"rope_theta": 900.0, **full}, SLIDING: local}
+    return {"rope_parameters": nested} if rng.random() < 0.7 else {}
 
 
 def scaling(rng, family, lanes):

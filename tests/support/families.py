@@ -50,6 +50,15 @@ LOCAL = {
     }
 }
 GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 9, "sliding_window": WINDOW}
+GEMMA4 = {
+    "head_dim": 16, "global_head_dim": 24, "num_global_key_value_heads": 1,
+    "sliding_window": WINDOW, "layer_types": KINDS, "hidden_size_per_layer_input": 0,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "rope_theta": 5e3,
+                           "partial_rotary_factor": 0.4},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+    },
+}  # fmt: skip
 SPLIT = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2}
 
 PUBLISHED = rope(
@@ -96,6 +105,31 @@ FAMILIES = {
     "qwen3-window": ("Qwen3", rope() | SPLIT | {"head_dim": 16}),
     "gemma2": ("Gemma2", rope() | GEMMA | CAPS),
     "gemma3": ("Gemma3", LOCAL | GEMMA | {"layer_types": [*KINDS[1:], KINDS[1]]}),
+    "gemma4": ("Gemma4", GEMMA4 | {"attention_k_eq_v": True}),
+    "gemma4-small": (
+        "Gemma4",
+        GEMMA4
+        | {
+            "num_hidden_layers": 6,
+            "layer_types": [*KINDS, *KINDS[:2]],
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 10,
+            "vocab_size_per_layer_input": VOCAB,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+    "gemma4-moe": (
+        "Gemma4",
+        GEMMA4
+        | {
+            "attention_k_eq_v": True,
+            "enable_moe_block": True,
+            "num_experts": 5,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 24,
+        },
+    ),
     "phi3": ("Phi3", rope() | {"sliding_window": WINDOW}),
     "phi3-long": (
         "Phi3",
@@ -328,6 +362,10 @@ FAMILIES = {
 """Name: its class in transformers and what its config has beside :data:`SIZES`."""
 
 
+CENTERED = "Gemma", "Gemma2", "Gemma3"
+"""Families whose norms have weights minus 1."""
+
+
 class Made(NamedTuple):
     """A model on disk, a text, and what transformers computes for it."""
 
@@ -340,7 +378,8 @@ class Made(NamedTuple):
 def make(name, path, **changes):
     """Save a random model of a family, with changed fields, under ``path``."""
     kind, fields = FAMILIES[name]
-    text = "Text" if kind in ("Gemma3", "Llama4", "Qwen3_5", "Qwen3_5Moe") else ""
+    texts = "Gemma3", "Gemma4", "Llama4", "Qwen3_5", "Qwen3_5Moe"
+    text = "Text" if kind in texts else ""
     config = getattr(transformers, f"{kind}{text}Config")(**SIZES | fields | changes)
     config._attn_implementation = "eager"
     head = "LMHeadModel" if kind == "GPT2" else "ForCausalLM"
@@ -348,7 +387,7 @@ def make(name, path, **changes):
     source = torch.Generator().manual_seed(len(name))
     with torch.no_grad():
         for key, weight in tensors(model):
-            weight.copy_(_random(key, weight.shape, source, centered=kind[:5]))
+            weight.copy_(_random(key, weight.shape, source, centered=kind in CENTERED))
     model.save_pretrained(path)
     ids = torch.randint(3, VOCAB, (1, TOKENS), generator=source)
     with torch.no_grad():
@@ -371,7 +410,7 @@ def _random(key, shape, source, *, centered):
     if key.endswith("bias"):
         return 0.5 * values
     if len(shape) == 1:
-        return 0.3 * values + (0 if centered == "Gemma" else 1)
+        return 0.3 * values + (0 if centered else 1)
     if "embed_tokens" in key:
         return values
     return 1.6 * values / shape[-1] ** 0.5

@@ -10,6 +10,7 @@ from typing import Any
 from families import WINDOW
 from inl.models import (
     blocks,
+    gemma4,
     groups,
     hunyuan_v1_dense,
     layer_norm,
@@ -271,6 +272,33 @@ def normed_before(ops, c, w, carry, step, state, *, index, sampled_step):
     )  # fmt: skip
 
 
+def without_input(_ops, _config, _w, _given, carry):
+    return carry
+
+
+def of_ones(block, group):
+    """Ones in place of a norm or of factors, where a layer has them."""
+
+    def changed(layer):
+        part = getattr(layer, block) if block else layer
+        held = getattr(part, group)
+        if held is None:
+            return layer
+        part = part._replace(**{group: held._replace(weight=0 * held.weight + 1)})
+        return layer._replace(**{block: part}) if block else part
+
+    return in_layers(changed)
+
+
+GEMMA4 = ROPE | NORMS | GELU | BEFORE | AFTER | {
+    "window one wider": WINDOWS["window one wider"],
+    "theta of windows": field(local_rope=(600.0, RopeScaling())),
+    "planes that hold still": scaling(rotary_dim=0),
+    "scale of embeddings": field(embed_scale=1.0),
+    "norm of queries": of_ones("attention", "q_norm"),
+    "norm of keys": of_ones("attention", "k_norm"),
+    "factor of a layer": of_ones("", "scale"),
+}  # fmt: skip
 TURNS = {
     "layers that do not rotate": Mutant(
         lambda c: replace(c, views=tuple(v._replace(rotated=True) for v in c.views))
@@ -399,6 +427,23 @@ MUTANTS = {
     },
     "gemma3": ROPE | SCALED | SPLIT | NORMS | GELU | GEMMA | BEFORE | AFTER
     | HEAD_NORMS | {"theta of windows": field(local_rope=None)},
+    "gemma4": GEMMA4,
+    "gemma4-small": {
+        "cache of another layer": Mutant(lambda c: replace(
+            c, sources=(*range(3), 1, 0, 1))),
+        "cap of logits": field(logit_cap=None),
+        "inputs of layers": Mutant(patch=(gemma4, "add_input", without_input)),
+        "their norm": in_layers(lambda layer: layer._replace(input=layer.input._replace(
+            post=layer.input.post._replace(weight=0 * layer.input.post.weight + 1)))),
+    },
+    "gemma4-moe": {
+        "factors of experts": of_ones("mixture", "scales"),
+        "norm of the router": of_ones("mixture", "router_norm"),
+        "norm before experts": of_ones("mixture", "norm"),
+        "norm after experts": of_ones("mixture", "post"),
+        "norm after the dense layer": of_ones("mixture", "dense_post"),
+        "experts of a token": field(experts_per_token=3),
+    },
     "phi3": ROPE | WINDOWS | NORMS | SILU | FUSED,
     "phi3-long": ROPE | FUSED | {
         "divisors": scaling(divisors=(1.0, 1.0, 1.0)),

@@ -81,8 +81,11 @@ class HashServer(HttpClient):
             self.server = self.make()
             await self.server.serve(self._started)
 
-        with asyncio.Runner(loop_factory=self._loop_factory) as runner:
-            runner.run(serve())
+        try:
+            with asyncio.Runner(loop_factory=self._loop_factory) as runner:
+                runner.run(serve())
+        finally:
+            self._ready.set()
 
     def make(self):
         """Return the server; called by its event loop."""
@@ -112,6 +115,7 @@ class HashServer(HttpClient):
     def __enter__(self):
         self._thread.start()
         assert self._ready.wait(300)
+        assert self.url, "the server ended before it was ready"
         return self
 
     def stop(self):

@@ -16,6 +16,8 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
 )
 
 from byte_tokens import byte_rules
+from depth import seed_of
+from inl.images.decoding import ImageDecoder
 
 EOS, PAD, START, END, VIDEO, ROLE, ROLE_END = range(256, 263)
 """Token ids after those of bytes: of images and of turns."""
@@ -54,6 +56,27 @@ def picture(width, height, seed=0, mode="RGB"):
     return Image.fromarray(pixels).convert(mode)
 
 
+MODES = ("RGB", "RGBA", "L", "LA", "P", "CMYK", "1", "I;16")
+
+
+def random_pictures(count, name):
+    """Images of up to 4,000 x 3,000 pixels and every mode, by a seed of this name."""
+    rng = np.random.default_rng(seed_of(name))
+    for at in range(count):
+        width, height = (round(most ** rng.uniform(0, 1)) for most in (4000, 3000))
+        width, height = (width, height) if rng.integers(4) else (height, width)
+        mode = MODES[at % len(MODES)]
+        if mode == "I;16":
+            yield Image.fromarray(rng.integers(0, 1 << 16, (height, width), np.uint16))
+            continue
+        image = picture(width, height, int(rng.integers(1 << 30)))
+        # Noise hides where pixels come from: some images are smooth.
+        if rng.integers(2):
+            small = image.resize((max(width // 9, 1), max(height // 9, 1)))
+            image = small.resize((width, height))
+        yield image.convert(mode)
+
+
 VISION_3 = {
     "depth": 3, "hidden_size": 32, "intermediate_size": 44, "num_heads": 2,
     "patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2,
@@ -72,6 +95,13 @@ IDS = {
     "image_token_id": PAD, "video_token_id": VIDEO, "vision_start_token_id": START,
     "vision_end_token_id": END, "tie_word_embeddings": False,
 }  # fmt: skip
+
+
+def encoded(encoder, image):
+    """The features of an image of Pillow."""
+    found = ImageDecoder().decode(image)
+    patches = encoder.vision.settings.patches(found.pixels, "image")
+    return encoder.encode(patches, found.digest)
 
 
 class Made(NamedTuple):

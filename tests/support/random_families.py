@@ -42,6 +42,14 @@ FIELDS = {
     "qwen3_moe": SPARSE | {"mlp_only_layers": [1], "norm_topk_prob": True},
     "gemma2": {"sliding_window": 7, "head_dim": 16},
     "gemma3": {"sliding_window": 7, "head_dim": 16, "sliding_window_pattern": 2},
+    "gemma4": {
+        "sliding_window": 7, "head_dim": 16, "global_head_dim": 24,
+        "num_global_key_value_heads": 2, "attention_k_eq_v": True,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": 256, "enable_moe_block": True, "num_experts": 4,
+        "top_k_experts": 2, "moe_intermediate_size": 16,
+    },
     "phi3": {
         "partial_rotary_factor": 0.75, "rope_scaling": LONG, "sliding_window": 7,
         "original_max_position_embeddings": 64,

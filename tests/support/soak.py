@@ -40,6 +40,8 @@ class Parts:
     """Whether adapters are loaded, replaced and used."""
     pooled: bool = False
     """Whether some requests are pooled."""
+    stages: int = 1
+    """Of the pipeline that the runner is."""
 
 
 class World:
@@ -49,6 +51,9 @@ class World:
         self.random = random
         self.repeats = parts.repeats
         self.limits = random_limits(random)
+        if parts.stages > 1:
+            deep = max(self.limits.depth, parts.stages + 1)
+            self.limits = replace(self.limits, stages=parts.stages, depth=deep)
         self.config = random_config(random)
         # Generators of their own: worlds without adapters or repeats stay the same.
         sizes = self.limits

@@ -8,6 +8,7 @@ import torch
 
 from inl.optimizers import apply_kernel_fusion, quantize_for_inference
 from inl_toolkit.optimizers.quantize import FORMATS
+from inl_torch.registered import quantized
 
 BOUNDS = {"bf16": 2**-8, "fp16": 2**-11, "fp8": 0.04, "int8": 0.01, "int4": 0.11}
 """Relative error of normal weights, at most."""
@@ -62,6 +63,32 @@ def test_inputs_of_other_widths_beside_a_bias(dtype, kind):
     # Of each weight, of the bias and of the result.
     size = wide.abs() @ weight.abs().T + layer.bias.detach().abs()
     assert float(((y.double() - exact).abs() / size).max()) < 2 * UNITS[kind]
+
+
+@pytest.mark.parametrize("kind", [*UNITS, torch.float32], ids=str)
+@pytest.mark.parametrize("rows", [0, 1, 16, 17])
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_weights_are_decoded_in_blocks(dtype, rows, kind, monkeypatch):
+    monkeypatch.setattr(quantized, "BLOCK", 1)
+    torch.manual_seed(4)
+    (found,) = quantize_for_inference(torch.nn.Linear(96, 70), dtype)
+    assert len(found.packed) > 2 * quantized.PAIR
+    x = torch.randn(rows, 96).to(kind)
+    y, weight = found(x), found.weight(torch.float64)
+    exact = x.double() @ weight.T + found.bias
+    size = x.double().abs() @ weight.abs().T + found.bias.abs()
+    assert y.shape == (rows, 70)
+    assert bool(
+        ((y.double() - exact).abs() <= 2 * UNITS.get(kind, 2**-22) * size).all()
+    )
+
+
+def test_every_number_of_float8_is_decoded():
+    bits = torch.arange(256).to(torch.uint8)
+    finite = bits[bits % 128 != 127]
+    stored = finite.view(torch.float8_e4m3fn)[None]
+    for dtype in (torch.bfloat16, torch.float32, torch.float64):
+        assert torch.equal(quantized.codes(stored, dtype), stored.to(dtype))
 
 
 @pytest.mark.parametrize("dtype", FORMATS)

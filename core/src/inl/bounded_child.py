@@ -113,6 +113,22 @@ class BoundedChild:
         reply = b"".join(parts)
         return json.loads(reply) if reply.endswith(b"\n") else None
 
+    def receive_bytes(self, count: int, seconds: float = SECONDS) -> bytearray | None:
+        """Return ``count`` bytes; ``None`` if the process has ended before.
+
+        The process is killed after ``seconds``.
+        """
+        data, source = bytearray(count), _pipe(self._child.stdout)
+        rest: Any = memoryview(data)
+        with self._killed_after(source, selectors.EVENT_READ, seconds) as wait:
+            while rest:
+                wait()
+                size = source.readinto(rest)  # type: ignore[attr-defined]
+                if not size:
+                    return None
+                rest = rest[size:]
+        return data
+
     def exit_status(self) -> int:
         """End the process, if it has not ended, and return its exit status."""
         self.stop()

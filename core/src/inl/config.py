@@ -73,11 +73,11 @@ class EngineConfig:
     placement: str | Placement | None = None
     """Devices that share the model, as sizes of axes: "tensor=4,data=2" divides heads
     and inner lanes ("tensor"), and the rows of steps or the blocks of caches ("data");
-    "pipeline" divides the layers, "expert" the experts. They are the named device and
-    those after it, or those that it lists ("tensor=2,devices=cuda:0+cuda:2"). A TPU
-    drives all by one program, other devices by one process each. "tensor" must divide
-    the query heads, and divide or be a multiple of the key-value heads. ``None`` is
-    one device."""
+    "pipeline" divides the layers into stages, which compute different steps at the same
+    time, "expert" the experts. They are the named device and those after it, or those
+    that it lists ("tensor=2,devices=cuda:0+cuda:2"). A TPU drives all by one program,
+    other devices by one process each. "tensor" must divide the query heads, and divide
+    or be a multiple of the key-value heads. ``None`` is one device."""
     tensor_parallel: int = 1
     """Short for ``placement="tensor=N"`` with one process for each device."""
     mesh: str | None = None
@@ -127,7 +127,8 @@ class EngineConfig:
     """Bytes for cached keys and values, per device. ``None``: a quarter of the memory
     that is free; on a GPU nine tenths of it, less what the largest step needs."""
     depth: int | None = None
-    """Number of steps in flight. ``None``: the backend's preference."""
+    """Number of steps in flight. ``None``: the backend's preference; of a pipeline, one
+    more than it has stages. 1 turns its lanes off: one stage computes at a time."""
     decode_steps: int | None = None
     """Most tokens of each sequence between two answers of the device. Above 1, tokens
     arrive in groups while all sequences decode and none waits; cancellations, deadlines

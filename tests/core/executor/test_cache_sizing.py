@@ -4,6 +4,7 @@ import pytest
 
 from inl.backend.base import CacheBytes, DeviceMemory, Traits
 from inl.config import EngineConfig
+from inl.errors import OutOfMemory
 from inl.executor.cache_sizing import plan_limits
 from inl.models import llama
 
@@ -32,10 +33,12 @@ class Free:
         return DeviceMemory(2 * self._free, self._free)
 
 
-def planned(free, share, layout=None, **settings):
+def planned(free, share, layout=None, reserved=0, **settings):
     shaped = llama.MODEL.config(SIZES)
     config = EngineConfig(max_batch=512, **settings)
-    limits = plan_limits(llama.MODEL, shaped, Free(free, share, layout), config)
+    limits = plan_limits(
+        llama.MODEL, shaped, Free(free, share, layout), config, reserved=reserved
+    )
     return (limits.blocks[0] - 1) * BLOCK
 
 
@@ -54,6 +57,14 @@ def test_a_device_leaves_room_for_its_programs():
 
 def test_a_small_device_keeps_a_quarter():
     assert planned(GIB, 0.9) == pytest.approx(GIB / 4, rel=1e-3)
+
+
+def test_memory_that_something_else_will_take_is_left():
+    whole = planned(80 * GIB, 0.9)
+    left = planned(80 * GIB, 0.9, reserved=10 * GIB)
+    assert whole - left == pytest.approx(9 * GIB, rel=1e-3)
+    with pytest.raises(OutOfMemory):
+        planned(GIB, 0.9, reserved=GIB)
 
 
 def test_the_config_decides():

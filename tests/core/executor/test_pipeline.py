@@ -77,6 +77,10 @@ def test_answers_are_those_of_an_uncached_float64_computation(model, language):
         assert list(answer.token_ids) == list(exact.argmax(-1))
 
 
+def flat(scores):
+    return [scores.logprob, *(logprob for _, logprob in scores.top)]
+
+
 OPTIONS = {
     "sampled": {"temperature": 1.2, "seed": 5},
     "filtered": {"temperature": 1.1, "seed": 4, "top_k": 20, "top_p": 0.9,
@@ -95,11 +99,16 @@ def test_options_of_requests(language, name):
         with over(language, 1, CONFIG, stages) as engine:
             answers = engine.generate(PROMPTS, max_tokens=8, **OPTIONS[name])
             found.append([
-                (one.token_ids, one.logprobs, one.prompt_logprobs)
+                one
                 for answer in answers
                 for one in (answer if isinstance(answer, list) else [answer])
             ])  # fmt: skip
-    assert found[0] == found[1]
+    for whole, staged in zip(*found, strict=True):
+        assert whole.token_ids == staged.token_ids
+        assert whole.prompt_logprobs == staged.prompt_logprobs
+        # Steps have other rows, whose products round in other orders.
+        for one, other in zip(whole.logprobs or (), staged.logprobs or (), strict=True):
+            assert flat(one) == pytest.approx(flat(other), abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -221,6 +230,13 @@ def test_a_stage_off_by_one_layer_changes_texts(language, alone, monkeypatch):
     monkeypatch.setattr(Stage, "layers", shifted)
     found = texts(runner_over(language, 1, CONFIG, 2, limits=LIMITS))
     assert found != alone
+
+
+def test_lanes_are_on_where_steps_may_be_in_flight():
+    assert Stage().limits(LIMITS, 1) is LIMITS
+    for depth, lanes, in_flight in ((None, 3, 4), (1, 1, 1), (2, 2, 2), (9, 3, 9)):
+        found = Stage(1, 3).limits(replace(LIMITS, decode_steps=8), depth)
+        assert (found.stages, found.depth, found.decode_steps) == (lanes, in_flight, 1)
 
 
 def test_stages_have_as_many_layers_up_to_one():

@@ -60,6 +60,23 @@ def test_heads_and_layers_are_divided_evenly():
     assert any("not a divisor of 3 key-value heads" in r for r in plan.reasons)
 
 
+def lanes(batch, **options):
+    plan = get_optimal_parallelism(
+        num_devices=6, memory_per_device_gb=8, batch=batch, context=64,
+        **{**LLAMA_8B, "kv_heads": 3, "layers": 30, **options},
+    )  # fmt: skip
+    return [reason for reason in plan.reasons if "lanes" in reason]
+
+
+def test_lanes_of_a_pipeline_are_stated():
+    (one,) = lanes(1, kv_heads=1)
+    assert one.startswith("pipeline parallel 3: a batch of 1 makes 1 of 3 lanes")
+    (many,) = lanes(64, kv_heads=1)
+    assert many.startswith("pipeline parallel 3: a batch of 64 makes 3 of 3 lanes")
+    assert not lanes(64, kv_heads=6)
+    assert not lanes(64, kv_heads=1, training=True)
+
+
 # Layers, heads and key-value heads of published models: Llama 2 7B, 13B and 70B,
 # Llama 3 8B, Code Llama 34B, Mistral Large, Llama 3.1 405B (with embedding and head).
 PUBLISHED = {

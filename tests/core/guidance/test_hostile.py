@@ -43,7 +43,7 @@ def is_bad(each):
 @pytest.mark.scaled
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")
 def test_hostile_grammars_end_no_process_and_keep_little(tmp_path, report):
-    count = scaled(200, 500, 10_000)
+    count = scaled(200, 300, 10_000)
     found = list(reports(WORKER, [], tmp_path, 0, count))
     bad = [each for each in found if is_bad(each)]
     assert not bad, bad[:3]

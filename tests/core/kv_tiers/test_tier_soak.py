@@ -219,7 +219,7 @@ def soak(folder, seed, steps, limits=SMALL):
 
 @pytest.mark.parametrize("limits", [SMALL, WINDOWED], ids=["one group", "windows"])
 def test_every_text_is_right(limits, tmp_path, depth, report):
-    counts = soak(tmp_path / "kv", 3, depth(2_500, 10_000, 100_000), limits)
+    counts = soak(tmp_path / "kv", 3, depth(2_500, 5_000, 100_000), limits)
     report(", ".join(f"{counts[name]} {name}" for name in sorted(counts)))
     for name in ("host hits", "disk hits", "damaged", "foreign", "stale", "cached"):
         assert counts[name], name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inl.errors import CheckpointError
-from inl.models import gemma2, gemma3, llama, mistral, olmo2, phi3, qwen2, qwen3
+from inl.models import gemma2, gemma3, gemma4, llama, mistral, olmo2, phi3, qwen2, qwen3
 from inl.models.views import View
 from inl.ops.rope import RopeScaling
 from inl.spec.cache import Paged
@@ -151,6 +151,38 @@ REFUSED = [
         ["'use_bidirectional_attention'", "true", "false"],
     ),
     (gemma3, {"query_pre_attn_scalar": 0}, ["'query_pre_attn_scalar'", "0"]),
+    (
+        gemma4,
+        {"per_layer_config": {"3": {"head_dim": 24}, "1": {"head_dim": 16}}},
+        ["'per_layer_config'", "24", "alike"],
+    ),
+    (
+        gemma4,
+        {"rope_parameters": {FULL: {"rope_type": "yarn"}}},
+        [f"'rope_parameters.{FULL}'", "yarn", "proportional"],
+    ),
+    (
+        gemma4,
+        {"num_kv_shared_layers": 4},
+        ["'num_kv_shared_layers'", "4", "one with a cache"],
+    ),
+    (
+        gemma4,
+        {"attention_k_eq_v": True, "num_global_key_value_heads": 5},
+        ["'num_global_key_value_heads'", "5", "divisor"],
+    ),
+    (
+        gemma4,
+        {
+            "enable_moe_block": True,
+            "num_experts": 2,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 8,
+        },
+        ["'top_k_experts'", "3", "at most num_experts, 2"],
+    ),
+    (gemma4, {"vocab_size_per_layer_input": 3}, ["'vocab_size_per_layer_input'", "3"]),
+    (gemma4, {"use_bidirectional_attention": "all"}, ["'use_bidirectional_a", "all"]),
     (phi3, {"rope_scaling": {"type": "linear"}}, ["rope_type", "'linear'", "longrope"]),
     (phi3, {"partial_rotary_factor": 1.5}, ["'partial_rotary_factor'", "1.5", "8"]),
     (phi3, {"partial_rotary_factor": 0.4}, ["'partial_rotary_factor'", "0.4", "8"]),

@@ -87,7 +87,9 @@ def test_a_model_runs_on_strict_arrays(name, random_checkpoint):
     assert len(counts[True]) == len(counts[False]) == 1
 
 
-@pytest.mark.parametrize("name", mostly_full(["mistral", "qwen3_next", "gemma3"]))
+@pytest.mark.parametrize(
+    "name", mostly_full(["mistral", "qwen3_next", "gemma3", "gemma4"])
+)
 def test_answers_do_not_depend_on_batching(name, random_checkpoint, byte_tokenizer):
     """Prefix cache, preemption and chunks against recomputing each answer."""
     model = model_of(name)
@@ -110,8 +112,11 @@ def test_answers_do_not_depend_on_batching(name, random_checkpoint, byte_tokeniz
     plain, hits, _ = answers(max_batch=1, use_kv_cache=False)
     assert hits == 0
     state = model.state(language.config)
-    layers = sum(len(item.layers) for item in state if isinstance(item, Paged))
-    per_block = 2 * 16 * 8 * 2 * language.config.head_dim * layers
+    per_block = sum(
+        2 * 16 * 8 * item.kv_heads * item.head_dim * len(item.layers)
+        for item in state
+        if isinstance(item, Paged)
+    )
     cached, hits, _ = answers(max_batch=4, token_budget=16)
     assert cached == plain
     # Blocks do not hold recurrent state, so that none are shared.

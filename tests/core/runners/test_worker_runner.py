@@ -144,23 +144,32 @@ def test_the_failure_of_a_group_is_the_worker_that_it_lost(serve, small, moment)
         2,
         abort=abandoned.set,
     )
-    lost = group.runners[0]
     group.submit(admission(small()))
     group.submit(step(1, (1, [5])))
     assert group.collect().step == 1
 
-    def and_kill(call):
-        def called(*args):
-            result = call(*args)
-            if moment == "skipped":
-                assert abandoned.wait(300)
-            os.kill(lost.pid, signal.SIGKILL)
-            return result
+    lost, other = group.runners
+    killed = threading.Event()
 
-        return called
+    def answer_and_end(collect=lost.collect):
+        reply = collect()
+        os.kill(lost.pid, signal.SIGKILL)
+        killed.set()
+        return reply
 
-    name = "collect" if moment == "answered" else "submit"
-    setattr(lost, name, and_kill(getattr(lost, name)))
+    def fail_later(collect=other.collect):
+        assert killed.wait(300)
+        return collect()
+
+    def end_once_the_group_has_failed(message, submit=lost.submit):
+        submit(message)
+        assert abandoned.wait(300)
+        os.kill(lost.pid, signal.SIGKILL)
+
+    if moment == "answered":
+        lost.collect, other.collect = answer_and_end, fail_later
+    else:
+        lost.submit = end_once_the_group_has_failed
     group.submit(step(2, (1, [6])))
     with pytest.raises(WorkerLost, match=r"rank 0 of 2 failed.*killed by SIGKILL"):
         group.collect()

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from depth import mostly_full
+from inl.ops import catalog
 
 
 def card_of(done):
@@ -48,7 +49,9 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", mostly_full(sorted(FAULTS), 0))
 def test_each_planted_fault_is_found(check, fault):
-    done = check("faulty:0", "--json", fault=fault)
+    names = ("backend/", *FAULTS[fault])
+    only = [word for name in names for word in ("--only", name)]
+    done = check("faulty:0", "--json", *only, fault=fault)
     card = card_of(done)
     assert (done.returncode, card["passed"]) == (1, False)
     failed = [failure["check"] for failure in card["failures"]]
@@ -60,7 +63,8 @@ def test_each_planted_fault_is_found(check, fault):
 @pytest.mark.full
 def test_a_kernel_that_admits_only_the_first_request_fails(check):
     # Failed steps are logged, and the engine goes on.
-    card = json.loads(check("faulty:0", "--json", fault="alone").stdout)
+    only = ("--only", "admit/", "--only", "backend/")
+    card = json.loads(check("faulty:0", "--json", *only, fault="alone").stdout)
     failed = {failure["check"] for failure in card["failures"]}
     assert any(name.startswith("admit/") for name in failed)
     assert "backend/compile" in failed
@@ -68,7 +72,8 @@ def test_a_kernel_that_admits_only_the_first_request_fails(check):
 
 @pytest.mark.full
 def test_a_block_leak_is_reported_as_one(check):
-    card = card_of(check("faulty:0", "--json", fault="leak"))
+    only = ("--only", "engine/batched/")
+    card = card_of(check("faulty:0", "--json", *only, fault="leak"))
     (found,) = {
         failure["message"].partition(":")[0]
         for failure in card["failures"]
@@ -89,10 +94,11 @@ def test_the_table_names_the_worst_case_and_what_to_do(check):
 
 @pytest.mark.full
 def test_the_seed_determines_all_inputs(check):
+    ops = [word for name in catalog() for word in ("--op", name)]
     first, again, other = (
         {name: op["worst_ratio"] for name, op in card_of(done)["ops"].items()}
         for done in (
-            check("faulty", "--json", "--seed", seed) for seed in ("5", "5", "6")
+            check("faulty", "--json", "--seed", seed, *ops) for seed in ("5", "5", "6")
         )
     )
     assert first == again

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from depth import mostly_full
 from inl import EngineConfig
 from inl.backend.collectives import AXES, Ranks
 from inl.engine.core import EngineCore
@@ -19,8 +20,12 @@ from inl.executor.model_loader import open_model
 from inl.plugin import make_backend
 from inl.runners.startup import start
 from inl.scheduling.request import Request
+from inl.scheduling.scheduler import Scheduler
+from inl.speculation.drafters import NgramDrafter
+from inl.speculation.planner import Speculation
 from inl.testing.tiny import plain_logits, tiny_llama
 from inl_cpu.library import open_machine
+from toy_guide import ToyGrammar, ToyGuide
 
 PROMPTS = [[5, 17, 80, 3, 44, 9], [61], [7, 7, 12, 90, 33] * 7]
 COUNT = 24
@@ -28,7 +33,7 @@ COUNT = 24
 
 @pytest.fixture(scope="module")
 def made():
-    return tiny_llama(np.random.default_rng(21), kv_heads=4, bias=True)
+    return tiny_llama(np.random.default_rng(21), layers=3, kv_heads=4, bias=True)
 
 
 @pytest.fixture
@@ -60,8 +65,12 @@ def begin(made, tmp_path, monkeypatch):
         runner.close()
 
 
-def answers(core, **options):
-    requests = [Request(ids, max_tokens=COUNT, **options) for ids in PROMPTS]
+def answers(core, grammar=None, **options):
+    """Requests that a core has served, with a grammar if there is one."""
+    requests = []
+    for ids in PROMPTS:
+        guide = grammar and ToyGuide(grammar)
+        requests.append(Request(ids, max_tokens=COUNT, guide=guide, **options))
     for request in requests:
         core.add(request)
     while core.has_work:
@@ -69,21 +78,42 @@ def answers(core, **options):
     return requests
 
 
-@pytest.mark.parametrize("placement", ["tensor=2", "tensor=4"])
+PLACEMENTS = mostly_full(
+    ["pipeline=2,tensor=2", "tensor=2", "tensor=4", "pipeline=2", "pipeline=3"]
+)
+SAMPLED = {"temperature": 1.3, "seed": 7}
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
 def test_ranks_answer_as_the_whole_model(begin, made, placement):
-    for request in answers(begin(placement)):
+    one, ranks = begin(None), begin(placement)
+    for request in answers(ranks):
         exact = plain_logits(*made, request.tokens[:-1])[-COUNT:]
         assert request.output_ids == list(exact.argmax(-1))
+    grammar = ToyGrammar(3, 96, {95}, counts=(2, 9))
+    for options in (SAMPLED, {"grammar": grammar}, {"grammar": grammar, **SAMPLED}):
+        expected, found = (
+            [request.output_ids for request in answers(core, **options)]
+            for core in (one, ranks)
+        )
+        assert found == expected
+        assert len({*map(tuple, found)}) > 1
 
 
-def test_sampled_answers_are_those_of_one_rank(begin):
-    sampled = {"temperature": 1.3, "seed": 7}
-    texts = [
-        [request.output_ids for request in answers(begin(placement), **sampled)]
-        for placement in (None, "tensor=2")
-    ]
-    assert texts[0] == texts[1]
-    assert len({*map(tuple, texts[0])}) == len(PROMPTS)
+def test_drafts_are_verified_by_all_stages(begin, made):
+    core = begin("pipeline=2", max_drafts=3, speculation="ngram")
+    limits = core.runner.limits
+    assert (limits.stages, limits.depth) == (2, 3)
+    scheduler = Scheduler(limits, speculation=Speculation(NgramDrafter(), 3))
+    ids = [7, 7, 12] * 9
+    request = Request(ids, max_tokens=COUNT)
+    core = EngineCore(core.runner, scheduler=scheduler)
+    core.add(request)
+    while core.has_work:
+        core.step()
+    exact = plain_logits(*made, request.tokens[:-1])[-COUNT:]
+    assert request.output_ids == list(exact.argmax(-1))
+    assert scheduler.speculation.drafted > 0
 
 
 def test_a_killed_rank_ends_the_group_and_is_named(begin):
@@ -99,23 +129,26 @@ def test_a_killed_rank_ends_the_group_and_is_named(begin):
     assert "rank 1 of 2 failed" in str(error)
 
 
+KILLED = signal.SIGKILL, "was killed by SIGKILL"
+STOPPED = signal.SIGSTOP, "was stopped by a signal"
+
+
 @pytest.mark.parametrize(
-    ("number", "how"),
-    [
-        (signal.SIGKILL, "was killed by SIGKILL"),
-        pytest.param(
-            signal.SIGSTOP,
-            "was stopped by a signal",
-            marks=pytest.mark.skipif(
-                not Path("/proc/self/stat").exists(), reason="needs /proc"
-            ),
-        ),
-    ],
-    ids=["killed", "stopped"],
-)
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_group_starts_again_in_mid_stream(begin, made, rank, number, how):
-    core = begin("tensor=2", on_worker_loss="restart")
+    "case",
+    mostly_full([
+        ("pipeline=3", 0, *STOPPED), ("tensor=2", 0, *KILLED),
+        ("tensor=2", 1, *STOPPED), ("tensor=2", 1, *KILLED),
+        ("tensor=2", 0, *STOPPED), ("pipeline=3", 0, *KILLED),
+        ("pipeline=3", 1, *KILLED), ("pipeline=3", 1, *STOPPED),
+        ("pipeline=3", 2, *KILLED), ("pipeline=3", 2, *STOPPED),
+    ], quick=3),
+    ids=str,
+)  # fmt: skip
+def test_a_group_starts_again_in_mid_stream(begin, made, case):
+    placement, rank, number, how = case
+    if number == signal.SIGSTOP and not Path("/proc/self/stat").exists():
+        pytest.skip("needs /proc")
+    core = begin(placement, on_worker_loss="restart")
     pids = [each.pid for each in core.runner.runners]
     requests = [Request(ids, max_tokens=COUNT) for ids in PROMPTS]
     for request in requests:
@@ -127,7 +160,7 @@ def test_a_group_starts_again_in_mid_stream(begin, made, rank, number, how):
     assert core.restarts == 1
     (loss,) = begin.losses
     assert type(loss) is WorkerLost
-    assert f"rank {rank} of 2 failed" in str(loss)
+    assert f"rank {rank} of {len(pids)} failed" in str(loss)
     assert f"(process {pids[rank]}): {how}" in str(loss)
     for request in requests:
         exact = plain_logits(*made, request.tokens[:-1])[-COUNT:]

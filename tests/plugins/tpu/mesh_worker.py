@@ -112,6 +112,7 @@ MODELS = {
     "llama": dense,
     "2-kv-heads": lambda: dense(kv_heads=2),
     "odd-vocabulary": lambda: dense(vocab=95),
+    "9-heads": lambda: dense(heads=9, kv_heads=3, hidden=72, inner=96, layers=1),
     "biases": lambda: dense(bias=True, layers=1),
     "moe": mixture,
 }

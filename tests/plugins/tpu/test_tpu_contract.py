@@ -41,7 +41,8 @@ def check(*arguments, plant="", status=0):
 
 
 def test_kernels_keep_their_promises():
-    ops = ("attention", "write_kv", "linear", "sample", "rms_norm")
+    """Of two ops; test_xla_kernels has the cases of each."""
+    ops = ("attention", "rms_norm")
     card = check(*(part for op in ops for part in ("--op", op)))
     assert card["failures"] == []
     for op in ops:

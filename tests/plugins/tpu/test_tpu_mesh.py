@@ -106,12 +106,11 @@ def test_a_wrong_sharding_is_named():
 
 @pytest.mark.full
 def test_models_equal_one_device():
-    """Eight heads, 95 tokens; experts over 2x4 and 2x2x2; repeated steps."""
+    """Eight heads, 95 tokens; nine of 3 devices; experts over 2x2x2; repeated steps."""
     cases = {
-        "traffic llama tensor=8 8": 15,
         "traffic odd-vocabulary tensor=8 8": 15,
-        "traffic moe data=2,tensor=2,expert=2 1": 15,
-        "traffic moe tensor=2,expert=4 8": 15,
+        "traffic 9-heads tensor=3 1": 12,
+        "traffic moe data=2,tensor=2,expert=2 8": 15,
     }
     refusals = {
         "refusal llama tensor=3": "q_proj.weight: axis 0: found 64 entries",
@@ -172,6 +171,9 @@ def test_more_packed_weights_on_meshes(case, groups):
 def test_more_meshes_equal_one_device():
     """Copied key-value heads, biases of one device, divided blocks."""
     cases = {
+        "traffic llama tensor=8 8": 15,
+        "traffic moe tensor=2,expert=4 8": 15,
+        "traffic moe data=2,tensor=2,expert=2 1": 15,
         "traffic 2-kv-heads data=2,tensor=4 1": 15,
         "traffic biases tensor=8 1": 12,
         "traffic llama data=4 8": 0,
@@ -181,11 +183,8 @@ def test_more_meshes_equal_one_device():
         check_traffic(found[case], divided)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize(
-    "case",
-    ["tensor=3 none 4", pytest.param("tensor=3 ngram 1", marks=pytest.mark.long)],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("case", ["tensor=3 none 4", "tensor=3 ngram 1"])
 def test_the_default_model_over_three_devices(case):
     """Nine heads and three key-value heads; three requests, two at a time."""
     (facts,) = run(f"engine {case}").values()

@@ -106,6 +106,23 @@ def test_attention_masks(make, rng):
     assert off(found, attention(q, k, v, True, added)) < 1e-5
 
 
+@pytest.mark.parametrize("window", [None, 20])
+def test_grouped_heads(make, rng, window):
+    q = rng.standard_normal((2, 6, L, 8)).astype(np.float32)
+    k, v = (rng.standard_normal((2, 2, S, 8)).astype(np.float32) for _ in "kv")
+    seen = rng.random((6, 1, S)) < 0.7
+    found = flash_attention(
+        *map(make, (q, k, v)), mask=make(seen), causal=True, window=window,
+        block_size=16,
+    )  # fmt: skip
+    reach = window or L + S
+    near = (DISTANCE >= 0) & (reach > DISTANCE)
+    exact = attention(q, k.repeat(3, 1), v.repeat(3, 1), seen & near)
+    assert off(found, exact) < 1e-5
+    with pytest.raises(KernelError, match="heads of queries may be a multiple"):
+        flash_attention(*map(make, (q[:, :5], k, v)))
+
+
 def test_a_wrong_mask_is_found(rng):
     q, k, v = (rng.standard_normal((2, n, 8)).astype(np.float32) for n in (L, S, S))
     found = flash_attention(q, k, v, causal=True)

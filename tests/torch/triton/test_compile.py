@@ -138,6 +138,7 @@ def test_every_kernel_compiles_and_fits(target):
 
 
 # The narrow chip has the fewest registers.
+@pytest.mark.long
 @pytest.mark.parametrize("target", targets("hip", (*LONG, "hip:gfx942")))
 def test_attention_of_large_heads_fits(target):
     dtypes = WIDE.get(target, ["bfloat16"])

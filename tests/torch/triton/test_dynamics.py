@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from triton_place import PLACE
+from triton_place import DTYPES, PLACE
 
 from inl import inl_dynamics, inl_dynamics_n_steps
 from inl.ops import catalog
@@ -129,11 +129,11 @@ WIDE = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", WIDE)
 def test_wide_rows_equal_the_eager_reference(name, dtype, seed):
     """Rows of more than one program, summed by programs of several rows."""
-    rng = np.random.default_rng(seed)
+    rng, dtype = np.random.default_rng(seed), getattr(torch, dtype)
     shape, *others = WIDE[name]
     kept = [torch.tensor(rng.standard_normal(s)).to(dtype) for s in (shape, shape)]
     kept += [torch.tensor(rng.standard_normal(s)).to(dtype) for s in others]

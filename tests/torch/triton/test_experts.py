@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from triton_place import PLACE
+from triton_place import DTYPES, PLACE
 
 from inl.ops import catalog
 from inl.ops.moe import ExpertLinear, Experts
@@ -16,7 +16,6 @@ from inl.spec.tolerance import judge
 # isort: split
 from inl_torch.triton.moe import experts as ours
 
-DTYPES = ("float32", "bfloat16", "float16")
 KERNELS = {kernel.op: kernel for kernel in ours.KERNELS}
 SIZES = {
     "one token": (1, 8, 2, 20, 100),

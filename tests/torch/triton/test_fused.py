@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from attention_steps import limits_of
 from selected import selected
 from triton_place import DTYPES, IS_SLOW, PDL, PLACE
 
@@ -90,6 +91,10 @@ ROWS = [("float32", 1), ("bfloat16", 1), ("float16", 1), ("float16", 3)]
 ROWS += [("bfloat16", tokens) for tokens in (2, 8, 9, 17, 32)]
 EVERY = [("rule", *row) for row in ROWS] + [("ragged", *row) for row in ROWS]
 EVERY += [("ragged", "bfloat16", 33), ("ragged", "bfloat16", 64)]
+if IS_SLOW:  # each number of padded rows, full or not
+    ROWS = [("float32", 1), ("bfloat16", 1), ("float16", 3), ("bfloat16", 17)]
+    EVERY = [("rule", *row) for row in [*ROWS, ("bfloat16", 8)]]
+    EVERY += [("ragged", "bfloat16", rows) for rows in (1, 2, 9, 32, 33)]
 
 
 @pytest.mark.parametrize(("tuning", "dtype", "tokens"), EVERY)
@@ -156,12 +161,15 @@ STEPS = {
 DIMS = {"9/3x64": (9, 3, 64), "22/2x8": (22, 2, 8), "2/1x80": (2, 1, 80)}
 
 
-def attend_cases(rng, dims, steps=None):
-    for label, (cached, counts, extra) in (steps or STEPS).items():
+def attend_cases(rng, dims, steps=None, *, turn=None):
+    """Cases of each step: without and with a window, or, from ``turn``, by turns."""
+    many = (steps or STEPS).items()
+    for number, (label, (cached, counts, extra)) in enumerate(many, turn or 0):
         step, blocks = random_step(rng, cached or [0], counts, **extra)
         heads, kv_heads, dim = dims
         size = extra.get("block_size", 4)
-        for window, cap in ((None, None), (4, 3.0)):
+        pair = ((None, None), (4, 3.0))
+        for window, cap in limits_of(number, pair, both=turn is None):
             attrs = {"scale": dim**-0.5, "window": window, "cap": cap, "group": 0}
             count = step.tokens.shape[0]
             q = rng.standard_normal((count, heads, dim))
@@ -177,7 +185,9 @@ def attend_cases(rng, dims, steps=None):
 @pytest.mark.parametrize("dims", DIMS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_rope_attend(dtype, dims, tuning, seed, on_torch, on_host):
-    for case in attend_cases(np.random.default_rng(seed), DIMS[dims]):
+    # Of each step and size, one dtype has a window, and the other has none.
+    turn = [*DIMS].index(dims) + (dtype == "float32") if IS_SLOW else None
+    for case in attend_cases(np.random.default_rng(seed), DIMS[dims], turn=turn):
         check("rope_attend", case, dtype, on_torch, on_host, seed, tuning)
 
 
@@ -209,7 +219,8 @@ PROMPTS = {
 @pytest.mark.parametrize("dims", [(9, 3, 64), (4, 1, 128), (2, 2, 80)])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rope_attend_of_prompts(dtype, dims, seed, on_torch, on_host):
-    for case in attend_cases(np.random.default_rng(seed), dims, PROMPTS):
+    turn = dims[0] // 2 + (dtype == "float32") if IS_SLOW else None
+    for case in attend_cases(np.random.default_rng(seed), dims, PROMPTS, turn=turn):
         check("rope_attend", case, dtype, on_torch, on_host, seed)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from triton_place import PLACE
+from triton_place import DTYPES, PLACE
 
 from inl.ops import catalog
 from inl.ops.group_route import ExpertBias
@@ -16,7 +16,6 @@ from inl.spec.tolerance import judge
 from inl_torch.triton.moe import routing, sorting
 
 KERNELS = {kernel.op: kernel for kernel in routing.KERNELS}
-DTYPES = ("float32", "bfloat16", "float16")
 
 
 def check(op, case, dtype, on_torch, on_host, seed):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from selected import selected
-from triton_place import PDL, PLACE
+from triton_place import IS_SLOW, PDL, PLACE
 
 from inl.checkpoints.blocks.dtypes import dequantize
 from inl.checkpoints.blocks.encode import encode
@@ -109,8 +109,13 @@ def check(op, case, packed, dtype, on_torch, on_host, seed):
     assert verdict.passed, f"{op}/{case.name} {dtype}, seed {seed}: {verdict}"
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dtype", DTYPES)
+PAIRS = [(dtype, kind) for dtype in DTYPES for kind in KINDS]
+if IS_SLOW:  # each kind in bfloat16, and each other dtype in the two ways to multiply
+    PAIRS = [("bfloat16", kind) for kind in KINDS]
+    PAIRS += [("float16", "q4_1"), ("float32", "mxfp8"), ("float32", "q4_1, wide")]
+
+
+@pytest.mark.parametrize(("dtype", "kind"), PAIRS)
 def test_linear(dtype, kind, seed, on_torch, on_host):
     rng = np.random.default_rng(seed)
     for tokens, rows, columns in SIZES:

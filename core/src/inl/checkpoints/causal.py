@@ -33,6 +33,10 @@ DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
         "intermediate_size": 9216, "num_hidden_layers": 26, "num_attention_heads": 8,
         "tie_word_embeddings": True,
     },
+    "gemma4": {
+        "model_type": "gemma4_text", "vocab_size": 262144, "hidden_size": 2304,
+        "intermediate_size": 9216, "num_hidden_layers": 30, "tie_word_embeddings": True,
+    },
     "qwen3_5": {
         "model_type": "qwen3_5_text", "vocab_size": 248320, "hidden_size": 4096,
         "intermediate_size": 12288, "num_hidden_layers": 32, "num_attention_heads": 16,

@@ -74,6 +74,12 @@ def _load(chat: Chat, name: str) -> str:
     return f"({turns} {'turn' if turns == 1 else 'turns'} read from {path})"
 
 
+def _image(chat: Chat, name: str) -> str:
+    path = Path(name).expanduser()
+    height, width = chat.attach(path)
+    return f"({path}, {width} x {height} pixels, goes with the next message)"
+
+
 def _retry(chat: Chat, _rest: str) -> None:
     conversation = chat.conversation
     before = list(conversation.messages)
@@ -106,6 +112,7 @@ COMMANDS = {
     ),
     "/save": Command("/save FILE", "save the conversation as JSON", _save),
     "/load": Command("/load FILE", "load a saved conversation", _load),
+    "/image": Command("/image FILE", "attach an image to the next message", _image),
     "/retry": Command("/retry", "answer the last message again", _retry),
     "/stats": Command("/stats", "tokens, context and speed", _stats),
     "/exit": Command("/exit", "exit (also Ctrl-D)", _exit),

@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inl.cli.answer_output import print_answer, truncation
 from inl.cli.chat_input import Lines
-from inl.cli.conversation import Conversation, Message
+from inl.cli.conversation import Content, Conversation, Message
 from inl.cli.interrupt import Interrupt
 from inl.errors import InlError, RequestError, RunnerError
 
@@ -47,6 +48,8 @@ class Chat:
         self._most = sampling["max_tokens"] or engine.context
         self._answers = 0
         self._last = ""
+        self._images: list[Path] = []
+        """Files of images that the next message has."""
 
     def run(self, lines: Lines, run_command: RunCommand) -> None:
         """Process input line by line until it ends.
@@ -75,20 +78,39 @@ class Chat:
                 return
 
     def _process(self, line: str, run_command: RunCommand) -> None:
-        if line.startswith("//"):
-            self.ask(line[1:])
-        elif line.startswith("/"):
+        if line.startswith("/") and not line.startswith("//"):
             if output := run_command(self, line):
                 print(output)
-        else:
-            self.ask(line)
+            return
+        images, self._images = self._images, []
+        text = line[1:] if line.startswith("//") else line
+        parts = [{"type": "image", "image": path} for path in images]
+        self.ask([*parts, {"type": "text", "text": text}] if images else text)
 
-    def ask(self, text: str, *, again: bool = False) -> None:
+    def attach(self, path: Path) -> tuple[int, int]:
+        """Attach the image of a file to the next message; return its height and width.
+
+        Raises :class:`RequestError` for a file, or a model, of no images.
+        """
+        from inl.images.decoding import ImageDecoder
+
+        model = self._engine.model
+        if model.vision is None:
+            raise RequestError(f"/image: {model.name} has no vision encoder")
+        decoder = ImageDecoder()
+        try:
+            size = decoder.size(path, "/image")
+        finally:
+            decoder.close()
+        self._images.append(path)
+        return size
+
+    def ask(self, content: Content, *, again: bool = False) -> None:
         """Generate the answer to one message; ``again`` samples with another seed.
 
         If this raises, the conversation is unchanged.
         """
-        self.conversation.ask(text)
+        self.conversation.ask(content)
         try:
             answer = self._answer(self._answers if again else 0)
         except BaseException:
@@ -113,12 +135,17 @@ class Chat:
         return self._engine.chat_ids(messages, **self._chat_options)
 
     def _stream(self, ids: list[int], retries: int) -> str:
+        from inl.engine.prompt_images import without_images
+
         seed = self._sampling.get("seed")
         options: GenerationOptions = {
             **self._sampling,
             "max_tokens": min(self._most, self._engine.context - len(ids)),
             "seed": None if seed is None else seed + retries,
         }
+        _, images = without_images(self.conversation.visible())
+        if images:
+            options["images"] = images
         accepted = self._accepted
         handle = self._engine.submit(ids, **options)
         shown: list[str] = []

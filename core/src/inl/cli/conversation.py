@@ -10,7 +10,9 @@ from typing import Any
 from inl.bounded_json import read_json
 from inl.errors import PromptTooLong, RequestError
 
-Message = dict[str, str]
+Content = str | list[dict[str, Any]]
+"""Text, or parts of text and images."""
+Message = dict[str, Any]
 ROLES = ("system", "user", "assistant")
 
 
@@ -33,9 +35,9 @@ class Conversation:
         """Number of user messages."""
         return sum(message["role"] == "user" for message in self.messages)
 
-    def ask(self, text: str) -> None:
+    def ask(self, content: Content) -> None:
         """Append a user message."""
-        self.messages.append({"role": "user", "content": text})
+        self.messages.append({"role": "user", "content": content})
 
     def answer(self, text: str) -> None:
         """Append an assistant message."""
@@ -89,9 +91,12 @@ class Conversation:
         return None
 
     def save(self, path: Path) -> None:
-        """Write the conversation as JSON. Raises :class:`RequestError`."""
+        """Write the conversation as JSON, with the paths of its images.
+
+        Raises :class:`RequestError`.
+        """
         begin = [{"role": "system", "content": self.system}] if self.system else []
-        text = json.dumps({"messages": begin + self.messages}, indent=1)
+        text = json.dumps({"messages": begin + self.messages}, indent=1, default=str)
         try:
             path.write_text(text + "\n", "utf-8")
         except (OSError, ValueError) as error:
@@ -114,11 +119,41 @@ def _messages(data: Any, path: Path) -> list[Message]:
         raise RequestError(f"{path}: has no list 'messages'; accepted: a file of /save")
     for place, message in enumerate(messages):
         known = isinstance(message, dict) and message.get("role") in ROLES
-        text = message.get("content") if isinstance(message, dict) else None
+        content = message.get("content") if isinstance(message, dict) else None
+        is_user = known and message["role"] == "user"
         late = known and message["role"] == "system" and place > 0
-        if not known or not isinstance(text, str) or late:
+        if (
+            not known
+            or late
+            or not (isinstance(content, str) or (is_user and _is_parts(content)))
+        ):
             raise RequestError(
                 f"{path}: messages[{place}]: found {message!r:.60}, accepted: a role "
-                f"({', '.join(ROLES)}, system at first only) and a text as content"
+                f"({', '.join(ROLES)}, system at first only) and a text as content, "
+                "with paths of images from a user"
             )
-    return [{"role": each["role"], "content": each["content"]} for each in messages]
+    return [
+        {"role": each["role"], "content": _content(each["content"])}
+        for each in messages
+    ]
+
+
+def _is_parts(content: Any) -> bool:
+    """Whether a content is a list of texts and paths of images."""
+    return isinstance(content, list) and all(
+        isinstance(part, dict)
+        and part.get("type") in ("text", "image")
+        and isinstance(part.get(part["type"]), str)
+        for part in content
+    )
+
+
+def _content(content: Any) -> Content:
+    if isinstance(content, str):
+        return content
+    return [
+        {"type": "image", "image": Path(part["image"])}
+        if part["type"] == "image"
+        else {"type": "text", "text": part["text"]}
+        for part in content
+    ]

@@ -107,6 +107,14 @@ class SecurityOptions:
     allowed_host: Annotated[
         list[str] | None, typer.Option(help="Further accepted Host header.")
     ] = None
+    allow_image_hosts: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="HOST[:PORT]",
+            help="Host whose images the server fetches for requests; can be repeated. "
+            "[default: none]",
+        ),
+    ] = None
     tls_cert: Annotated[str | None, typer.Option(help="TLS certificate file.")] = None
     tls_key: Annotated[str | None, typer.Option(help="TLS key file.")] = None
 
@@ -275,6 +283,7 @@ def server_config(
         idle_seconds=limits.idle_seconds,
         cors_origins=tuple(security.cors_origin or ()),
         allowed_hosts=tuple(security.allowed_host or ()),
+        image_hosts=tuple(security.allow_image_hosts or ()),
         drain_seconds=limits.drain_seconds,
         certificate=security.tls_cert,
         private_key=security.tls_key,

@@ -139,6 +139,11 @@ class EngineCore:
         return self.scheduler.live
 
     @property
+    def config(self) -> SchedulerConfig:
+        """Settings of the scheduler, and what it knows of the model."""
+        return self.scheduler.config
+
+    @property
     def context(self) -> int:
         """Maximum number of tokens of prompt and output."""
         return self.scheduler.context

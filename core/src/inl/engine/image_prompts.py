@@ -5,22 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from inl.engine.fair_lock import FairLock
-from inl.engine.prompt_images import MAX_IMAGES, PromptImages, expanded, placed
+from inl.engine.prompt_images import PromptImages, check_count, expanded, placed
 from inl.errors import NoKernel, RequestError
 from inl.executor.vision_encoder import EncodedImage, VisionEncoder
-from inl.images.decoding import decode
+from inl.images.decoding import ImageDecoder
 from inl.workers.address import parse_worker
 
 if TYPE_CHECKING:
     from inl.config import EngineConfig
     from inl.executor.model_loader import LanguageModel
     from inl.executor.vision_model import VisionModel
-    from inl.images.decoding import Picture
+    from inl.images.decoding import Size
     from inl.protocol.runner import Limits
     from inl.text.tokenizer import Tokenizer
+
+MAX_PIXELS: Final = 1 << 29
+"""Most pixels of all images of a prompt, such as 44 photos of 12 megapixels: seconds of
+decoding."""
+
+
+T = TypeVar("T")
 
 
 class ImagePrompts:
@@ -33,6 +40,9 @@ class ImagePrompts:
         self._config: EngineConfig | None = None
         self._encoder: VisionEncoder | None = None
         self._lock: FairLock | None = None
+        self._decoder = ImageDecoder()
+        self._preparing = FairLock()
+        """Around a decoded image and its patches: some 200 MiB, of one at a time."""
         self._reason = "no encoder is loaded in this process"
 
     def enable(self, config: EngineConfig) -> None:
@@ -51,6 +61,8 @@ class ImagePrompts:
     def share(self, lock: FairLock, limits: Limits) -> None:
         """Take turns at a lock; limits: of the runner that computes the prompts."""
         self._lock = lock
+        if self._model.vision is None:
+            return
         inputs = self._model.model.inputs(self._model.config)
         if inputs.axes > limits.axes or len(inputs.feature_layers) > len(
             limits.feature_layers
@@ -70,13 +82,11 @@ class ImagePrompts:
     def expanded(self, ids: Sequence[int], images: Sequence[Any]) -> list[int]:
         """Return token ids with the tokens of images in place of their placeholders.
 
-        Decodes the images, and computes nothing on the device. Raises
-        :class:`~inl.errors.RequestError`.
+        Reads their headers only. Raises :class:`~inl.errors.RequestError`.
         """
         vision, tokens = self._vision, []
-        for number, picture in enumerate(decoded(images)):
-            height, width = picture.pixels.shape[:2]
-            grid = vision.settings.grid_of(height, width, f"images[{number}]")
+        for number, size in enumerate(self._sizes(images)):
+            grid = vision.settings.grid_of(*size, f"images[{number}]")
             tokens.append(self._tokens(vision, grid))
         return expanded(ids, vision.placeholder, tokens)
 
@@ -93,15 +103,16 @@ class ImagePrompts:
     def embeddings(self, ids: Sequence[int], images: Sequence[Any]) -> PromptImages:
         """Return the features of images at their placeholders in token ids.
 
-        Each image is computed in a turn of its own. Raises
-        :class:`~inl.errors.RequestError`.
+        Each image is computed in a turn of its own between steps, and prepared outside
+        of it. Raises :class:`~inl.errors.RequestError`.
         """
-        vision, lock = self._vision, self._lock
-        if self._config is None or lock is None:
-            raise RequestError(f"images: cannot be encoded: {self._reason}")
+        vision = self._vision
+        self._check_enabled()
+        for number, size in enumerate(self._sizes(images)):
+            vision.settings.grid_of(*size, f"images[{number}]")
         encoded = [
-            lock.run(partial(self._encode, picture, f"images[{number}]"))
-            for number, picture in enumerate(decoded(images))
+            self._preparing.run(partial(self._encode, image, f"images[{number}]"))
+            for number, image in enumerate(images)
         ]
         inputs = self._model.model.inputs(self._model.config)
         return placed(
@@ -118,20 +129,58 @@ class ImagePrompts:
                 "images; give the images too"
             )
 
-    def _encode(self, picture: Picture, where: str) -> EncodedImage:
-        """Encode an image in a turn of its own."""
-        if self._config is None:
-            raise RequestError(f"images: cannot be encoded: {self._reason}")
+    def _sizes(self, images: Sequence[Any]) -> Iterator[Size]:
+        """Yield the sizes of images.
+
+        Raises :class:`~inl.errors.RequestError` for too many images, or pixels of all.
+        """
+        check_count(images)
+        pixels = 0
+        for number, image in enumerate(images):
+            where = f"images[{number}]"
+            size = self._decoder.size(image, where)
+            pixels += size.height * size.width
+            if pixels > MAX_PIXELS:
+                raise RequestError(
+                    f"{where}: found {pixels} pixels in the images up to this one, "
+                    f"accepts {MAX_PIXELS}"
+                )
+            yield size
+
+    def _encode(self, image: Any, where: str) -> EncodedImage:
+        """Return the features of an image."""
+        picture = self._decoder.decode(image, where)
+        found = self._in_turn(lambda encoder: encoder.cached(picture.digest))
+        if found is not None:
+            return found
+        patches = self._vision.settings.patches(picture.pixels, where)
+        return self._in_turn(lambda encoder: encoder.encode(patches, picture.digest))
+
+    def _in_turn(self, work: Callable[[VisionEncoder], T]) -> T:
+        """Use the encoder in a turn between steps."""
+        return self._check_enabled().run(lambda: work(self._loaded()))
+
+    def _loaded(self) -> VisionEncoder:
+        """Return the encoder, which the first image loads."""
         if self._encoder is None:
+            self._check_enabled()  # it may have been closed since
+            assert self._config is not None
             try:
                 self._encoder = VisionEncoder.load(self._vision, self._config)
             except NoKernel as error:
                 self._config, self._reason = None, str(error)
                 raise RequestError(f"images: cannot be encoded: {error}") from error
-        return self._encoder.encode(picture, where)
+        return self._encoder
+
+    def _check_enabled(self) -> FairLock:
+        """Return the lock of the turns; raises if there are none."""
+        if self._config is None or self._lock is None:
+            raise RequestError(f"images: cannot be encoded: {self._reason}")
+        return self._lock
 
     def close(self) -> None:
-        """Free the encoder; encodes no more images."""
+        """Free the encoder and end the decoder; encodes no more images."""
+        self._decoder.close()
         self._config, self._reason = None, "the engine is closed"
         if self._encoder is not None:
             self._encoder.close()
@@ -145,14 +194,3 @@ class ImagePrompts:
                 "accepted: text only"
             )
         return self._model.vision
-
-
-def decoded(images: Sequence[Any]) -> Iterator[Picture]:
-    """Yield the images of a prompt, each once it is asked for: it may take 192 MiB.
-
-    Raises :class:`~inl.errors.RequestError`.
-    """
-    if len(images) > MAX_IMAGES:
-        raise RequestError(f"images: found {len(images)}, accepts at most {MAX_IMAGES}")
-    for number, image in enumerate(images):
-        yield decode(image, f"images[{number}]")

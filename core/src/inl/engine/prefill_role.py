@@ -36,7 +36,7 @@ class PrefillRole:
         shares no blocks, and :class:`~inl.errors.DeviceError` for an address that
         cannot be used.
         """
-        config, scheduling = engine.config, engine.core.scheduler.config
+        config, scheduling = engine.config, engine.core.config
         if config.kv_peer is None:
             return
         shares = scheduling.prefix_cache and scheduling.use_kv_cache

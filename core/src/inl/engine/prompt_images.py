@@ -63,9 +63,14 @@ class PromptImages(PromptEmbeddings):
             },
             prompt_tokens,
         )
-        self._placed, self._has_axes = images, has_axes
-        parts = [part for each in images for part in each.parts] if has_spans else []
-        self._spans = {first: end for first, end, _ in parts}
+        self._placed, self._has_axes, self._has_spans = images, has_axes, has_spans
+        self._parts = [
+            (first, end, feature, placed.image)
+            for placed in images
+            for first, end, feature in placed.parts
+        ]
+        """First position, end and first feature of the parts of images, in order."""
+        self._ends = [end for _, end, *_ in self._parts]
         self._starts = [placed.starts[0] for placed in images]
         self._shifts = [0]
         """Of text before the first image and after each: its position minus that in
@@ -81,19 +86,31 @@ class PromptImages(PromptEmbeddings):
 
     @property
     def longest_span(self) -> int:
-        return max((end - first for first, end in self._spans.items()), default=0)
+        if not self._has_spans:
+            return 0
+        return max((end - first for first, end, *_ in self._parts), default=0)
 
     def whole(self, position: int) -> int:
-        for first, end in self._spans.items():
-            if first < position < end:
-                return first
+        for first, *_ in (
+            self._within(position, position + 1) if self._has_spans else ()
+        ):
+            return first
         return position
+
+    def _within(
+        self, start: int, stop: int
+    ) -> Iterator[tuple[int, int, int, EncodedImage]]:
+        """Yield the parts of images that have a position in a range."""
+        for number in range(bisect_right(self._ends, start), len(self._parts)):
+            if self._parts[number][0] >= stop:
+                return
+            yield self._parts[number]
 
     def spans(self, start: int, stop: int) -> dict[int, tuple[int, int]]:
         """Return the first position and end of the spans of a range's positions."""
         return {
             at: (first, end)
-            for first, end in self._spans.items()
+            for first, end, *_ in (self._within(start, stop) if self._has_spans else ())
             for at in range(max(first, start), min(end, stop))
         }
 
@@ -117,22 +134,19 @@ class PromptImages(PromptEmbeddings):
 
     def added(self, start: int, stop: int) -> dict[int, NDArray[np.float32]]:
         """Return the features [F, H] that layers add at positions of a range."""
-        found: dict[int, NDArray[np.float32]] = {}
-        for placed in self._placed:
-            for first, end, feature in placed.parts:
-                for at in range(max(first, start), min(stop, end)):
-                    found[at] = placed.image.added[feature + at - first]
-        return found
+        return {
+            at: image.added[feature + at - first]
+            for first, end, feature, image in self._within(start, stop)
+            for at in range(max(first, start), min(stop, end))
+        }
 
     def digest(self, start: int, stop: int) -> bytes:
         """Return a digest of the images in a range, and where they lie in it."""
         parts = [
             (first - start).to_bytes(8, "little", signed=True)
             + feature.to_bytes(4, "little")
-            + placed.image.digest
-            for placed in self._placed
-            for first, end, feature in placed.parts
-            if first < stop and start < end
+            + image.digest
+            for first, _, feature, image in self._within(start, stop)
         ]
         return sha256(b"".join(parts)).digest() if parts else b""
 
@@ -160,7 +174,14 @@ def without_images(
                 parts.append(part)
             message = {**message, "content": parts}
         plain.append(message)
+    check_count(images)
     return plain, images
+
+
+def check_count(images: Sequence[Any]) -> None:
+    """Raise :class:`~inl.errors.RequestError` for more than :data:`MAX_IMAGES`."""
+    if len(images) > MAX_IMAGES:
+        raise RequestError(f"images: found {len(images)}, accepts at most {MAX_IMAGES}")
 
 
 def is_image(part: Any) -> bool:

@@ -37,7 +37,7 @@ class RequestMigration:
         self._core, self._dispatcher = core, dispatcher
         self._layouts = () if identity is None else identity.layouts
         self._identity = "" if identity is None else transfer_identity(identity)
-        self._model = core.scheduler.config.model_digest
+        self._model = core.config.model_digest
 
     def export(self, handle: RequestHandle) -> MovedRequest:
         """End a request and return what another engine continues it from.

@@ -24,6 +24,7 @@ from inl.spec.tree import leaves
 
 if TYPE_CHECKING:
     from inl.backend.base import Backend
+    from inl.executor.vision_model import VisionModel
     from inl.spec.kernel import Kernel
 
 LEAST_SHARE = 0.25
@@ -45,13 +46,14 @@ def plan_limits(
     *,
     ranks: int = 1,
     sharers: int = 1,
+    reserved: int = 0,
 ) -> Limits:
     """Return limits for the batch and context of ``config`` within the cache's memory.
 
     shaped: the model's config, with its dtype. ranks: number of ranks; each caches its
     share of the heads, and ``cache_bytes`` is per rank. sharers: number of devices
-    that share the blocks. Raises
-    :class:`~inl.errors.OutOfMemory` if not even one sequence fits.
+    that share the blocks. reserved: bytes of free memory that something else will
+    take. Raises :class:`~inl.errors.OutOfMemory` if not even one sequence fits.
     """
     size = backend.traits.block_size
     context = min(config.context or shaped.max_tokens, shaped.max_tokens)
@@ -67,7 +69,7 @@ def plan_limits(
     batch = config.max_batch or backend.traits.max_batch
     token_budget = config.token_budget or backend.traits.token_budget
     budget = config.cache_bytes or _default_budget(
-        model, shaped, backend, token_budget, batch
+        model, shaped, backend, token_budget, batch, reserved
     )
     budget *= sharers
     affordable = budget // per_block
@@ -98,13 +100,14 @@ def plan_limits(
 
 
 def _default_budget(
-    model: Model, shaped: Any, backend: Backend, tokens: int, rows: int
+    model: Model, shaped: Any, backend: Backend, tokens: int, rows: int, reserved: int
 ) -> int:
     """Return the bytes of the cache where the config sets none.
 
     tokens, rows: of the largest step.
     """
     share, free = backend.traits.cache_share, backend.memory().free
+    free = max(free - reserved, 0)
     step = _step_bytes(model, shaped, tokens, rows) + PROGRAM_BYTES
     return max(int(share * free) - step, int(min(share, LEAST_SHARE) * free))
 
@@ -120,6 +123,19 @@ def _step_bytes(model: Model, shaped: Any, tokens: int, rows: int) -> int:
     hidden = array_bytes((tokens, max(outputs, default=0)), shaped.dtype)
     logits = array_bytes((rows, shaped.vocab_size), "float32")
     return STEP_BUFFERS * (hidden + logits)
+
+
+def vision_bytes(vision: VisionModel, dtype: str) -> int:
+    """Estimate the memory of a vision encoder, with the image of the most patches."""
+    shaped = replace(vision.config, dtype=dtype)
+    shapes = [
+        param.shape
+        for group in leaves(vision.encoder.weights(shaped))
+        for param in group.params.values()
+    ]
+    widest = max(shape[-2] for shape in shapes if len(shape) > 1)
+    hidden = array_bytes((vision.settings.max_patches, widest), dtype)
+    return sum(array_bytes(shape, dtype) for shape in shapes) + STEP_BUFFERS * hidden
 
 
 def embedding_width(model: Model, shaped: Any) -> int:

@@ -14,6 +14,7 @@ class EmbeddingOps:
 
     def __init__(self, ops: Any, embedded: EmbeddedRows, step: Step) -> None:
         self._ops, self._embedded, self._step = ops, embedded, step
+        self._is_embedded = False
         if embedded.spans is not None:
             self.attend, self.attention = self._attend, self._attention
             self.attend_project = self._attend_project
@@ -22,8 +23,11 @@ class EmbeddingOps:
         return getattr(self._ops, name)
 
     def embedding(self, tokens: Array, w: Any) -> Array:
-        """Compute :data:`inl.ops.embedding.embedding`, and replace the rows."""
+        """Compute :data:`inl.ops.embedding.embedding`, and replace the first's rows."""
         looked_up = self._ops.embedding(tokens, w)
+        if self._is_embedded:  # a table of other inputs of the tokens
+            return looked_up
+        self._is_embedded = True
         return looked_up * self._embedded.kept + self._embedded.rows
 
     def rope_table(

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from inl.adapters.stacks import AdapterStacks
@@ -17,7 +18,12 @@ from inl.config import EngineConfig
 from inl.dtypes import FLOATS, SIZES, wrap
 from inl.errors import RequestError, RunnerError
 from inl.executor.cache_dtype import CacheDtype, cache_dtype, caching_in
-from inl.executor.cache_sizing import min_limits, plan_limits, with_inputs
+from inl.executor.cache_sizing import (
+    min_limits,
+    plan_limits,
+    vision_bytes,
+    with_inputs,
+)
 from inl.executor.loaded import Loaded
 from inl.executor.model_executor import bound_tracer, used_whole_models
 from inl.executor.pipeline import Stage, check_stages, stage_of
@@ -123,19 +129,24 @@ class LoadPlan:
             )  # fmt: skip
         unloaded = Loaded(
             model, shaped, None, None, selection, ranks,
-            expert_ranks=sizes.expert, taps=language.taps,
+            expert_ranks=sizes.expert, taps=language.taps, stage=stage,
         )  # fmt: skip
         groups = _planned(unloaded, stored, adapters)
         check_shares(groups, model.state(shaped), ranks)
         if limits is None:
+            # The first image loads the encoder, beside a cache that is never resized.
+            vision = language.vision if find_spec("PIL") is not None else None
             planned = plan_limits(
-                model, shaped, backend, config, ranks=ranks, sharers=sizes.data
-            )
+                model, shaped, backend, config, ranks=ranks, sharers=sizes.data,
+                reserved=0
+                if vision is None or config.division.count > 1
+                else vision_bytes(vision, dtype),
+            )  # fmt: skip
             planned = min_limits(planned, backend, stages=stage.count)
             limits = with_inputs(planned, model, shaped, unloaded.selection.kernels)
         return cls(
             language, backend, config, replace(unloaded, groups=groups),
-            with_programs(backend, limits), cache,
+            with_programs(backend, stage.limits(limits, config.depth)), cache,
         )  # fmt: skip
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from inl.executor.pipeline import WHOLE, Stage
 from inl.executor.tracing import trace
 from inl.spec.cache import Paged
 from inl.spec.model import Model
@@ -38,6 +39,8 @@ class Loaded:
     ends_before_head: bool = False
     """Whether the model returns hidden states, see
     :mod:`inl.executor.hidden_states`."""
+    stage: Stage = WHOLE
+    """The part of the pipeline that the model is."""
 
     def tracer(
         self,

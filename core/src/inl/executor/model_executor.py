@@ -20,8 +20,10 @@ from inl.executor.context_lengths import table_widths
 from inl.executor.hidden_states import pooled
 from inl.executor.loaded import Loaded as Loaded
 from inl.executor.model_step import BODIES, sample
+from inl.executor.pipeline import ReturningOps, pass_on
 from inl.executor.repeated_step import advance_repeated
 from inl.executor.taps import with_taps
+from inl.placement.ranks import collectives_of
 from inl.protocol.runner import Limits
 from inl.spec.cache import State
 from inl.spec.dispatch import ResolvedOps, Tracer
@@ -67,7 +69,8 @@ class ModelExecutor:
 
     def __init__(self, backend: Backend, loaded: Loaded, limits: Limits) -> None:
         self.backend, self.loaded, self.limits = backend, loaded, limits
-        self.loops = backend.offers(DeviceLoops)
+        is_whole = loaded.stage.count == 1
+        self.loops = backend.offers(DeviceLoops) if is_whole else None
         """Loops of programs; ``None`` where repeated steps are submitted one by one."""
         self._model = computed_model(backend, loaded)
         """The model that programs compute."""
@@ -100,11 +103,15 @@ class ModelExecutor:
     ) -> Any:
         """Compute one step; returns its tokens, on the device.
 
-        width: columns of the block tables that the step reads; ``None`` is all. rows:
-        an :class:`~inl.spec.embedded_rows.EmbeddedRows`, or nothing.
+        ``None`` on a stage that is not the last. width: columns of the block tables
+        that the step reads; ``None`` is all. rows: an
+        :class:`~inl.spec.embedded_rows.EmbeddedRows`, or nothing.
         """
         name = "advance_embedded" if rows else _program_name(bucket)
         program = self.program(name, bucket, width)
+        if not self.loaded.stage.is_last:
+            self.call(program, self.loaded.weights, message, *rows)
+            return None
         tokens, *taps = self.call(program, self.loaded.weights, message, *rows)
         self.taps = next(iter(taps), None)
         return tokens
@@ -221,6 +228,15 @@ class ModelExecutor:
         is_pooled = name == "pool"
         loaded = self._pooled if is_pooled else self.loaded
         ops = self.ops(bucket, width, name if name in OF_THEIR_OWN else "advance")
+        stage = loaded.stage
+        if stage.count > 1:
+            peers = collectives_of(self.backend)
+            if not stage.is_last and name in ("advance", "advance_embedded"):
+                keywords: Any = {"stage": stage, "collectives": peers}
+                keywords |= {} if width is None else {"table_width": width}
+                return partial(pass_on, ops, self._model, loaded.config, **keywords)
+            if bucket.verifies:
+                ops = cast("Ops", ReturningOps(ops, stage, peers))
         if name == "masked":
             return partial(_sample_masked, ops)
         if name == "set_token_bias":
@@ -228,7 +244,7 @@ class ModelExecutor:
         body = BODIES.get(name, advance_repeated)
         # Without a keyword where it is not needed: backends may identify a function by
         # the arguments of the partial.
-        keywords: Any = {} if width is None else {"table_width": width}
+        keywords = {} if width is None else {"table_width": width}
         if name == "repeat":
             keywords["loops"] = self.loops
         elif loaded.taps:

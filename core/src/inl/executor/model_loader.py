@@ -113,8 +113,8 @@ def read_model(checkpoint: Checkpoint) -> LanguageModel:
     check_counts(checkpoint.config, tensors, str(checkpoint.path))
     fields = Fields(checkpoint.config)
     try:
-        refuse_fields(fields)
         config = model.config(fields)
+        refuse_fields(fields)
     except CheckpointError as error:
         raise CheckpointError(f"{checkpoint.path}: {error}") from None
     _warn_of(fields, checkpoint)

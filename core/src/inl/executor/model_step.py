@@ -38,7 +38,7 @@ def forward(
     embedded: inputs of tokens beside their ids. Returns the logits, the step's arrays
     and the state.
     """
-    step, state = _begin(ops, message, state, table_width)
+    step, state = begin(ops, message, state, table_width)
     if embedded is not None:
         ops = cast("Ops", EmbeddingOps(ops, embedded, step))
     sampled_step = prune_last_layer(ops, model, step)
@@ -46,7 +46,7 @@ def forward(
         ops = adapter_ops(ops, weights, step, sampled_step)
         weights = weights.model
     features = None if embedded is None else embedded.features
-    carry, state = _layers(
+    carry, state = layers(
         ops, model, config, weights, step, sampled_step, state, features
     )
     logits = model.head(ops, config, weights, carry, sampled_step or step)
@@ -55,7 +55,7 @@ def forward(
     return logits, step, state
 
 
-def _begin(
+def begin(
     ops: Ops, message: Array, state: State, table_width: int | None
 ) -> tuple[Step, State]:
     """Decode the message; returns the step's arrays and the state."""
@@ -68,7 +68,7 @@ def _begin(
     return step, state._replace(tables=tables)
 
 
-def _layers(
+def layers(
     ops: Ops,
     model: Model,
     config: Any,
@@ -159,11 +159,11 @@ def score(
     """
     bucket = ops.bucket
     frame, following, indices = split_next(message, bucket)
-    step, state = _begin(ops, frame, state, table_width)
+    step, state = begin(ops, frame, state, table_width)
     layer_ops = ops
     if isinstance(weights, AdaptedWeights):  # of layers, not of the head
         layer_ops, weights = adapter_ops(ops, weights, step, None), weights.model
-    carry, state = _layers(layer_ops, model, config, weights, step, None, state)
+    carry, state = layers(layer_ops, model, config, weights, step, None, state)
     scores: list[Scores] = []
     for start in range(0, bucket.tokens, SCORED_TOKENS):
         stop = min(start + SCORED_TOKENS, bucket.tokens)

@@ -1,19 +1,22 @@
 """Pipeline stages: a range of a model's layers on each rank along the pipeline axis.
 
 Every stage gets every frame. It receives the activations of the stage before, computes
-its layers, and sends them on. The last stage computes the logits of the sampled tokens
-and sends them to all others, so that every stage samples the same tokens from the same
-tables, and a step on a stage is the same program as one of a whole model.
+its layers, and sends them on. The last stage computes the logits and samples. Tokens
+reach the other stages in the frames of later steps, see
+:mod:`inl.runners.returned_tokens`; those of a step that verifies drafts, which change
+the lengths of sequences, are sent to all stages in the step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from inl.backend.collectives import PIPELINE, Collectives
 from inl.errors import RequestError, WeightMismatch
+from inl.executor.embedding_ops import EmbeddingOps
+from inl.executor.model_step import begin, layers
 from inl.spec.cache import Paged, Slotted, State
 from inl.spec.dispatch import Tracer
 from inl.spec.op import Spec
@@ -23,9 +26,10 @@ from inl.weights.plan import plan_weights
 
 if TYPE_CHECKING:
     from inl.ops.protocol import Ops
+    from inl.spec.limits import Limits
     from inl.spec.model import Model
     from inl.spec.selection import KernelSelection
-    from inl.spec.step import Array, Step
+    from inl.spec.step import Array, Step, Tables
 
 FIRST = ("embed", "start")
 """Fields of a model's weights that only the first stage has."""
@@ -46,6 +50,27 @@ class Stage:
             total * each // self.count for each in (self.index, self.index + 1)
         )
         return range(start, stop)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it samples the tokens."""
+        return self.index == self.count - 1
+
+    def limits(self, limits: Limits, depth: int | None = None) -> Limits:
+        """Return limits for steps that keep all stages busy.
+
+        depth: steps in flight; by default one more than there are stages, so that the
+        next one is sent before the oldest is collected.
+        """
+        if self.count == 1:
+            return limits
+        depth = depth or self.count + 1
+        lanes = min(self.count, depth)
+        return replace(limits, depth=depth, decode_steps=1, stages=lanes)
+
+
+WHOLE = Stage()
+"""The only stage of a model on one device."""
 
 
 def check_stages(model: Model, config: Any, stages: int, adapters: int) -> None:
@@ -68,6 +93,12 @@ def check_stages(model: Model, config: Any, stages: int, adapters: int) -> None:
                 f"state {item.name} of each sequence: found pipeline={stages}; "
                 "accepted: pipeline=1"
             )
+    cached = sum(len(i.layers) for i in model.state(config) if isinstance(i, Paged))
+    if cached < layers:
+        raise WeightMismatch(
+            f"caches of {cached} layers, shared by {layers}: found pipeline={stages}; "
+            "accepted: pipeline=1"
+        )
     if model.inputs(config).feature_layers:
         raise WeightMismatch(
             f"features added between layers: found pipeline={stages}; accepted: "
@@ -97,7 +128,7 @@ def stage_of(
     tree = model.weights(config)
     own = stage.layers(len(tree.layers))
     shapes = Shapes(model, config, selection, stored, ranks)
-    is_first, is_last = stage.index == 0, stage.index == stage.count - 1
+    is_first, is_last = stage.index == 0, stage.is_last
 
     def weights(config: Any) -> Any:
         tree = model.weights(config)
@@ -118,22 +149,57 @@ def stage_of(
 
     def head(ops: Ops, config: Any, w: Any, carry: Any, step: Step) -> Array:
         if is_last:
-            logits = model.head(ops, config, w, carry, step)
-            if not is_traced(step):
-                for index in range(stage.index):
-                    _sent(collectives, logits, index)
-            return logits
-        shape = shapes.logits(ops, step)
+            return model.head(ops, config, w, carry, step)
         if is_traced(step):
+            shape = shapes.logits(ops, step)
             return StrictArray(shape.shape, shape.dtype)
         _sent(collectives, carry, stage.index + 1)
-        received: Array = _received(collectives, shape, stage.count - 1)
-        return received
+        return step.tokens  # nothing reads it
 
     return replace(
         model, weights=weights, state=state, embed=embed, head=head,
         layer=_layer_of(model, own.start, prunes=is_last),
     )  # fmt: skip
+
+
+class ReturningOps:
+    """The ops of a last stage, which sends tokens to all others before it verifies."""
+
+    def __init__(self, ops: Ops, stage: Stage, collectives: Collectives | None) -> None:
+        self._ops, self._stage, self._collectives = ops, stage, collectives
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ops, name)
+
+    def verify(self, tokens: Array, step: Step, tables: Tables, *, width: int) -> Any:
+        """Compute :data:`inl.ops.verify.verify`."""
+        for index in range(self._stage.index):
+            _sent(self._collectives, tokens, index)
+        return self._ops.verify(tokens, step, tables, width=width)
+
+
+def pass_on(
+    ops: Ops, model: Model, config: Any, weights: Any, message: Array, *given: Any,
+    stage: Stage, collectives: Collectives | None, table_width: int | None = None,
+) -> tuple[State]:  # fmt: skip
+    """Compute a step of a stage that is not the last; its head sends the carry.
+
+    given: embeddings of the step, if it has any, and the state. With drafts, the
+    tokens that the last stage samples decide the lengths of sequences.
+    """
+    *embedded, state = given
+    step, state = begin(ops, message, state, table_width)
+    for rows in embedded:
+        ops = cast("Ops", EmbeddingOps(ops, rows, step))
+    carry, state = layers(ops, model, config, weights, step, None, state)
+    model.head(ops, config, weights, carry, step)
+    if ops.bucket.verifies:
+        spec = Spec((ops.bucket.samples,), "int32")
+        tokens = _received(collectives, spec, stage.count - 1)
+        width = ops.bucket.tokens_per_row
+        _, tables = ops.verify(tokens, step, state.tables, width=width)
+        state = state._replace(tables=tables)
+    return (state,)
 
 
 def _caches_of(item: Paged | Slotted, own: range) -> Paged | Slotted:

@@ -242,7 +242,7 @@ def get_optimal_parallelism(
         best = min(fitting, key=lambda p: (-p.data_parallel, p.pipeline_parallel))
     else:
         best = min(plans, key=lambda p: p.total_bytes)
-    return _explained(best, plans, shape, num_devices)
+    return _explained(best, plans, load, num_devices)
 
 
 def _is_number(value: object) -> bool:
@@ -381,8 +381,9 @@ def _attends_fused(shape: DecoderShape, load: Load) -> bool:
 
 
 def _explained(
-    best: Parallelism, plans: list[Parallelism], shape: DecoderShape, devices: int
+    best: Parallelism, plans: list[Parallelism], load: Load, devices: int
 ) -> Parallelism:
+    shape, stages = best.shape, best.pipeline_parallel
     reasons = [
         f"each device holds {best.total_bytes / GB:.2f} GB of "
         f"{best.budget_bytes / GB:.2f} GB ({USABLE:.0%} of its memory)"
@@ -394,6 +395,13 @@ def _explained(
                 f"tensor parallel {plan.tensor_parallel} with {plan.data_parallel} "
                 f"copies would need {plan.total_bytes / GB:.2f} GB per device"
             )
+    if stages > 1 and not load.training:
+        lanes = min(stages, load.batch)
+        reasons.append(
+            f"pipeline parallel {stages}: a batch of {load.batch} makes {lanes} of "
+            f"{stages} lanes, each in another stage at the same time; no memory beyond "
+            "the activations of one step on each device"
+        )
     if best.data_parallel == devices > 1:
         reasons.append("the whole model fits on one device: copies need no exchange")
     sizes = range(2, min(devices, MOST_TRIED) + 1)

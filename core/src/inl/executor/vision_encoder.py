@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from inl.config import EngineConfig
     from inl.executor.vision_model import VisionModel
-    from inl.images.decoding import Picture
+    from inl.images.qwen_patches import Patches
 
 MAX_CACHED_BYTES: Final = 256 << 20
 """Bytes of features that are kept for images that come again."""
@@ -60,17 +60,18 @@ class VisionEncoder:
         backend = make_backend(config.backend)
         return cls(vision, load_encoder(vision, backend, config))
 
-    def encode(self, picture: Picture, where: str = "image") -> EncodedImage:
-        """Return the features of an image; equal ones are computed once.
+    def cached(self, digest: bytes) -> EncodedImage | None:
+        """Return the features of an image that was encoded before, if they are kept."""
+        found = self._cache.pop(digest, None)
+        if found is not None:
+            self._cache[digest] = found
+        return found
 
-        Waits for the device. Raises :class:`~inl.errors.RequestError` for an image
-        whose sides have too large a ratio.
-        """
-        found = self._cache.pop(picture.digest, None)
-        if found is None:
-            found = self._compute(picture, where)
-            self._cached_bytes += found.nbytes
-        self._cache[picture.digest] = found
+    def encode(self, patches: Patches, digest: bytes) -> EncodedImage:
+        """Return the features of an image by its patches; waits for the device."""
+        found = self._compute(patches, digest)
+        self._cached_bytes += found.nbytes
+        self._cache[digest] = found
         while self._cached_bytes > MAX_CACHED_BYTES and len(self._cache) > 1:
             _, dropped = self._cache.popitem(last=False)
             self._cached_bytes -= dropped.nbytes
@@ -84,8 +85,8 @@ class VisionEncoder:
         if (cached := self.executor.backend.offers(CachedMemory)) is not None:
             cached.release()
 
-    def _compute(self, picture: Picture, where: str) -> EncodedImage:
-        values, grid = self.vision.settings.patches(picture.pixels, where)
+    def _compute(self, patches: Patches, digest: bytes) -> EncodedImage:
+        values, grid = patches
         config: Any = self.executor.loaded.config
         pieces = self.vision.settings.pieces(grid)
         parts = tuple(each for each in pieces if isinstance(each, int))
@@ -99,4 +100,4 @@ class VisionEncoder:
         side = self.vision.settings.merge_size
         size = grid[0] // side, grid[1] // side
         added = np.ascontiguousarray(features[1:].swapaxes(0, 1))
-        return EncodedImage(features[0], size, parts, picture.digest, added)
+        return EncodedImage(features[0], size, parts, digest, added)

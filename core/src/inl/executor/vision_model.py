@@ -29,6 +29,10 @@ class ImageSettings(Protocol):
     def merge_size(self) -> int:
         """Patches of a side of what becomes one feature."""
 
+    @property
+    def max_patches(self) -> int:
+        """Patches of the largest image."""
+
     def grid_of(self, height: int, width: int, where: str, /) -> tuple[int, int]:
         """Return the rows and columns of patches of an image.
 

@@ -69,7 +69,7 @@ def identity_of(engine: InferenceEngine) -> dict[str, str]:
         assert use is not None, "a name has an adapter"
         values[f"adapter {name}"] = use.source.digest
     return {
-        "model": engine.core.scheduler.config.model_digest,
+        "model": engine.core.config.model_digest,
         "dtype": engine.dtype,
         "context": str(engine.context),
         "sampling defaults": str(sorted(engine.sampling_defaults.items())),
@@ -206,7 +206,7 @@ class EnginePort:
             limits.block_size * min(limits.blocks) if caches else 0,
             engine.context,
             dict(engine.sampling_defaults),
-            sorted(engine.core.scheduler.config.eos_ids),
+            sorted(engine.core.config.eos_ids),
         )
 
     def problem(self) -> str | None:

@@ -35,6 +35,12 @@ class PixtralSettings:
     """Pixels of the longest side of a resized image."""
     normalization: Normalization = CLIP
 
+    @property
+    def max_patches(self) -> int:
+        """Patches of the largest image."""
+        rows, columns = self.grid_of(self.most, self.most, "")
+        return rows * columns
+
     def grid_of(self, height: int, width: int, _where: str) -> tuple[int, int]:
         """Return the rows and columns of patches of an image."""
         ratio = max(height, width) / self.most

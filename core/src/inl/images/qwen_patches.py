@@ -54,6 +54,11 @@ class PatchSettings:
         """Pixels of the side of the squares whose features become one."""
         return self.patch_size * self.merge_size
 
+    @property
+    def max_patches(self) -> int:
+        """Patches of the largest image."""
+        return self.most // self.patch_size**2
+
     def grid_of(self, height: int, width: int, where: str) -> tuple[int, int]:
         """Return the rows and columns of patches of an image."""
         if max(height, width) > MAX_ASPECT * min(height, width):

@@ -45,6 +45,12 @@ class SquareSettings:
     """Whether tokens of their own tell where tiles are."""
     normalization: Normalization = BILINEAR
 
+    @property
+    def max_patches(self) -> int:
+        """Patches of the largest image, in tiles and as a whole."""
+        tiles = math.ceil(self.longest / (self.side * self.patch_size)) ** 2
+        return (min(tiles, MAX_TILES) + 1) * self.side**2
+
     def grid_of(self, height: int, width: int, where: str) -> tuple[int, int]:
         """Return the rows and columns of patches of all tiles of an image."""
         size = self.side * self.patch_size

@@ -58,7 +58,7 @@ WITHOUT_EFFECT: Final = frozenset({
 """Fields that do not change the logits of a causal model in transformers."""
 
 REFUSED: Final = ("per_layer_config",)
-"""Fields that change the results of every family."""
+"""Fields that change the results of every family, which must have read them."""
 
 
 @final
@@ -115,9 +115,9 @@ def with_defaults(hf: Mapping[str, Any], defaults: Mapping[str, Any]) -> Fields:
     return fields.changed(absent)
 
 
-def refuse_fields(hf: Mapping[str, Any]) -> None:
-    """Raise :class:`CheckpointError` for a field that no family implements."""
-    for name in REFUSED:
+def refuse_fields(hf: Fields) -> None:
+    """Raise :class:`CheckpointError` for a field that the family does not implement."""
+    for name in {*REFUSED} & {*hf.unread()}:
         if hf.get(name):
             raise CheckpointError(
                 f"config field {name!r}: found {show(hf[name])}, accepted: null"

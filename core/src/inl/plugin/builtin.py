@@ -28,6 +28,8 @@ FAMILIES = (
     ("Gemma2ForCausalLM", "gemma2", "gemma2"),
     ("Gemma3ForCausalLM", "gemma3_text", "gemma3"),
     ("Gemma3ForConditionalGeneration", "gemma3", "gemma3"),
+    ("Gemma4ForCausalLM", "gemma4_text", "gemma4"),
+    ("Gemma4ForConditionalGeneration", "gemma4", "gemma4"),
     ("GlmForCausalLM", "glm", "glm"),
     ("Glm4ForCausalLM", "glm4", "glm4"),
     ("Glm4MoeForCausalLM", "glm4_moe", "glm4_moe"),

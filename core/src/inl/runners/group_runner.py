@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
@@ -25,6 +26,7 @@ from inl.protocol.runner import (
     StepInFlight,
 )
 from inl.runners.rank_threads import RankThreads, Round
+from inl.runners.returned_tokens import ReturnedTokens, StepFrame
 from inl.runners.worker_runner import WorkerRunner
 from inl.spec.cache_layout import HEADS, divided, joined
 from inl.spec.message import STEP, Header
@@ -59,7 +61,7 @@ class RankRunner(PipelinedRunner):
     :class:`~inl.errors.RunnerError` (:class:`~inl.errors.WorkerLost` if the rank's
     process is gone); later calls raise RunnerError. If all ranks run out of memory in
     a step, ``collect`` raises :class:`~inl.errors.OutOfMemory` for that step alone; if
-    only some do, the group ends with that error.
+    only some do, or with several stages, the group ends with that error.
     """
 
     def __init__(
@@ -73,8 +75,16 @@ class RankRunner(PipelinedRunner):
         super().__init__()
         if ranks < 1:
             raise RunnerError(f"ranks: found {ranks}, accepted: 1 and more")
-        self._abort = abort
+        self._abort_ranks = abort
         self._stages = stages
+        self._first_sampling = ranks - ranks // stages
+        """The first rank of the last stage, which samples the tokens."""
+        self._sampling = range(self._first_sampling, ranks)
+        self._returned = ReturnedTokens()
+        self._uncollected: list[deque[int]] = [deque() for _ in range(ranks)]
+        """Steps of each rank that were not collected, oldest first; with stages."""
+        self._early: dict[tuple[int, int], Reply | OutOfMemory] = {}
+        """(rank, step) -> reply that was collected before the engine asks for it."""
         self._lock = threading.Lock()
         self._failure: _Failure | None = None
         self._refusal = ""
@@ -96,7 +106,22 @@ class RankRunner(PipelinedRunner):
 
     def _submit_frame(self, message: IntArray, head: Header) -> None:
         frame = message.copy()
-        self._on_all_ranks(lambda rank: self._submit_to(rank, frame, head))
+        if head.kind != STEP or self._stages == 1:
+            self._on_all_ranks(lambda rank: self._submit_to(rank, frame, head))
+            return
+        returned = self._returned.frame(frame, head, self.limits)
+        self._on_all_ranks(lambda rank: self._submit_stage(rank, returned, head))
+
+    def _submit_stage(self, rank: int, frame: StepFrame, head: Header) -> None:
+        # The last stage may wait in this step for another one, which waits for these
+        # tokens. The others have computed the steps that sampled them, or wait here
+        # for a worker that is lost.
+        while frame.sampled_by & {*self._uncollected[rank]}:
+            step = self._uncollected[rank][0]
+            self._early[rank, step] = self._collect_tokens(rank, step)
+        samples = rank in self._sampling
+        self._submit_to(rank, frame.message if samples else frame.filled(), head)
+        self._uncollected[rank].append(head.step)
 
     def _sample(self, flight: StepInFlight, masks: IntArray) -> None:
         step, words = flight.head.step, masks.copy()
@@ -145,10 +170,19 @@ class RankRunner(PipelinedRunner):
             return error
         return None
 
+    def _abort(self) -> None:
+        """Make ranks fail that wait for others, and calls that wait for tokens end."""
+        self._abort_ranks()
+        self._returned.clear()
+
     def _reset(self) -> None:
+        self._returned.clear()
         # An exception may have kept the newest call from some of the ranks.
         self._threads.send(self._last_round)
         self._results(self._on_all_ranks(lambda rank: self.runners[rank].reset()))
+        for steps in self._uncollected:
+            steps.clear()
+        self._early.clear()
         self._out_of_memory.clear()
 
     def _close(self) -> None:
@@ -234,7 +268,7 @@ class RankRunner(PipelinedRunner):
         try:
             self.runners[rank].submit(frame)
         except OutOfMemory as error:
-            if head.kind != STEP:
+            if head.kind != STEP or self._stages > 1:
                 raise
             self._out_of_memory[rank, head.step] = error
 
@@ -243,22 +277,40 @@ class RankRunner(PipelinedRunner):
             self.runners[rank].sample(step, masks)
 
     def _collect_from(self, rank: int, step: int) -> Reply | OutOfMemory:
+        if self._stages == 1:
+            return self._reply_of(rank, step)
+        if (rank, step) in self._early:
+            return self._early.pop((rank, step))
+        return self._collect_tokens(rank, step)
+
+    def _collect_tokens(self, rank: int, step: int) -> Reply | OutOfMemory:
+        """Collect a step of a stage; others may wait for the tokens of the last one."""
+        self._uncollected[rank].popleft()
+        reply = self._reply_of(rank, step)
+        if rank == self._first_sampling:
+            self._returned.put(step, reply.tokens if isinstance(reply, Reply) else None)
+        return reply
+
+    def _reply_of(self, rank: int, step: int) -> Reply | OutOfMemory:
         if (rank, step) in self._out_of_memory:
             return self._out_of_memory.pop((rank, step))
         try:
             return self.runners[rank].collect()
         except OutOfMemory as error:
+            if self._stages > 1:
+                raise
             return error
 
     def _replies(self, call: Round) -> list[Reply]:
-        """Return the replies of all ranks.
+        """Return the replies of the ranks that sample.
 
+        Other stages may be in a later step, which waits for masks of these tokens.
         Raises OutOfMemory if all ranks report it within OUT_OF_MEMORY_SECONDS; if only
         some do, the others may wait for them in a collective, and the group ends.
         """
-        call.wait(enough=_is_out_of_memory)
+        call.wait(enough=_is_out_of_memory, ranks=self._sampling)
         if not any(map(_is_out_of_memory, call.results.values())):
-            return self._results(call)
+            return self._results(call, self._sampling)
         call.wait(OUT_OF_MEMORY_SECONDS)
         errors = {
             rank: result
@@ -270,24 +322,27 @@ class RankRunner(PipelinedRunner):
             raise OutOfMemory(f"rank {rank} of {len(errors)}: {error}") from error
         self._record_failure(_Failure(rank, error))
         self._abort()
-        return self._results(call)
+        return self._results(call, self._sampling)
 
-    def _results(self, call: Round) -> list[Any]:
-        call.wait()
+    def _results(self, call: Round, ranks: range | None = None) -> list[Any]:
+        """Wait for ranks and return their results; all by default."""
+        call.wait(ranks=ranks)
         if self._failure is not None:
             self._find_losses(self._failure)
             self._raise_failure()
-        return [call.results[rank] for rank in range(len(self._threads))]
+        ranks = range(len(self._threads)) if ranks is None else ranks
+        return [call.results[rank] for rank in ranks]
 
     def _check_agreement(self, head: Header, replies: list[Reply]) -> None:
         first = replies[0].tokens[: head.used_rows]
-        for rank, reply in enumerate(replies):
+        for rank, reply in zip(self._sampling, replies, strict=True):
             tokens = reply.tokens[: head.used_rows]
             if reply.step == head.step and np.array_equal(tokens, first):
                 continue
             error = ProtocolError(
                 f"step {head.step}: sampled {tokens.tolist()} for step {reply.step}, "
-                f"rank 0 sampled {first.tolist()} for step {replies[0].step}"
+                f"rank {self._first_sampling} sampled {first.tolist()} for step "
+                f"{replies[0].step}"
             )
             self._failure = _Failure(rank, error)
             self._raise_failure()

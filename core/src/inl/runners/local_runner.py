@@ -120,6 +120,8 @@ class LocalRunner(PipelinedRunner):
             return None
         if head.bucket.repeat > 1 and self.executor.loops is None:
             return self._submit_one_by_one(message, head)
+        if not self.loaded.stage.is_last:
+            return self.executor.advance(*self._step_arguments(message, head))
         if head.flags & SCORED:
             return self._score(message, head)
         step = self._step_arguments(message, head)
@@ -188,6 +190,8 @@ class LocalRunner(PipelinedRunner):
         self.executor.load_adapter(source.number, adapter)
 
     def _sample(self, flight: StepInFlight, masks: IntArray) -> None:
+        if not self.loaded.stage.is_last:
+            return
         logits, step = flight.work
         bits = self._backend.tensor(wrap(masks))
         bucket = flight.head.bucket
@@ -195,6 +199,9 @@ class LocalRunner(PipelinedRunner):
 
     def _collect(self, flight: StepInFlight) -> Reply:
         head, tokens, scores = flight.head, flight.work, None
+        if not self.loaded.stage.is_last:
+            shape = head.rows, head.bucket.reply_width
+            return Reply(head.step, np.full(shape, NO_TOKEN, np.int32))
         if head.flags & POOLED:
             return pooled_reply(head.step, widen(self._backend.numpy(tokens)))
         if head.flags & SCORED:
@@ -237,10 +244,21 @@ class LocalRunner(PipelinedRunner):
         self.executor.write(*transferred(message), parts)
 
     def _reset(self) -> None:
+        self._return_unsampled()
         self._queued_admissions.clear()
         self._check = FrameCheck(self.limits)
         self._widths.reset()
         self.executor.reset()
+
+    def _return_unsampled(self) -> None:
+        """Sample a step without its masks if other stages wait for the tokens."""
+        flight, stage = self._unsampled, self.loaded.stage
+        if flight is None or not (stage.index and stage.is_last):
+            return
+        bucket = flight.head.bucket
+        if bucket.verifies:
+            words = -(-self.limits.vocab // 32)
+            self._sample(flight, np.full((bucket.samples, words), -1, np.int32))
 
     def _name(self) -> str:
         return str(self._backend.device)

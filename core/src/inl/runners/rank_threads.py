@@ -23,7 +23,7 @@ class Round:
         self.call = call
         self.results: dict[int, Any] = {}
         """Results by rank, of the ranks that have returned."""
-        self._ranks = ranks
+        self._ranks = range(ranks)
         self._gate = Lock()
         self._gate.acquire()
 
@@ -41,10 +41,15 @@ class Round:
         self,
         seconds: float = float("inf"),
         enough: Callable[[Any], bool] = lambda _: False,
+        ranks: range | None = None,
     ) -> None:
-        """Wait for all ranks, for ``seconds``, or for a result that is ``enough``."""
+        """Wait for ranks, for ``seconds``, or for a result that is ``enough``.
+
+        ranks: all by default.
+        """
         end = time.monotonic() + seconds
-        while len(self.results) < self._ranks:
+        awaited = self._ranks if ranks is None else ranks
+        while any(rank not in self.results for rank in awaited):
             left = end - time.monotonic()
             if left <= 0 or any(map(enough, list(self.results.values()))):
                 return

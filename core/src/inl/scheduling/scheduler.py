@@ -26,6 +26,7 @@ from inl.protocol.token_masks import mask_words
 from inl.scheduling.buckets import Buckets
 from inl.scheduling.deadlines import Deadlines
 from inl.scheduling.guided_output import append_guided, skips_forced
+from inl.scheduling.lanes import decoding_in
 from inl.scheduling.plan import Chunk, Plan, SchedulerConfig, StepBuilder
 from inl.scheduling.repeats import Repeats
 from inl.scheduling.request import (
@@ -321,6 +322,9 @@ class Scheduler:
             Status.RUNNING,
         )
         kind, is_sampled = step.kind, step.kind is StepKind.SAMPLED
+        lane = None
+        if self.limits.stages > 1:
+            lane = decoding_in(step.step, requests.by_id.values(), self.limits.stages)
         for request in list(requests.by_id.values()):
             start = request.scheduled
             if start < request.prefill_len:
@@ -332,7 +336,7 @@ class Scheduler:
                     and requests.allocate(request, request.prefill_len)
                 ):
                     step.prefilling.append(request)
-            elif not is_sampled:
+            elif not is_sampled or (lane is not None and request.id not in lane):
                 continue
             elif start < request.max_scheduled and request.status is running:
                 if request.uncertain and (

@@ -27,6 +27,7 @@ from inl.serve.openai.messages import (
     template_messages,
     tools_of,
 )
+from inl.serve.remote_images import ImageFetcher
 from inl.text.measure import check_length
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class Conversions:
     def __init__(self, models: Models, config: ServerConfig) -> None:
         self._models = models
         self._most_tokens = config.max_queued_tokens
+        self._images = ImageFetcher(config.image_hosts)
         self._calls = BoundedCalls(
             models, config, name="inl-conversions", running=RUNNING
         )
@@ -93,7 +95,7 @@ class Conversions:
         """Return the number of tokens of a conversation."""
         async with self._calls.admitted(request) as (_, body):
             model, conversation = await decoded(body, _counted_of)
-            return await self._convert(model, _counted, conversation)
+            return await self._convert(model, self._counted, conversation)
 
     async def tokenizer_info(self, request: Request) -> Response:
         """Return special tokens and chat template of the model of the query."""
@@ -144,9 +146,15 @@ class Conversions:
         if not fields.add_generation_prompt:
             variables["add_generation_prompt"] = False
         messages = template_messages(fields.messages)
-        return model.encode(
-            Conversation(messages, tools_of(fields.tools), variables=variables)
-        )
+        tools = tools_of(fields.tools)
+        conversation = Conversation(messages, tools, variables=variables)
+        return model.encode(*self._images.fetched([conversation]))
+
+    def _counted(
+        self, model: ServedModel, conversation: Conversation
+    ) -> dict[str, Any]:
+        ids = model.encode(*self._images.fetched([conversation]))
+        return {"input_tokens": len(ids)}
 
 
 def _detokenized(model: ServedModel, fields: DetokenizeRequest) -> dict[str, Any]:
@@ -179,7 +187,3 @@ def _counted_of(body: bytes) -> tuple[str | None, Conversation]:
     """Return the model and the conversation whose tokens are counted."""
     fields = parse(body, CountRequest)
     return fields.model, conversation_of(fields)
-
-
-def _counted(model: ServedModel, conversation: Conversation) -> dict[str, Any]:
-    return {"input_tokens": len(model.encode(conversation))}

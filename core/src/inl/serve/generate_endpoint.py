@@ -26,6 +26,7 @@ from inl.serve.http_messages import (
     written,
 )
 from inl.serve.job import Usage
+from inl.serve.remote_images import ImageFetcher
 from inl.serve.request_log import Record
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class GenerateEndpoint:
         self._error_body = error_body
         self._models = models
         self._config = config
+        self._images = ImageFetcher(config.image_hosts)
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -96,12 +98,12 @@ class GenerateEndpoint:
             await self.begin(exchange, client)
             model = self._models.find(exchange.job.model)
             record.model = model.name
-            async with (
-                disconnect_cancels(receive),
-                model.generate(exchange.job, client) as generations,
-            ):
-                exchange.token_text = generations.token_text
-                await self._respond(exchange, generations, send, record, client)
+            async with disconnect_cancels(receive):
+                job = await self._images.completed(exchange.job)
+                async with model.generate(job, client) as generations:
+                    del job  # the files of its images
+                    exchange.token_text = generations.token_text
+                    await self._respond(exchange, generations, send, record, client)
             record.phases = generations.items[0].phases
         except Disconnected:
             record.status = 499  # as reverse proxies log it

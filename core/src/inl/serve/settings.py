@@ -55,6 +55,9 @@ class ServerConfig:
     allowed_hosts: tuple[str, ...] = ()
     """Accepted ``Host`` headers, besides those of the address. A server that does not
     listen on loopback accepts all if there are none."""
+    image_hosts: tuple[str, ...] = ()
+    """Hosts, or HOST:PORT, of which images of requests are fetched; none: no images
+    are."""
     drain_seconds: float = 120.0
     """Time that open requests have to finish after SIGTERM."""
     keep_alive_seconds: float = 15.0

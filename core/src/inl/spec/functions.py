@@ -50,9 +50,15 @@ class Functions:
     """(dense [..., K], values [B, b, b], :class:`~inl.spec.block_structure.\
 BlockStructure`): the product [..., N], or ``None`` where it has no kernel for these
     arrays. ``None``: dense products of gathered blocks."""
+    product: Callable[..., Any] | None = None
+    """(a [..., M, K], b [K, N] or [..., K, N], inputs): the product of arrays rounded
+    to the dtype ``inputs``, with sums in float32, in the dtype of ``a``; ``None`` where
+    it has no kernel for these arrays. ``None``: plain products of rounded arrays."""
     attention: Callable[..., Any] | None = None
     """(queries [..., L, d], keys [..., S, d], values [..., S, e],
-    :class:`~inl.spec.attention_pattern.AttentionPattern`, *, mask, precision): their
-    attention, of scaled queries in float32 or wider, without an array of all scores.
-    mask: as of :func:`inl.kernels.flash_attention`. precision: of products, "high",
-    "highest" or ``None``. ``None``: tile by tile, by the functions of ``arrays``."""
+    :class:`~inl.spec.attention_pattern.AttentionPattern`, *, mask, scale, inputs,
+    precision): their attention, in the dtype of the queries, without an array of all
+    scores; heads of keys and values may broadcast. mask: as of
+    :func:`inl.kernels.flash_attention`. scale: of scores. inputs: the half type that
+    has all numbers of the arrays, or "". precision: of products, "high", "highest" or
+    ``None``. ``None``: tile by tile, by the functions of ``arrays``."""

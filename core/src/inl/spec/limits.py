@@ -62,6 +62,9 @@ class Limits:
     """Whether spans of tokens may attend to each other in both directions."""
     feature_layers: tuple[int, ...] = ()
     """F: layers after which a step may add features to the hidden states."""
+    stages: int = 1
+    """Steps that a pipeline computes at the same time, if none feeds back the tokens of
+    another; 1 on one device."""
 
     @property
     def takes_rows_only(self) -> bool:

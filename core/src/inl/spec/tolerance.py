@@ -150,18 +150,30 @@ def judge(
         return Verdict(np.inf, 0.0, problem=problem)
     worst = Verdict(0.0, 0.0)
     grid = dtype if spec.rounds or dtype == "float64" else "float32"
-    floor = FLOOR[grid]
-    if grid in WIDE:
-        floor = max(floor, _terms(spec, case, exact) ** 0.5)
+    terms = _terms(spec, case, exact)
     triples = zip(results, expected, rounded_run, strict=True)
     for index, triple in enumerate(triples):
-        verdict = _judge_leaf(*triple, spec.tolerance, floor * EPSILON[grid])
+        verdict = judge_result(*triple, grid, tolerance=spec.tolerance, terms=terms)
         if not verdict.passed:
             part = f"in result {index} " if len(results) > 1 else ""
             return replace(verdict, where=f"{part}{verdict.where}")
         if verdict.error > worst.error:
             worst = verdict
     return worst
+
+
+def judge_result(
+    result: Any, exact: Any, close: Any, dtype: str, *, tolerance: float, terms: float
+) -> Verdict:
+    """Compare one array with ``exact``, computed in float64, row by row.
+
+    close: the same computation in float32, rounded to ``dtype``. tolerance: of the op.
+    terms: products that are summed for a value.
+    """
+    floor = FLOOR[dtype]
+    if dtype in WIDE:
+        floor = max(floor, terms**0.5)
+    return _judge_leaf(result, exact, close, tolerance, floor * EPSILON[dtype])
 
 
 def _terms(spec: OpSpec, case: Case, result: Any) -> float:

@@ -97,18 +97,18 @@ def inl_block(
     a lower precision by default.
     """
     both = jnp.concatenate([h, velocity], axis=-1)
-    inner = jax.nn.silu(_product(both, w.inner) + w.inner_bias)
-    controller = _product(inner, w.outer) + w.outer_bias
+    inner = jax.nn.silu(_linear(both, w.inner) + w.inner_bias)
+    controller = _linear(inner, w.outer) + w.outer_bias
     mu = jnp.broadcast_to(w.mu, h.shape)
     if w.context is not None:
-        mu = mu + _product(h, w.context)
+        mu = mu + _linear(h, w.context)
     h, velocity = inl_dynamics_step(
         h, velocity, mu, controller, dt=dt, most_beta=MOST_BETA, limit=LIMIT
     )
     return h, velocity, mu
 
 
-def _product(x: Array, weight: Array) -> Array:
+def _linear(x: Array, weight: Array) -> Array:
     return jnp.einsum("...k,nk->...n", x, weight, precision=jax.lax.Precision.HIGHEST)
 
 
@@ -140,6 +140,12 @@ def _attention(*args: Any, **kwargs: Any) -> Array:
     return tiled_attention.attend(*args, **kwargs)
 
 
+def _product(*args: Any) -> Array | None:
+    from inl_jax.xla import rounded_product
+
+    return rounded_product.product(*args)
+
+
 FUNCTIONS = Functions(
     inl_dynamics=inl_dynamics,
     inl_dynamics_step=inl_dynamics_step,
@@ -148,6 +154,7 @@ FUNCTIONS = Functions(
     from_numpy=lambda array, like: jnp.asarray(array, getattr(like, "dtype", None)),
     kernels=_kernels,
     is_traced=lambda x: isinstance(x, jax.core.Tracer),
+    product=_product,
     attention=_attention,
 )
 """The functions of ``inl`` for JAX arrays."""

@@ -20,7 +20,7 @@ from inl.ops.inl import LIMIT, MOST_BETA, InlBlock
 from inl.spec.functions import Functions
 from inl_torch import arrays
 from inl_torch.eager.inl import upcast
-from inl_torch.registered import attention, experts, formula
+from inl_torch.registered import attention, experts, formula, product
 from inl_torch.registered.block_sparse import block_sparse
 from inl_torch.registered.dynamics import dynamics, triton_module
 from inl_torch.registered.register import is_transformed
@@ -169,6 +169,7 @@ FUNCTIONS = Functions(
     is_traced=is_transformed,
     arrays=arrays,
     block_sparse=block_sparse,
+    product=product.product,
     attention=attention.attend,
     mark_whole=_mark_whole,
 )

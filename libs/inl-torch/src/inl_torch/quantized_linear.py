@@ -11,9 +11,8 @@ from torch import nn
 from torch.nn import functional
 
 from inl.weights.quantize.report import LayerError, QuantizationReport
+from inl_torch.registered.quantized import PAIR, decoded, linear
 
-GROUP = 32
-"""Inputs that share a scale in int4."""
 LARGEST = {"int8": 127.0, "int4": 7.0, "fp8": 448.0}
 STORED = {
     "bf16": torch.bfloat16,
@@ -27,10 +26,11 @@ STORED = {
 
 @final
 class QuantizedLinear(nn.Module):
-    """A linear layer with weights in another format; it has no gradients.
+    """A linear layer with weights in another format, which have no gradients.
 
-    Computes in the dtype of its input. Conversions of the module, such as ``half()``,
-    leave the stored format.
+    Returns the dtype of its input and computes as
+    :mod:`inl_torch.registered.quantized` says. Conversions of the module, such as
+    ``half()``, leave the stored format.
     """
 
     packed: torch.Tensor
@@ -48,11 +48,10 @@ class QuantizedLinear(nn.Module):
 
     def weight(self, dtype: torch.dtype) -> torch.Tensor:
         """Return the weights [outputs, inputs] that the layer computes with."""
-        return unpack(self.packed, self.scale, self.dtype, self.inputs).to(dtype)
+        return decoded(self.packed, self.scale, dtype, self.inputs)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        bias = None if self.bias is None else self.bias.to(x.dtype)
-        return functional.linear(x, self.weight(x.dtype), bias)
+        return linear(x, self.packed, self.scale, self.bias)
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         """Move the stored format to another device, but convert no dtype of it."""
@@ -79,32 +78,17 @@ def pack(weight: torch.Tensor, dtype: str) -> tuple[torch.Tensor, torch.Tensor |
     wide = weight.float()
     groups = wide.unsqueeze(1)
     if dtype == "int4":
-        padded = functional.pad(wide, (0, -wide.shape[1] % GROUP))
-        groups = padded.view(len(padded), -1, GROUP)
-    scale = groups.abs().amax(-1, keepdim=True).clamp_min(1e-30) / LARGEST[dtype]
-    values = groups / scale
+        padded = functional.pad(wide, (0, -wide.shape[1] % PAIR))
+        groups = padded.view(len(padded), -1, PAIR)
+    scale = groups.abs().amax(-1).clamp_min(1e-30) / LARGEST[dtype]
+    values = groups / scale[:, :, None]
     if dtype == "fp8":
         return values.flatten(1).to(STORED[dtype]), scale
-    values = values.round().flatten(1)
     if dtype == "int8":
-        return values.to(torch.int8), scale
-    codes = (values + 8).to(torch.uint8)
-    return codes[:, ::2] | codes[:, 1::2] << 4, scale
-
-
-def unpack(
-    packed: torch.Tensor, scale: torch.Tensor | None, dtype: str, inputs: int
-) -> torch.Tensor:
-    """Return the weights [outputs, inputs]; float32 where there are scales."""
-    if scale is None:
-        return packed
-    values = packed
-    if dtype == "int4":
-        halves = torch.stack([packed & 15, packed >> 4], -1).flatten(1)
-        values = halves.to(torch.int8) - 8
-    groups = values.float().view(len(values), scale.shape[1], -1)
-    weight: torch.Tensor = (groups * scale).flatten(1)[:, :inputs]
-    return weight
+        return values.round().flatten(1).to(torch.int8), scale
+    codes = (values.round() + 8).to(torch.uint8)
+    low, high = codes.split(PAIR // 2, -1)
+    return (low | high << 4).flatten(1), scale
 
 
 def quantize(model: nn.Module, dtype: str) -> nn.Module:

@@ -12,7 +12,8 @@ from msgspec import Meta
 from inl.engine.options import GenerationOptions
 from inl.serve.api_error import ApiError, unsupported
 from inl.serve.job import Conversation, Job, Tool
-from inl.serve.openai.messages import data_uri
+from inl.serve.openai.messages import image_at
+from inl.serve.remote_images import RemoteImage
 from inl.serve.sampling import Count, StopString, TopK, TopP, sampling_options
 from inl.serve.structured import structure_of
 
@@ -27,6 +28,7 @@ class Source(msgspec.Struct, kw_only=True):
     type: str
     media_type: str = ""
     data: str = ""
+    url: str | None = None
 
 
 class Block(msgspec.Struct, kw_only=True):
@@ -218,17 +220,17 @@ def _messages(turn: Turn, where: str) -> Iterator[dict[str, Any]]:
         yield message
 
 
-def _image_of(block: Block, where: str) -> str:
-    """Return an image as a data URI; raises :class:`ApiError`."""
+def _image_of(block: Block, where: str) -> str | RemoteImage:
+    """Return an image; raises :class:`ApiError`."""
     source = block.source
+    if source is not None and source.type == "url":
+        return image_at(source.url, where)
     if source is None or source.type != "base64":
         kind = "none" if source is None else source.type
         raise unsupported(
-            where,
-            f"found an image with source {kind!r:.40}; this server fetches none, and "
-            "accepts base64",
+            where, f"found an image with source {kind!r:.40}, accepts base64 or url"
         )
-    return data_uri(f"data:{source.media_type};base64,{source.data}", where)
+    return image_at(f"data:{source.media_type};base64,{source.data}", where)
 
 
 def _result_text(content: Any, where: str) -> str:

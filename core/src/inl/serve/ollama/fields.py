@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -29,6 +30,7 @@ TEMPERATURE, TOP_K, TOP_P = 0.8, 40, 0.9
 """Ollama's defaults."""
 
 SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h": 3600}
+BASE64 = re.compile(r"[A-Za-z0-9+/]+={0,2}")
 PART = r"(\d+\.?\d*|\.\d+)(ns|us|µs|ms|s|m|h)"
 DURATION = re.compile(rf"[-+]?(({PART})+|\d+\.?\d*)", re.ASCII)
 
@@ -195,8 +197,19 @@ def seconds_of(duration: KeepAlive | None) -> float | None:
     return -total if duration.startswith("-") else total
 
 
-def check_images(images: list[Any] | None, where: str) -> None:
-    """Raise :class:`ApiError` for images."""
-    if images:
-        count = f"{len(images)} image{'s'[: len(images) != 1]}"
-        raise unsupported(where, f"found {count}; this model accepts text only")
+def with_images(
+    text: str, images: Sequence[str] | None, where: str
+) -> str | list[dict[str, Any]]:
+    """Return the content of a message: its images, in base64, and its text behind.
+
+    Raises :class:`ApiError` for what is not base64.
+    """
+    if not images:
+        return text
+    for at, image in enumerate(images):
+        if not BASE64.fullmatch(image, 0, 256):
+            raise unsupported(f"{where}[{at}]", "found no base64, accepts a file in it")
+    parts = [
+        {"type": "image", "image": f"data:image/*;base64,{image}"} for image in images
+    ]
+    return [*parts, {"type": "text", "text": text}]

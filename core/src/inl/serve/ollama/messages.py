@@ -11,12 +11,12 @@ from inl.serve.api_error import unsupported
 from inl.serve.job import Conversation, Gap, Job, Prompt
 from inl.serve.ollama.fields import (
     GenerationFields,
-    check_images,
     options_of,
     seconds_of,
     served_name,
     structure_of,
     variables_of,
+    with_images,
 )
 from inl.serve.openai.fields import TokenId
 from inl.serve.openai.messages import ToolSchema, tools_of
@@ -86,26 +86,26 @@ def chat_job(request: OllamaChatRequest, number: str) -> Job:
 
 def generate_job(request: GenerateRequest, number: str) -> Job:
     """Return the job of a request; raises :class:`ApiError`."""
-    check_images(request.images, "images")
     if request.template:
         raise unsupported("template", "is not supported; the model's own is used")
     if not request.prompt:
         return load_job(request, number)
     if request.suffix:
-        for name in ("system", "context", "raw"):
+        for name in ("system", "context", "raw", "images"):
             if getattr(request, name):
                 raise unsupported(name, "is not supported together with suffix")
         return _job(request, Gap(request.prompt, request.suffix), number)
     if not request.raw:
         return _job(request, _conversation(request, request.prompt), number)
-    for name in ("system", "context"):
+    for name in ("system", "context", "images"):
         if getattr(request, name):
             raise unsupported(name, "is not supported together with raw")
     return _job(request, request.prompt, number)
 
 
 def _conversation(request: GenerateRequest, prompt: str) -> Conversation:
-    messages = [{"role": "user", "content": prompt}]
+    content = with_images(prompt, request.images, "images")
+    messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
     if request.system:
         messages.insert(0, {"role": "system", "content": request.system})
     variables = variables_of(request)
@@ -151,8 +151,11 @@ def template_messages(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]]
     open_calls: list[tuple[str, str]] = []
     count = 0
     for at, message in enumerate(messages):
-        check_images(message.images, f"messages[{at}].images")
-        value: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+        where = f"messages[{at}].images"
+        if message.images and message.role != "user":
+            raise unsupported(where, f"found some of role {message.role!r}, not 'user'")
+        content = with_images(message.content or "", message.images, where)
+        value: dict[str, Any] = {"role": message.role, "content": content}
         if message.thinking:
             value["reasoning_content"] = message.thinking
         if message.role == "tool":

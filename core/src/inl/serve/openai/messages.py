@@ -12,10 +12,11 @@ from inl.bounded_json import parse_json
 from inl.errors import InvalidJson
 from inl.serve.api_error import ApiError, unsupported
 from inl.serve.job import Tool
+from inl.serve.remote_images import RemoteImage
 
 
 class ImageUrl(msgspec.Struct):
-    """The address of an image: a data URI."""
+    """The address of an image: a data URI, or at a host of --allow-image-hosts."""
 
     url: str
     detail: str | None = None
@@ -135,7 +136,7 @@ def content_of(
 ) -> str | list[dict[str, Any]]:
     """Return the content of a user's message: text, or parts if it has images.
 
-    Raises :class:`ApiError` for other parts, and for images that are no data URIs.
+    Raises :class:`ApiError` for other parts, and for addresses of other schemes.
     """
     if not isinstance(content, list) or all(
         part.type not in IMAGES for part in content
@@ -149,19 +150,24 @@ def content_of(
             continue
         given = part.image_url
         url = given.url if isinstance(given, ImageUrl) else given
-        parts.append({"type": "image", "image": data_uri(url, place)})
+        parts.append({"type": "image", "image": image_at(url, place)})
     return parts
 
 
-def data_uri(url: str | None, where: str) -> str:
-    """Return a data URI; raises :class:`ApiError` for other addresses."""
-    if url is None or not url.startswith("data:image/"):
-        raise unsupported(
-            where,
-            f"found an image at {url or 'no address'!r:.60}; this server fetches none, "
-            "and accepts data:image/TYPE;base64,DATA",
-        )
-    return url
+def image_at(url: str | None, where: str) -> str | RemoteImage:
+    """Return a data URI, or an image that is to be fetched if its host is listed.
+
+    Raises :class:`ApiError` for other addresses.
+    """
+    if url is not None and url.startswith("data:image/"):
+        return url
+    if url is not None and url.lower().startswith(("http://", "https://")):
+        return RemoteImage(url, where)
+    raise unsupported(
+        where,
+        f"found an image at {url or 'no address'!r:.60}; accepts "
+        "data:image/TYPE;base64,DATA",
+    )
 
 
 def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:

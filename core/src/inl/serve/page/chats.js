@@ -47,7 +47,9 @@ const chats = (() => {
 
   function save(chat) {
     chat.changed = Date.now();
-    const isKept = write(PREFIX + chat.id, chat);
+    // One photo would take the room of many conversations.
+    const messages = chat.messages.map(({ images, ...rest }) => (images ? { ...rest, unkept: images.length } : rest));
+    const isKept = write(PREFIX + chat.id, { ...chat, messages });
     for (const old of list().slice(MOST)) remove(old.id);
     return isKept;
   }

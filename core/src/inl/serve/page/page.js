@@ -80,7 +80,10 @@ function show(message, at) {
     const isAtEnd = isReadAtEnd();
     thoughts.hidden = !message.reasoning;
     thought.textContent = message.reasoning || "";
-    if (message.role === "user") text.textContent = message.content;
+    if (message.role === "user") {
+      const missing = message.unkept ? [make("p", `${message.unkept} image${message.unkept === 1 ? "" : "s"}, which this browser does not keep`, "cut")] : [];
+      text.replaceChildren(...(message.images || []).map((url, place) => images.picture(url, place + 1)), ...missing, message.content);
+    }
     else text.replaceChildren(markdown(message.content));
     if (isAtEnd) log.scrollTop = log.scrollHeight;
     cost = performance.now() - began;
@@ -191,7 +194,10 @@ function request(messages, continued) {
   const start = system ? [{ role: "system", content: system }] : [];
   const said = messages.map((message) => ({
     role: message.role,
-    content: message.content,
+    content: message.images?.length ? [
+      ...message.images.map((url) => ({ type: "image_url", image_url: { url } })),
+      { type: "text", text: message.content },
+    ] : message.content,
     reasoning_content: (message === continued && message.reasoning) || undefined,
   }));
   return {
@@ -368,12 +374,14 @@ function stop() {
 element("form").addEventListener("submit", (event) => {
   event.preventDefault();
   const text = element("prompt").value.trim();
-  if (!text || controller) return;
+  if (!text || controller || images.isReading()) return;
   element("prompt").value = "";
   chat.title ||= text.replace(/\s+/g, " ").slice(0, 60);
-  chat.messages.push({ role: "user", content: text });
+  const taken = images.take();
+  chat.messages.push({ role: "user", content: text, ...(taken.length ? { images: taken } : {}) });
   answer();
 });
+images.listen(report);
 element("prompt").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
     event.preventDefault();

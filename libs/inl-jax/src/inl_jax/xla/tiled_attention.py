@@ -9,7 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from inl.spec.attention_pattern import HIDDEN, AttentionPattern
-from inl_jax.tensors import Array
+from inl_jax.tensors import Array, upcast
+
+LARGE_TILE = 512
+"""Least tile on a GPU or a TPU."""
 
 State = tuple[Array, Array, Array]
 """Of each query: its largest score, the sum of its weights, its weighted values."""
@@ -22,26 +25,53 @@ def attend(
     pattern: AttentionPattern,
     *,
     mask: Array | None = None,
+    scale: float,
+    inputs: str = "",
     precision: str | None = None,
 ) -> Array:
-    """Attention of scaled queries [..., L, d], with memory for one tile of scores.
+    """Attention of queries [..., L, d], with memory for one tile of scores.
 
     Differentiable any number of times; the derivative computes a row of tiles again.
-    mask: as of :func:`inl.kernels.flash_attention`. precision: of the products.
+    mask: as of :func:`inl.kernels.flash_attention`. inputs: dtype that the operands of
+    products have on accelerators. precision: of the products.
     """
+    dtype, on_cpu = q.dtype, jax.default_backend() == "cpu"
+    if inputs and not on_cpu:
+        q, k, v = (each.astype(inputs) for each in (q, k, v))
+    else:
+        q, k, v = map(upcast, (q, k, v))
+        q, scale = q * scale, 1.0
+    if pattern.blocks is None and not on_cpu:
+        # Each step is a few launches, and 128 rows are too few for a GPU or a TPU.
+        pattern = pattern._replace(size=max(pattern.size, LARGE_TILE))
+    y = _attend_by_tiles(q, k, v, pattern, mask, scale, precision)
+    return y.astype(dtype)
+
+
+def _attend_by_tiles(
+    q: Array,
+    k: Array,
+    v: Array,
+    pattern: AttentionPattern,
+    mask: Array | None,
+    scale: float,
+    precision: str | None,
+) -> Array:
     wanted = pattern.tiles().wanted
     visits = None if wanted.all() else jnp.asarray(wanted)
     # Programs are found again by the pattern, which has to have a hash.
-    return _attend(q, k, v, mask, visits, pattern._replace(blocks=None), precision)
+    pattern = pattern._replace(blocks=None)
+    return _attend(q, k, v, mask, visits, scale, pattern, precision)
 
 
-@partial(jax.jit, static_argnums=(5, 6))
+@partial(jax.jit, static_argnums=(6, 7))
 def _attend(
     q: Array,
     k: Array,
     v: Array,
     mask: Array | None,
     wanted: Array | None,
+    scale: Any,
     pattern: AttentionPattern,
     precision: str | None,
 ) -> Array:
@@ -50,11 +80,12 @@ def _attend(
     queries = _tiles(q, -2, size)
     keys, values = _tiles(k, -2, size), _tiles(v, -2, size)
     shape = (*q.shape[:-2], size)
-    cells = jnp.arange(size)
+    cells, sums = jnp.arange(size), upcast(q).dtype
+    product = partial(jnp.matmul, precision=precision, preferred_element_type=sums)
 
     def add(row: Array, column: Array, state: State, given: tuple[Any, ...]) -> State:
         x, y, z, tile = given
-        scores = jnp.matmul(x, jnp.swapaxes(y, -1, -2), precision=precision)
+        scores = product(x, jnp.swapaxes(y, -1, -2)) * scale
         scores = _masked(scores, tile)
         at = column * size + cells
         seen = pattern.seen((row * size + cells)[:, None], at)
@@ -68,11 +99,11 @@ def _attend(
         new = jax.lax.stop_gradient(jnp.maximum(top, scores.max(-1)))
         weights = jnp.exp(scores - new[..., None]) * (scores > HIDDEN / 2)
         shrink = jnp.exp(top - new)
-        product = jnp.matmul(weights, z, precision=precision)
+        part = product(weights.astype(z.dtype), z)
         return (
             new,
             total * shrink + weights.sum(-1),
-            result * shrink[..., None] + product,
+            result * shrink[..., None] + part,
         )
 
     @jax.checkpoint
@@ -88,8 +119,8 @@ def _attend(
                 keep, lambda: add(row, column, state, operands), lambda: state
             ), None
 
-        none = jnp.zeros(shape, q.dtype)
-        start = none + HIDDEN, none, jnp.zeros((*shape, v.shape[-1]), q.dtype)
+        none = jnp.zeros(shape, sums)
+        start = none + HIDDEN, none, jnp.zeros((*shape, v.shape[-1]), sums)
         tiles = None
         if mask is not None and mask.shape[-1] != 1:
             tiles = _tiles(mask, -1, size)

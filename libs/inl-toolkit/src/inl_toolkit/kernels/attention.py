@@ -14,7 +14,7 @@ from inl_toolkit.functional.arrays import ArrayModule, cast, dtype_name, like, m
 from inl_toolkit.functional.dynamics import functions_of
 from inl_toolkit.functional.out_of_memory import translating
 from inl_toolkit.kernels.config import configured
-from inl_toolkit.kernels.dense import widened
+from inl_toolkit.kernels.dense import half_type, widened
 from inl_toolkit.kernels.operands import check_arrays, check_number
 from inl_toolkit.kernels.precision import rounded
 from inl_toolkit.kernels.profile import recorded
@@ -42,7 +42,9 @@ def flash_attention(
 ) -> Any:
     """Attention of ``query`` [..., L, d] to ``key`` [..., S, d].
 
-    value: [..., S, e]. Returns [..., L, e]; a query that sees no key gives zeros.
+    value: [..., S, e]. Returns [..., L, e]; a query that sees no key gives zeros. Of
+    grouped queries [..., H, L, d], keys and values have G heads, and H is a multiple of
+    G: head h sees keys h // (H / G).
 
     mask: broadcasts to [..., L, S]; boolean, true where a key is seen, or added to the
     scores. causal: a query sees keys up to its position, the last query at the last
@@ -71,21 +73,30 @@ def flash_attention(
     precise = config.precision in ("high", "highest")
 
     def run() -> Any:
-        q, k, v = (widened(each) for each in (query, key, value))
+        q, k, v, seen = _grouped(xp, query, key, value, mask)
+        inputs = half_type(q, k, v)
+        if config.rounding in ("bfloat16", "float16") or not inputs:
+            q, k, v = (widened(each) for each in (q, k, v))
         if config.rounding in ("bfloat16", "float16"):
-            q, k, v = (rounded(each, config.rounding) for each in (q, k, v))
-        q = q * scale
+            inputs = config.rounding
+            q, k, v = (rounded(each, inputs) for each in (q, k, v))
+        shape = (*query.shape[:-1], value.shape[-1])
         if own.attention is not None and tiled:
             precision = config.precision if precise else None
-            y = own.attention(q, k, v, pattern, mask=mask, precision=precision)
-            return cast(y, dtype)
+            y = own.attention(
+                q, k, v, pattern, mask=seen, scale=scale, inputs=inputs,
+                precision=precision,
+            )  # fmt: skip
+            return cast(xp.reshape(y, shape), dtype)
+        q, k, v = (widened(each) for each in (q, k, v))
+        q = q * scale
         wanted = pattern.tiles().wanted
         rows = [
-            _row(xp, q, k, v, mask, part, pattern, keep)
+            _row(xp, q, k, v, seen, part, pattern, keep)
             for part, keep in zip(_parts(length, size), wanted, strict=True)
         ]
         y = rows[0] if len(rows) == 1 else xp.concatenate(rows, axis=-2)
-        return cast(y, dtype)
+        return cast(xp.reshape(y, shape), dtype)
 
     return recorded(f"attention/{'tiled' if tiled else 'plain'}", query, run)
 
@@ -151,6 +162,27 @@ def _parts(length: int, size: int) -> Iterator[slice]:
         yield slice(start, min(start + size, length))
 
 
+def _grouped(
+    xp: ArrayModule, query: Any, key: Any, value: Any, mask: Any
+) -> tuple[Any, Any, Any, Any]:
+    """Return the operands; heads of grouped queries are [..., G, H / G]."""
+    if query.shape[:-2] == key.shape[:-2]:
+        return query, key, value, mask
+    heads, groups = query.shape[-3], key.shape[-3]
+
+    def split(x: Any, size: int) -> Any:
+        parts = (groups, heads // groups) if size == heads else (size, 1)
+        return xp.reshape(x, (*x.shape[:-3], *parts, *x.shape[-2:]))
+
+    if mask is not None and len(mask.shape) > 2:
+        mask = split(mask, mask.shape[-3])
+    x, y = (
+        xp.reshape(each, (*each.shape[:-2], 1, *each.shape[-2:]))
+        for each in (key, value)
+    )
+    return split(query, heads), x, y, mask
+
+
 def _blocks(given: Any, pattern: AttentionPattern) -> NDArray[np.bool_]:
     blocks, tiles = np.asarray(given, bool), (pattern.rows, pattern.columns)
     if blocks.shape != tiles:
@@ -189,10 +221,13 @@ def _check(query: Any, key: Any, value: Any, window: int | None) -> str:
     shapes = [tuple(each.shape) for each in (query, key, value)]
     q, k, v = shapes
     fits = min(map(len, shapes)) >= 2 and q[-1] == k[-1] and k[-2] == v[-2]
-    if not fits or k[:-2] != v[:-2] or q[:-2] != k[:-2] or 0 in q or 0 in k:
+    is_grouped = min(map(len, shapes)) > 2 and q[:-3] == k[:-3] and k[-3] > 0
+    alike = q[:-2] == k[:-2] or (is_grouped and q[-3] % k[-3] == 0)
+    if not fits or k[:-2] != v[:-2] or not alike or 0 in q or 0 in k:
         raise KernelError(
             f"flash_attention: found {', '.join(str(list(s)) for s in shapes)}, "
-            "accepted: [..., L, d], [..., S, d], [..., S, e]"
+            "accepted: [..., L, d], [..., S, d], [..., S, e]; heads of queries may be "
+            "a multiple of those of keys and values"
         )
     if window is not None and (type(window) is not int or window < 1):
         raise KernelError(

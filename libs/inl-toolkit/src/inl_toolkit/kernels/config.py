@@ -92,14 +92,14 @@ _in_force: ContextVar[KernelConfig] = ContextVar("inl.kernels")
 """Not set outside of decorated functions."""
 
 
-def _current() -> KernelConfig:
-    return _in_force.get(None) or KernelConfig()
+_DEFAULT = KernelConfig()
 
 
 def configured(**given: Any) -> KernelConfig:
     """Return the configuration in force, changed by arguments that are not ``None``."""
     changes = {name: value for name, value in given.items() if value is not None}
-    return replace(_current(), **changes)
+    config = _in_force.get(_DEFAULT)
+    return replace(config, **changes) if changes else config
 
 
 @contextmanager

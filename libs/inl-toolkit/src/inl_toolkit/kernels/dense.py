@@ -8,7 +8,7 @@ from typing import Any
 
 from inl.errors import KernelError
 from inl_toolkit.functional.arrays import ArrayModule, cast, dtype_name, module_of
-from inl_toolkit.functional.dynamics import framework_of
+from inl_toolkit.functional.dynamics import framework_of, functions_of
 from inl_toolkit.functional.out_of_memory import translating
 from inl_toolkit.kernels.config import KernelConfig, configured
 from inl_toolkit.kernels.operands import check_arrays, check_number
@@ -43,7 +43,7 @@ def gemm(
     result has the dtype of ``a``. Raises :class:`~inl.errors.KernelError` for shapes
     that do not match.
     """
-    check_arrays("gemm", a=a, b=b)
+    framework = check_arrays("gemm", a=a, b=b)
     if len(a.shape) < 2 or len(b.shape) < 2 or a.shape[-1] != b.shape[-2]:
         raise KernelError(
             f"gemm: found {list(a.shape)} and {list(b.shape)}, accepted: [..., M, K] "
@@ -56,13 +56,31 @@ def gemm(
         precision=precision,
     )
     name = f"gemm/{config.rounding or config.precision}"
-    return recorded(name, a, lambda: _gemm(a, b, config))
+    # One program for all of it: JAX would launch each rounding by itself.
+    run = _jitted() if framework == "jax" else _gemm
+    return recorded(name, a, lambda: run(a, b, config))
+
+
+@cache
+def _jitted() -> Any:
+    return import_module("jax").jit(_gemm, static_argnums=2)
+
+
+def half_type(*arrays: Any) -> str:
+    """Return the half type that all arrays have, or ""."""
+    (first, *others) = {dtype_name(each) for each in arrays}
+    return first if first in HALF and not others else ""
 
 
 def _gemm(a: Any, b: Any, config: KernelConfig) -> Any:
     xp, dtype = module_of("gemm", "a", a), a.dtype
+    inputs = config.rounding or half_type(a, b)
+    if inputs and (config.block_size or a.shape[-1]) >= a.shape[-1]:
+        y = own_product(a, b, inputs)
+        if y is not None:
+            return y
     x, y = widened(a), widened(b)
-    factor: Any = 1
+    factor: Any = None
     if config.rounding == FLOAT8:
         (x, first), (y, second) = scaled_float8(x, xp), scaled_float8(y, xp)
         factor = first * second
@@ -70,11 +88,24 @@ def _gemm(a: Any, b: Any, config: KernelConfig) -> Any:
         x, y = rounded(x, config.rounding), rounded(y, config.rounding)
     inner = x.shape[-1]
     size = min(config.block_size or inner, inner)
-    total: Any = 0
-    for first_k in range(0, inner, max(size, 1)):
-        part = slice(first_k, first_k + size)
-        total = total + product(xp, x[..., part], y[..., part, :], config)
-    return cast(total * factor, dtype)
+    if size == inner:
+        total = product(xp, x, y, config)
+    else:
+        total = 0
+        for first_k in range(0, inner, size):
+            part = slice(first_k, first_k + size)
+            pair = x[..., part], y[..., part, :]
+            # The derivatives of the scales of float8 cancel in float32 only.
+            is_own = inputs and inputs != FLOAT8
+            found = own_product(*pair, inputs) if is_own else None
+            total = total + (product(xp, *pair, config) if found is None else found)
+    return cast(total if factor is None else total * factor, dtype)
+
+
+def own_product(a: Any, b: Any, inputs: str) -> Any:
+    """Multiply arrays rounded to ``inputs`` by a kernel of their device, if any."""
+    own = functions_of(framework_of("gemm", "a", a)).product
+    return None if own is None else own(a, b, inputs)
 
 
 def product(xp: ArrayModule, x: Any, y: Any, config: KernelConfig) -> Any:

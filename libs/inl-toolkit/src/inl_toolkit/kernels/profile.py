@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -94,10 +95,17 @@ def profile_kernel() -> Iterator[Profile]:
 
 
 def recorded(name: str, first: Any, run: Callable[[], Any]) -> Any:
-    """Call ``run``, and record it where a profile is open. first: first argument."""
+    """Call ``run``, and record it where a profile is open. first: first argument.
+
+    While JAX traces, nothing is computed: operations of its program have the name,
+    which profiles of XLA show.
+    """
+    if type(first).__name__.endswith("Tracer"):
+        with import_module("jax").named_scope(name):
+            return run()
     profile = _profile.get()
-    if profile is None or type(first).__name__.endswith("Tracer"):
-        return run()  # while XLA traces, nothing is computed
+    if profile is None:
+        return run()
     start = time.perf_counter()
     result = run()
     _wait(result)
@@ -118,6 +126,4 @@ def _wait(result: Any) -> None:
         if hasattr(leaf, "block_until_ready"):
             leaf.block_until_ready()
         elif getattr(getattr(leaf, "device", None), "type", "cpu") == "cuda":
-            from importlib import import_module
-
             import_module("torch").cuda.synchronize(leaf.device)

@@ -28,20 +28,38 @@ def attend(
     pattern: AttentionPattern,
     *,
     mask: Mask = None,
+    scale: float,
+    inputs: str = "",
     precision: str | None = None,  # noqa: ARG001 - torch has a setting of its own
 ) -> torch.Tensor:
-    """Attention of scaled queries [..., L, d], without an array of all scores.
+    """Attention of queries [..., L, d], without an array of all scores.
 
-    mask: as of :func:`inl.kernels.flash_attention`.
+    mask: as of :func:`inl.kernels.flash_attention`. inputs: dtype of the operands of a
+    GPU's fused kernels, whose sums and softmax are float32; others widen half types.
     """
+    dtype, on_gpu = q.dtype, q.device.type == "cuda"
+    fused = getattr(torch, inputs) if inputs and on_gpu else None
+    wide = torch.promote_types(dtype, torch.float32)
+    q, k, v = (each.to(fused or wide) for each in (q, k, v))
+    return _attend(q, k, v, pattern, mask, scale).to(dtype)
+
+
+def _attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    pattern: AttentionPattern,
+    mask: Mask,
+    scale: float,
+) -> torch.Tensor:
     if pattern.window is not None or pattern.blocks is not None:
-        return _by_tiles(q, k, v, pattern, mask)
+        return _by_tiles(q, k, v, pattern, mask, scale)
     queries, keys = pattern.length, pattern.keys
     if mask is None and (not pattern.causal or queries in (1, keys)):
-        return _attention(q, k, v, None, pattern.causal and queries > 1)
+        return _attention(q, k, v, None, pattern.causal and queries > 1, scale)
     at = torch.arange(max(queries, keys), device=q.device)
     seen = pattern.seen(at[:queries, None], at[:keys])
-    return _masked(q, k, v, seen, mask)
+    return _masked(q, k, v, seen, mask, scale)
 
 
 class Group(NamedTuple):
@@ -79,6 +97,7 @@ def _by_tiles(
     v: torch.Tensor,
     pattern: AttentionPattern,
     mask: Mask,
+    scale: float,
 ) -> torch.Tensor:
     """Gather the keys that each tile of queries sees.
 
@@ -86,6 +105,7 @@ def _by_tiles(
     and as many calls as the largest number has binary digits.
     """
     size = pattern.size
+    k, v = (each.expand(*q.shape[:-2], *each.shape[-2:]) for each in (k, v))
     queries = _tiles(q, -2, size)
     keys, values = _tiles(k, -2, size), _tiles(v, -2, size)
     results, order = [], []
@@ -104,7 +124,7 @@ def _by_tiles(
         seen = seen[:, None] if near is None else seen[:, None] & near
         near_keys, near_values = (_selected(each, columns) for each in (keys, values))
         tile = None if mask is None else _gathered(mask, rows, columns, size)
-        results.append(_masked(x, near_keys, near_values, seen, tile))
+        results.append(_masked(x, near_keys, near_values, seen, tile, scale))
     back = np.argsort(np.concatenate(order), kind="stable")
     y = torch.cat(results, -3).index_select(-3, _on(back, q)).flatten(-3, -2)
     return y[..., : pattern.length, :]
@@ -146,7 +166,12 @@ def _on(value: Any, like: torch.Tensor) -> torch.Tensor:
 
 
 def _masked(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: Mask, mask: Mask
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    seen: Mask,
+    mask: Mask,
+    scale: float,
 ) -> torch.Tensor:
     """Attention to the keys that are ``seen`` and not hidden by ``mask``."""
     if mask is None or mask.dtype == torch.bool:
@@ -154,39 +179,46 @@ def _masked(
         visible = both[0] if len(both) == 1 else both[0] & both[1]
         some = visible.any(-1, keepdim=True)
         # A row of hidden keys only would be NaN, also in derivatives.
-        y = _attention(q, k, v, visible | ~some, False)
+        y = _attention(q, k, v, visible | ~some, False, scale)
     else:
         shown = mask > HIDDEN / 2
         visible = shown if seen is None else shown & seen
         some = visible.any(-1, keepdim=True)
         bias = torch.where(visible, mask.to(q.dtype), -torch.inf)
-        y = _attention(q, k, v, bias.masked_fill(~some, 0), False)
+        y = _attention(q, k, v, bias.masked_fill(~some, 0), False, scale)
     return torch.where(some, y, 0)
 
 
 def _attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask, causal: bool
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: Mask,
+    causal: bool,
+    scale: float,
 ) -> torch.Tensor:
     given = [each for each in (q, k, v, mask) if each is not None]
     if torch.compiler.is_compiling():
-        return _fused(q, k, v, mask, causal)
+        return _fused(q, k, v, mask, causal, scale)
     # No public name says whether a forward derivative is being computed.
     if forward_ad._current_level >= 0 or is_transformed(*given):
-        return _formula(q, k, v, mask, causal)
+        return _formula(q, k, v, mask, causal, scale)
     if torch.is_grad_enabled() and any(each.requires_grad for each in given):
-        result: torch.Tensor = _Attention.apply(q, k, v, mask, causal)  # type: ignore[no-untyped-call]
+        result: torch.Tensor = _Attention.apply(q, k, v, mask, causal, scale)  # type: ignore[no-untyped-call]
         return result
-    return _fused(q, k, v, mask, causal)
+    return _fused(q, k, v, mask, causal, scale)
 
 
 class _Attention(torch.autograd.Function):
     """The fused kernel, computed again for its derivative."""
 
     @staticmethod
-    def forward(ctx: Any, q: Any, k: Any, v: Any, mask: Any, causal: bool) -> Any:
+    def forward(
+        ctx: Any, q: Any, k: Any, v: Any, mask: Any, causal: bool, scale: float
+    ) -> Any:
         ctx.save_for_backward(q, k, v, mask)
-        ctx.causal = causal
-        return _fused(q, k, v, mask, causal)
+        ctx.attrs = causal, scale
+        return _fused(q, k, v, mask, causal, scale)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -200,22 +232,31 @@ class _Attention(torch.autograd.Function):
                 if not again:
                     operands[i].requires_grad_()
             compute: Any = _formula if again else _fused
-            y = compute(*operands, ctx.causal)
+            y = compute(*operands, *ctx.attrs)
             found = torch.autograd.grad(
                 y, [operands[i] for i in wanted], gradients[0].to(y.dtype),
                 create_graph=again,
             )  # fmt: skip
-        parts: list[Any] = [None] * 5
+        parts: list[Any] = [None] * 6
         for i, part in zip(wanted, found, strict=True):
             parts[i] = part
         return tuple(parts)
 
 
 def _fused(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask, causal: bool
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: Mask,
+    causal: bool,
+    scale: float,
 ) -> torch.Tensor:
-    """Fused kernels take four axes."""
+    """Fused kernels take four axes, those of half types on a GPU grouped heads."""
     lead = q.shape[:-2]
+    is_grouped = k.shape[:-2] != lead
+    is_native = mask is None and q.dtype.itemsize == 2 and q.device.type == "cuda"
+    if is_grouped and not is_native:
+        k, v = (each.expand(*lead, *each.shape[-2:]) for each in (k, v))
     if mask is not None and mask.ndim == 1:
         mask = mask[None]
     if mask is not None and mask.ndim > 2:
@@ -224,8 +265,9 @@ def _fused(
         mask = _folded(mask)
     x, y, z = map(_folded, (q, k, v))
     result = functional.scaled_dot_product_attention(
-        x, y, z, mask, is_causal=causal, scale=1.0
-    )
+        x, y, z, mask, is_causal=causal, scale=scale,
+        enable_gqa=is_grouped and is_native,
+    )  # fmt: skip
     return result.reshape(*lead, *result.shape[-2:])
 
 
@@ -236,9 +278,14 @@ def _folded(x: torch.Tensor) -> torch.Tensor:
 
 
 def _formula(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask, causal: bool
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: Mask,
+    causal: bool,
+    scale: float,
 ) -> torch.Tensor:
-    scores = q @ k.mT
+    scores = q @ k.mT * scale
     if causal:
         ones = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device)
         mask = ones.tril()

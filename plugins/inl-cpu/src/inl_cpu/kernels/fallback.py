@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from inl_cpu.command_emitter import CommandEmitter
 
 
-INTEGER_OPS = ("expand_rows", "verify", "read_slots", "write_slots")
+INTEGER_OPS = ("expand_rows", "take_rows", "verify", "read_slots", "write_slots")
 """Ops that only copy and compare, hence batch-invariant."""
 
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from inl.ops import catalog
 from inl.ops.activation import KINDS, check_kind
 from inl.spec.kernel import Kernel
 from inl_cpu.command_emitter import stride
 from inl_cpu.instructions import Activate, TakeRows, Zero
-from inl_cpu.kernels.fallback import run_body
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,9 +16,13 @@ if TYPE_CHECKING:
     from inl_cpu.command_emitter import CommandEmitter
 
 
+def refuse_rows(x: Any, index: Any) -> str | None:  # noqa: ARG001
+    if x.dtype != "float32" or 0 in x.shape:
+        return f"takes rows of float32, found {x.dtype} {list(x.shape)}"
+    return None
+
+
 def take_rows(emitter: CommandEmitter, x: Any, index: Any) -> Any:
-    if x.dtype != "float32" or not x.size:
-        return run_body(emitter, catalog()["take_rows"], x, index)
     x = emitter.dense(x)
     out = emitter.new((*index.shape, *x.shape[1:]))
     emitter.emit(
@@ -58,7 +60,9 @@ def identity(x: Any, *, axis: str) -> Any:  # noqa: ARG001
 
 def kernels(emitter: CommandEmitter) -> Iterable[Kernel]:
     """Row copies, activations, and collectives over a single rank."""
-    for run in (activate, take_rows, zeros_like):
+    for run in (activate, zeros_like):
         yield Kernel(run.__name__, "native", partial(run, emitter), invariant=True)
+    rows = partial(take_rows, emitter)
+    yield Kernel("take_rows", "native", rows, refuse=refuse_rows, invariant=True)
     for name in ("all_reduce", "all_gather"):
         yield Kernel(name, "native", identity, invariant=True)

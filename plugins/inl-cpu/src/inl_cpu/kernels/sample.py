@@ -116,6 +116,6 @@ def score(emitter: CommandEmitter, logits: Any, tokens: Any) -> Scores:
 def kernels(emitter: CommandEmitter) -> Iterable[Kernel]:
     """Native sampling and scores."""
     mask = partial(run_body, emitter, catalog()["mask_logits"])
-    yield Kernel("mask_logits", "elementwise", mask, invariant=True)
+    yield Kernel("mask_logits", "numpy_elementwise", mask, invariant=True)
     yield Kernel("sample", "native", partial(sample, emitter), invariant=True)
     yield Kernel("score", "native", partial(score, emitter), invariant=True)

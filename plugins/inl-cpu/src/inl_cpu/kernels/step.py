@@ -212,7 +212,11 @@ def set_token_bias(message: Any, tables: Tables) -> Tables:
 
 def kernels(emitter: CommandEmitter) -> Iterable[Kernel]:
     """Step kernels; integers only, hence batch-invariant."""
-    for run in (make_step, prune_last_layer):
-        yield Kernel(run.__name__, "in_place", partial(run, emitter), invariant=True)
-    yield Kernel("admit", "in_place", admit, invariant=True)
-    yield Kernel("set_token_bias", "in_place", set_token_bias, invariant=True)
+    runs = {
+        "make_step": partial(make_step, emitter),
+        "prune_last_layer": partial(prune_last_layer, emitter),
+        "admit": admit,
+        "set_token_bias": set_token_bias,
+    }
+    for op, run in runs.items():
+        yield Kernel(op, "numpy_in_place", run, invariant=True)

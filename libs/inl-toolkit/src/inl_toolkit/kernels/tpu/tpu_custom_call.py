@@ -15,13 +15,16 @@ _by_name: dict[str, Callable[..., Any]] = {}
 
 @final
 class CompiledKernel:
-    """A function compiled for fixed shapes and dtypes on JAX's default device."""
+    """A function compiled for fixed shapes and dtypes on JAX's default device.
+
+    Inside a program, and under the transformations of JAX, it is a part of that.
+    """
 
     def __init__(
-        self, name: str, run: Any, inputs: Sequence[Any], platform: str
+        self, name: str, traced: Any, inputs: Sequence[Any], platform: str, run: Any
     ) -> None:
         self.name, self.platform = name, platform
-        self._run, self._inputs = run, inputs
+        self._traced, self._inputs, self._run = traced, inputs, run
 
     def __call__(self, *args: Any) -> Any:
         """Compute; raises :class:`KernelError` for other shapes or dtypes."""
@@ -32,7 +35,9 @@ class CompiledKernel:
         wanted = [(tuple(x.shape), str(x.dtype)) for x in self._inputs]
         if found != wanted:
             raise KernelError(f"{self.name}: found {found}, accepted: {wanted}")
-        return self._run(*args)
+        tracer = import_module("jax").core.Tracer
+        is_traced = any(isinstance(x, tracer) for x in args)
+        return self._traced(*args) if is_traced else self._run(*args)
 
 
 def compile_tpu_kernel(
@@ -59,12 +64,14 @@ def compile_tpu_kernel(
         ) from error
     inputs = _specs(jax, name, "input", input_shapes, input_dtypes)
     wanted = _specs(jax, name, "output", output_shapes, output_dtypes)
-    lowered = jax.jit(fn).lower(*inputs)
+    traced = jax.jit(fn)
+    lowered = traced.lower(*inputs)
     found = jax.tree.leaves(lowered.out_info)
     facts = [[(tuple(x.shape), str(x.dtype)) for x in each] for each in (found, wanted)]
     if facts[0] != facts[1]:
         raise KernelError(f"{name}: outputs: found {facts[0]}, declared: {facts[1]}")
-    kernel = CompiledKernel(name, lowered.compile(), inputs, jax.default_backend())
+    platform = jax.default_backend()
+    kernel = CompiledKernel(name, traced, inputs, platform, lowered.compile())
     _by_name[name] = kernel
     return kernel
 

@@ -1,0 +1,580 @@
+"""Gemma 4 text model (Gemma team, 2026), dense or with experts beside a dense layer.
+
+Layers without a window have larger heads, whose values may be their keys. The last
+layers may attend to the caches of earlier ones. Small models give each layer an
+embedding of its own of every token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from inl.checkpoints.adapted import AdaptedCheckpoint, Piece
+from inl.checkpoints.checkpoint import Checkpoint
+from inl.checkpoints.files.tensor_file import show
+from inl.dtypes import rounded, wrap
+from inl.errors import CheckpointError
+from inl.models import blocks, gemma, groups, llama, mlp, moe, post_norm
+from inl.models.config import (
+    cap,
+    context_length,
+    fields_of,
+    flag,
+    number,
+    refuse_unless,
+    whole,
+)
+from inl.models.fields import changed, with_defaults
+from inl.models.rope import FULL, LOCAL, Rope, kind_of
+from inl.models.views import View, one_full_in, views, windows
+from inl.ops.embedding import Embedding
+from inl.ops.linear import Linear
+from inl.ops.moe import Experts
+from inl.ops.norm import Norm
+from inl.ops.rope import RopeScaling
+from inl.spec.cache import Paged, State
+from inl.spec.model import Model
+from inl.spec.step import Array, Step
+from inl.spec.weights import Group, Param
+
+if TYPE_CHECKING:
+    from inl.ops.protocol import Ops
+
+THETA: Final = {FULL: 1e6, LOCAL: 1e4}
+"""Default base frequencies of the kinds of layers."""
+FULL_HEAD_DIM: Final = 512
+"""Default of ``global_head_dim``."""
+SHARE: Final = 0.25
+"""Default share of lanes that rotate, of layers without a window."""
+PATTERN: Final = 6
+"""Default period of layers without a window."""
+DEFAULTS: Final = {
+    "num_key_value_heads": 4, "head_dim": gemma.HEAD_DIM,
+    "max_position_embeddings": 131072, "sliding_window": 512,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+"""Defaults of config fields that differ from Llama's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gemma4Config(gemma.GemmaConfig):
+    """Sizes and constants; those of heads are of layers with a window."""
+
+    full_head_dim: int = FULL_HEAD_DIM
+    """Lanes of a head of a layer without a window."""
+    full_kv_heads: int = 1
+    one_projection: bool = False
+    """Whether the values of layers without a window are their keys, before norms."""
+    sources: tuple[int, ...] = ()
+    """Layer whose cache each layer attends to."""
+    shared_size: int = 0
+    """Inner size of the feed-forward layers that have no cache of their own."""
+    input_size: int = 0
+    """Lanes of the embedding that each layer has of a token; 0 for none."""
+    input_vocab: int = 0
+    experts: int = 0
+    """Experts beside the dense feed-forward layer; 0 for none."""
+    experts_per_token: int = 0
+    expert_size: int = 0
+
+
+class Attention(NamedTuple):
+    """Weights of :func:`attention`: groups, replaced by tensors when loaded."""
+
+    qkv: Any
+    """Queries alone for a layer that attends to the cache of another."""
+    out: Linear | Group
+    post: Norm | Group
+    norm: Norm | Group
+    q_norm: Norm | Group
+    k_norm: Any
+    """``None`` for such a layer, as ``v_norm``."""
+    v_norm: Any
+
+
+class Mixture(NamedTuple):
+    """Weights of experts beside a dense feed-forward layer."""
+
+    router_norm: Norm | Group
+    router: Linear | Group
+    scales: Any
+    """[E]: factors on the routing weights of experts."""
+    experts: Experts | Group
+    dense_post: Norm | Group
+    """Applied to the output of the dense layer."""
+    norm: Norm | Group
+    """Applied to the input of the experts."""
+    post: Norm | Group
+    """Applied to their output."""
+
+
+class LayerInput(NamedTuple):
+    """Weights of :func:`add_input`: groups, replaced by tensors when loaded."""
+
+    gate: Linear | Group
+    """[P, H]."""
+    out: Linear | Group
+    """[H, P]."""
+    post: Norm | Group
+
+
+class Layer(NamedTuple):
+    """Parameters of one decoder layer."""
+
+    attention: Attention
+    mlp: post_norm.Mlp
+    scale: Any
+    """[1]: factor on the layer's output."""
+    mixture: Mixture | None
+    input: LayerInput | None
+
+
+class Inputs(NamedTuple):
+    """Weights of the embeddings that layers have of their own."""
+
+    table: Embedding | Group
+    """[V, L * P]."""
+    projection: Linear | Group
+    """[L * P, H]: of the embedding that all layers share."""
+    norm: Norm | Group
+    """[P]."""
+
+
+class Weights(NamedTuple):
+    """Parameters of the whole model."""
+
+    embed: Embedding | Group
+    inputs: Inputs | None
+    layers: tuple[Layer, ...]
+    norm: Norm | Group
+    head: Linear | Group
+
+
+class InputCarry(NamedTuple):
+    """Activations of a model whose layers have embeddings of their own."""
+
+    residual: Array
+    delta: Array
+    cos: Array
+    sin: Array
+    local_cos: Array
+    local_sin: Array
+    inputs: Array
+    """[T, L, P]."""
+
+    def tables(self, view: View) -> tuple[Array, Array]:
+        """Return the rotation tables of a layer."""
+        if view.window is None:
+            return self.cos, self.sin
+        return self.local_cos, self.local_sin
+
+
+def config(hf: Mapping[str, Any]) -> Gemma4Config:
+    """Read a Hugging Face config; raises :class:`CheckpointError` naming the field."""
+    hf = with_defaults(hf, DEFAULTS)
+    for name, accepted in (
+        ("use_bidirectional_attention", (None, False, "vision")),
+        ("hidden_activation", (None, gemma.GELU)),
+    ):
+        if hf.get(name) not in accepted:
+            raise CheckpointError(
+                f"config field {name!r}: found {show(hf[name])}, accepted: "
+                f"{show(accepted[-1])}"
+            )
+    refuse_unless(hf, "attention_bias", False)
+    refuse_unless(hf, "mlp_bias", False)
+    layers = whole(hf, "num_hidden_layers")
+    kinds = hf.get("layer_types") or one_full_in(layers, period=PATTERN)
+    if isinstance(kinds, list | tuple) and len(kinds) == layers:
+        hf = changed(hf, layer_types=[*kinds[:-1], FULL])
+    found = windows(hf, [FULL] * layers)
+    one_projection = flag(hf, "attention_k_eq_v", False)
+    dim, kv_heads = _full_heads(hf, found, one_projection)
+    full = _rope(hf, FULL, dim, THETA[FULL], SHARE)
+    local = _rope(hf, LOCAL, whole(hf, "head_dim"), THETA[LOCAL], 1.0)
+    base = llama.with_rope(changed(hf, hidden_act=gemma.GELU), full)
+    if base.heads % kv_heads:
+        raise CheckpointError(
+            f"config field 'num_global_key_value_heads': found {kv_heads}, expected a "
+            f"divisor of num_attention_heads, {base.heads}"
+        )
+    wide = 2 if flag(hf, "use_double_wide_mlp", False) else 1
+    size = whole(hf, "hidden_size_per_layer_input", 256, least=0)
+    return llama.extended(
+        Gemma4Config,
+        base,
+        views=views(found),
+        head_norm=True,
+        attention_scale=1.0,
+        logit_cap=cap(hf, "final_logit_softcapping", None),
+        embed_scale=base.hidden_size**0.5,
+        norm_offset=0.0,
+        local_rope=local[:2],
+        full_head_dim=dim,
+        full_kv_heads=kv_heads,
+        one_projection=one_projection,
+        sources=_sources(hf, found),
+        shared_size=wide * base.intermediate_size,
+        input_size=size,
+        input_vocab=_input_vocab(hf, base.vocab_size) if size else 0,
+        **_experts(hf),
+    )
+
+
+def _full_heads(
+    hf: Mapping[str, Any], found: tuple[int | None, ...], one_projection: bool
+) -> tuple[int, int]:
+    """Return lanes and key heads of layers without a window.
+
+    ``per_layer_config`` has them as transformers writes them, for each such layer.
+    """
+    given = fields_of(hf, "per_layer_config")
+    if given:
+        full = [str(index) for index, window in enumerate(found) if window is None]
+        first = given.get(full[0]) if full else None
+        if (
+            not isinstance(first, Mapping)
+            or {*given} != {*full}
+            or not {*first} <= {"head_dim", "num_key_value_heads"}
+            or any(given[index] != first for index in full)
+        ):
+            raise CheckpointError(
+                f"config field 'per_layer_config': found {show(given)}, accepted: "
+                "head_dim and num_key_value_heads, alike for each layer of full "
+                "attention"
+            )
+        hf = {**hf, **first}
+        return whole(hf, "head_dim"), whole(hf, "num_key_value_heads")
+    dim = whole(hf, "global_head_dim", FULL_HEAD_DIM)
+    name = "num_global_key_value_heads"
+    if not one_projection or hf.get(name) is None:
+        name = "num_key_value_heads"
+    return dim, whole(hf, name)
+
+
+def _rope(
+    hf: Mapping[str, Any], kind: str, dim: int, theta: float, share: float
+) -> Rope:
+    """Return the rotation of one kind of layers, of which a part of planes turns.
+
+    Those of "proportional" have the frequencies of the first planes of whole heads.
+    """
+    parameters = fields_of(hf, "rope_parameters")
+    default = {"rope_type": "proportional" if share != 1.0 else "default"}
+    fields = fields_of(parameters, kind) if parameters else default
+    theta = number(fields, "rope_theta", theta)
+    accepted = {"rope_type", "rope_theta", "partial_rotary_factor", "factor"}
+    name = kind_of(fields)
+    if name not in ("default", "proportional") or not {*fields} <= accepted:
+        raise CheckpointError(
+            f"config field 'rope_parameters.{kind}': found {show(fields)}, accepted: "
+            "the kinds default and proportional"
+        )
+    if name == "default":
+        return Rope(theta, RopeScaling(), context_length(hf))
+    share = number(fields, "partial_rotary_factor", share if not parameters else 1.0)
+    factor = number(fields, "factor", 1.0)
+    lanes = 2 * int(share * dim // 2)
+    if not 0 < lanes <= dim:
+        raise CheckpointError(
+            f"config field 'rope_parameters.{kind}.partial_rotary_factor': found "
+            f"{share:g}, accepted: above 0, and up to 1"
+        )
+    scaling = RopeScaling(
+        "linear" if factor != 1.0 else "none", factor,
+        rotary_dim=lanes if lanes < dim else 0,
+    )  # fmt: skip
+    return Rope(theta ** (lanes / dim), scaling, context_length(hf))
+
+
+def _sources(hf: Mapping[str, Any], found: tuple[int | None, ...]) -> tuple[int, ...]:
+    """Return the layer whose cache each layer attends to."""
+    shared = whole(hf, "num_kv_shared_layers", 0, least=0)
+    own = len(found) - shared
+    last = {window: index for index, window in enumerate(found[: max(own, 0)])}
+    if not {*found} <= {*last}:
+        raise CheckpointError(
+            f"config field 'num_kv_shared_layers': found {shared}, expected to leave "
+            "each kind of layers one with a cache"
+        )
+    return tuple(
+        index if index < own else last[window] for index, window in enumerate(found)
+    )
+
+
+def _input_vocab(hf: Mapping[str, Any], vocab: int) -> int:
+    size = whole(hf, "vocab_size_per_layer_input", 262144)
+    if size < vocab:
+        raise CheckpointError(
+            f"config field 'vocab_size_per_layer_input': found {size}, expected at "
+            f"least vocab_size, {vocab}"
+        )
+    return size
+
+
+def _experts(hf: Mapping[str, Any]) -> dict[str, int]:
+    if not flag(hf, "enable_moe_block", False):
+        return {}
+    experts, chosen = whole(hf, "num_experts"), whole(hf, "top_k_experts")
+    if chosen > experts:
+        raise CheckpointError(
+            f"config field 'top_k_experts': found {chosen}, expected at most "
+            f"num_experts, {experts}"
+        )
+    size = whole(hf, "moe_intermediate_size")
+    return {"experts": experts, "experts_per_token": chosen, "expert_size": size}
+
+
+def heads_of(c: Gemma4Config, view: View) -> Gemma4Config:
+    """Return a config with the heads of a layer, whose lanes are in stored order."""
+    # Planes that turn come first in each half of a head, as ``rope`` has them.
+    c = replace(c, rope_scaling=RopeScaling())
+    if view.window is not None:
+        return c
+    return replace(c, head_dim=c.full_head_dim, kv_heads=c.full_kv_heads)
+
+
+def weights(c: Gemma4Config) -> Weights:
+    """Return the weight tree, by Hugging Face tensor names."""
+    wide, inputs = c.layers * c.input_size, None
+    if c.input_size:
+        table = Param("model.embed_tokens_per_layer.weight", (c.input_vocab, wide))
+        inputs = Inputs(
+            Group("embedding", weight=table),
+            groups.linear("model.per_layer_model_projection", wide, c.hidden_size),
+            groups.norm("model.per_layer_projection_norm", c.input_size),
+        )
+    return Weights(
+        groups.table(c),
+        inputs,
+        tuple(_layer(c, index) for index in range(c.layers)),
+        groups.norm("model.norm", c.hidden_size),
+        groups.head(c),
+    )
+
+
+def _layer(c: Gemma4Config, index: int) -> Layer:
+    at, is_own = f"model.layers.{index}.", c.sources[index] == index
+
+    def norm(name: str, size: int = c.hidden_size) -> Group:
+        return groups.norm(f"{at}{name}", size)
+
+    size = c.intermediate_size if is_own else c.shared_size
+    feed_forward = mlp.weights(replace(c, intermediate_size=size), f"{at}mlp")
+    return Layer(
+        _attention_weights(c, index, norm),
+        post_norm.Mlp(
+            feed_forward,
+            norm("post_feedforward_layernorm"),
+            norm("pre_feedforward_layernorm"),
+        ),
+        Group("rms_norm", weight=Param(f"{at}layer_scalar", (1,), finite=True)),
+        _mixture(c, at, norm) if c.experts else None,
+        LayerInput(
+            groups.linear(f"{at}per_layer_input_gate", c.input_size, c.hidden_size),
+            groups.linear(f"{at}per_layer_projection", c.hidden_size, c.input_size),
+            norm("post_per_layer_input_norm"),
+        )
+        if c.input_size
+        else None,
+    )
+
+
+def _attention_weights(c: Gemma4Config, index: int, norm: Any) -> Attention:
+    at, view = f"model.layers.{index}.", c.views[index]
+    shaped = heads_of(c, view)
+    shared = (
+        groups.out(shaped, at),
+        norm("post_attention_layernorm"),
+        norm("input_layernorm"),
+        norm("self_attn.q_norm", shaped.head_dim),
+    )
+    if c.sources[index] != index:
+        lanes = shaped.heads * shaped.head_dim
+        queries = groups.linear(f"{at}self_attn.q_proj", lanes, c.hidden_size, axis=0)
+        return Attention(queries, *shared, None, None)
+    qkv = groups.qkv(shaped, at)
+    if c.one_projection and view.window is None:
+        qkv = Group("qkv_linear", **{**qkv.params, "v": qkv.params["k"]})
+    inner = (norm(f"self_attn.{name}_norm", shaped.head_dim) for name in "kv")
+    return Attention(qkv, *shared, *inner)
+
+
+def _mixture(c: Any, at: str, norm: Any) -> Mixture:
+    scales = Param(f"{at}router.per_expert_scale", (c.experts,), wide=True)
+    return Mixture(
+        Group("rms_norm", weight=Param(f"{at}router.scale", (c.hidden_size,))),
+        moe.router(c, f"{at}router.proj.weight"),
+        Group("rms_norm", weight=scales),
+        moe.expert_group(
+            c, f"{at}experts", f"{at}experts",
+            gate="gate_proj", up="up_proj", down="down_proj",
+        ),
+        norm("post_feedforward_layernorm_1"),
+        norm("pre_feedforward_layernorm_2"),
+        norm("post_feedforward_layernorm_2"),
+    )  # fmt: skip
+
+
+def state(c: Gemma4Config) -> tuple[Paged, ...]:
+    """Return the cache groups of the layers that have caches."""
+    found = []
+    for view in sorted({*c.views}, key=lambda view: view.group):
+        shaped = heads_of(c, view)
+        layers = tuple(
+            index
+            for index, other in enumerate(c.views)
+            if other == view and c.sources[index] == index
+        )
+        group = Paged(layers, shaped.kv_heads, shaped.head_dim, c.dtype, view.window)
+        found.append(group)
+    return tuple(found)
+
+
+def embed(ops: Ops, c: Gemma4Config, w: Weights, step: Step) -> Any:
+    """Look up the embeddings, compute both rotations and the inputs of layers."""
+    residual = ops.embedding(step.tokens, w.embed) * _stored(c, c.embed_scale)
+    full = blocks.rotation(ops, c.full_head_dim, step, c.rope_theta, c.rope_scaling)
+    assert c.local_rope is not None, "read by config"
+    local = blocks.rotation(ops, c.head_dim, step, *c.local_rope)
+    carry = blocks.LocalCarry(residual, ops.zeros_like(residual), *full, *local)
+    if w.inputs is None:
+        return carry
+    shape = residual.shape[0], c.layers, c.input_size
+    own = ops.embedding(step.tokens, w.inputs.table) * _stored(c, c.input_size**0.5)
+    projected = ops.linear(residual, w.inputs.projection) * c.hidden_size**-0.5
+    projected = ops.rms_norm(projected.reshape(*shape), w.inputs.norm, eps=c.norm_eps)
+    return InputCarry(*carry, (projected + own.reshape(*shape)) * 2**-0.5)
+
+
+def _stored(c: Gemma4Config, factor: float) -> float:
+    """Return a factor as transformers rounds it: to the storage dtype."""
+    return float(rounded(np.array(factor, np.float32), c.dtype))
+
+
+def layer(
+    ops: Ops, c: Gemma4Config, w: Layer, carry: Any, step: Step, state: State, *,
+    index: int, sampled_step: Step | None = None,
+) -> tuple[Any, State]:  # fmt: skip
+    carry, state = attention(
+        ops, c, w.attention, carry, step, state, index=index, sampled_step=sampled_step
+    )
+    if w.mixture is None:
+        carry = post_norm.gated_mlp(ops, c, w.mlp, carry)
+    else:
+        carry = with_experts(ops, c, w.mlp, w.mixture, carry)
+    if w.input is not None:
+        given = carry.inputs[:, index : index + 1]
+        given = given.reshape(given.shape[0], c.input_size)
+        if sampled_step is not None:
+            given = ops.take_rows(given, step.samples)
+        carry = add_input(ops, c, w.input, given, carry)
+    scale = w.scale.weight
+    return (
+        carry._replace(residual=carry.residual * scale, delta=carry.delta * scale),
+        state,
+    )
+
+
+def attention(
+    ops: Ops, c: Gemma4Config, w: Attention, carry: Any, step: Step, state: State, *,
+    index: int, sampled_step: Step | None,
+) -> tuple[Any, State]:  # fmt: skip
+    """Attention block over the layer's own cache or that of an earlier layer."""
+    view, source = c.views[index], c.sources[index]
+    split = partial(blocks.split_heads, dim=heads_of(c, view).head_dim)
+    norm = partial(ops.rms_norm, eps=c.norm_eps)
+    residual, x = post_norm.enter(ops, c, carry, w.norm)
+    if source == index:
+        q, k, v = split(ops.qkv_linear(x, w.qkv))
+        q, k, v = norm(q, w.q_norm), norm(k, w.k_norm), norm(v, w.v_norm)
+        q, k = ops.rope(q, k, *carry.tables(view))
+        out, state = blocks.attend(
+            ops, q, k, v, step, state,
+            index=index, view=view, scale=1.0, sampled_step=sampled_step,
+        )  # fmt: skip
+    else:
+        (q,) = split((ops.linear(x, w.qkv),))
+        q = norm(q, w.q_norm)
+        q, _ = ops.rope(q, q[:, :1], *carry.tables(view))
+        if sampled_step is not None:
+            q = ops.take_rows(q, step.samples)
+        out = ops.attention(
+            q, state.caches[source], sampled_step or step,
+            scale=1.0, window=view.window, cap=None, group=view.group,
+        )  # fmt: skip
+        out = out.reshape(out.shape[0], -1)
+    if sampled_step is not None:
+        residual = ops.take_rows(residual, step.samples)
+    delta = post_norm.leave(ops, c, ops.linear(out, w.out), w.post)
+    return carry._replace(residual=residual, delta=delta), state
+
+
+def with_experts(
+    ops: Ops, c: Gemma4Config, dense: post_norm.Mlp, w: Mixture, carry: Any
+) -> Any:
+    """Dense feed-forward block, with experts of the same residual beside it."""
+    residual, x = post_norm.enter(ops, c, carry, dense.norm)
+    delta = mlp.feed_forward(ops, x, dense.mlp, c.activation)
+    delta = post_norm.leave(ops, c, delta, w.dense_post)
+    routed = ops.rms_norm(residual, w.router_norm, eps=c.norm_eps)
+    logits = ops.linear(routed * c.hidden_size**-0.5, w.router)
+    ids, shares = ops.route(
+        logits, k=c.experts_per_token, renormalize=True, kind="softmax_topk"
+    )
+    factors = ops.take_rows(w.scales.weight.reshape(-1, 1), ids.reshape(-1))
+    shares = shares * factors.reshape(*shares.shape)
+    x = ops.rms_norm(residual, w.norm, eps=c.norm_eps)
+    mixed = ops.experts(x, ids, shares, w.experts, activation=c.activation)
+    delta = delta + post_norm.leave(ops, c, mixed, w.post)
+    delta = ops.rms_norm(delta, dense.post, eps=c.norm_eps)
+    return carry._replace(residual=residual, delta=delta)
+
+
+def add_input(
+    ops: Ops, c: Gemma4Config, w: LayerInput, given: Array, carry: Any
+) -> Any:
+    """Block that lets the embedding [T, P] of a layer through a gate."""
+    residual = carry.residual + carry.delta
+    gate = ops.linear(residual, w.gate)
+    inner = ops.gated_activation(gate, given, activation=c.activation)
+    delta = ops.rms_norm(ops.linear(inner, w.out), w.post, eps=c.norm_eps)
+    return carry._replace(residual=residual, delta=delta)
+
+
+def adapt(
+    c: Gemma4Config, checkpoint: Checkpoint
+) -> tuple[Gemma4Config, AdaptedCheckpoint]:
+    """Add the weights of the norms of values, which are ones.
+
+    Tensors of keys and values of layers without a cache of their own are not used.
+    """
+    names, pieces = set(checkpoint.names()), {}
+    unused = tuple(
+        f"model.layers.{index}.self_attn.{name}"
+        for index, source in enumerate(c.sources)
+        for name in ("k_proj", "v_proj", "k_norm", "v_norm")
+        if source != index
+    )
+    for name in checkpoint.names():
+        if not name.startswith(unused):
+            pieces[name] = Piece((name,), checkpoint.spec(name)[1])
+    for index, source in enumerate(c.sources):
+        stem = f"model.layers.{index}.self_attn."
+        name, like = f"{stem}v_norm.weight", f"{stem}k_norm.weight"
+        if source == index and name not in names and like in names:
+            ones = wrap(np.ones(heads_of(c, c.views[index]).head_dim, np.float32))
+            pieces[name] = Piece((like,), ones.shape, partial(_constant, ones))
+    return c, AdaptedCheckpoint(checkpoint, pieces)
+
+
+def _constant(value: Any, _stored: Any) -> Any:
+    return value
+
+
+MODEL = Model(config, weights, state, embed, layer, gemma.head, adapt=adapt)

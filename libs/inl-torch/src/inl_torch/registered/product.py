@@ -1,0 +1,141 @@
+"""The op ``inl::product``: products on matrix units, of operands that are rounded.
+
+Their sums are float32. The derivative multiplies gradients that are rounded likewise.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from inl_torch.registered.register import is_transformed, is_wrapped, register
+
+FLOAT8 = "float8_e4m3fn"
+LARGEST_FLOAT8 = 448.0
+ALIGNED = 16
+"""What sizes of a product in float8 are multiples of."""
+
+HAS_WIDE_SUMS = "dtype" in torch.ops.aten.mm.overloads() and not torch.version.hip
+"""Whether products of half types give float32: since torch 2.8, on NVIDIA GPUs."""
+
+
+def product(a: torch.Tensor, b: torch.Tensor, inputs: str) -> torch.Tensor | None:
+    """Return ``a`` [..., M, K] @ ``b`` [K, N] or [..., K, N], in the dtype of ``a``.
+
+    inputs: dtype that operands are rounded to; float8 with one scale per array.
+    ``None`` where plain products of rounded operands are as good: of float64, under
+    ``torch.func``, and on a CPU of other than bfloat16 arrays.
+    """
+    on_gpu = a.device.type == "cuda"
+    is_stored = a.dtype == b.dtype == torch.bfloat16 and inputs == "bfloat16"
+    if not on_gpu and not is_stored:
+        return None
+    if torch.float64 in (a.dtype, b.dtype) or is_wrapped(a, b):
+        return None
+    if a.dtype == b.dtype == getattr(torch, inputs):
+        return a @ b
+    has_gradient = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
+    # The op takes longer to call than small products.
+    call = rounded_product if has_gradient or is_transformed(a, b) else _run
+    result: torch.Tensor = call(a, b, inputs)
+    return result
+
+
+def _run(a: torch.Tensor, b: torch.Tensor, inputs: str) -> torch.Tensor:
+    if inputs != FLOAT8:
+        dtype = getattr(torch, inputs)
+        return _wide(a.to(dtype), b.to(dtype)).to(a.dtype)
+    first, second = _scale(a), _scale(b)
+    if _has_float8(a, b):
+        x = _float8(a.reshape(-1, a.shape[-1]), first)
+        # The units read both operands along the summed axis.
+        y = _float8(b.mT.contiguous(), second).mT
+        result = torch._scaled_mm(
+            x, y, scale_a=first, scale_b=second, out_dtype=a.dtype, use_fast_accum=False
+        )
+        return result.view(*a.shape[:-1], b.shape[-1])
+    # bfloat16 has every number of float8.
+    x, y = (
+        _float8(each, scale).to(torch.bfloat16)
+        for each, scale in ((a, first), (b, second))
+    )
+    return (_wide(x, y) * (first * second)).to(a.dtype)
+
+
+def _wide(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Multiply half types; the result is float32."""
+    if x.device.type != "cuda" or not HAS_WIDE_SUMS:
+        return x.float() @ y.float()
+    if y.ndim == 2:
+        flat = torch.mm(x.reshape(-1, x.shape[-1]), y, out_dtype=torch.float32)
+        return flat.view(*x.shape[:-1], y.shape[-1])
+    lead = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])
+    x, y = (
+        each.expand(*lead, *each.shape[-2:]).reshape(-1, *each.shape[-2:])
+        for each in (x, y)
+    )
+    flat = torch.bmm(x, y, out_dtype=torch.float32)
+    return flat.view(*lead, *flat.shape[-2:])
+
+
+def _scale(x: torch.Tensor) -> torch.Tensor:
+    """Return the factor [] of float8 numbers, the largest of which is 448."""
+    largest = torch.linalg.vector_norm(x, torch.inf, dtype=torch.float32)
+    return largest.clamp_min(1e-12) / LARGEST_FLOAT8
+
+
+def _float8(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return (x / scale).to(torch.float8_e4m3fn)
+
+
+def _has_float8(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether the device multiplies float8 numbers of these shapes."""
+    if a.device.type != "cuda" or torch.version.hip or b.ndim != 2 or not a.numel():
+        return False
+    is_aligned = not any(size % ALIGNED for size in b.shape)
+    return is_aligned and torch.cuda.get_device_capability(a.device) >= (8, 9)
+
+
+def _fake(a: Any, b: Any, _inputs: str) -> Any:
+    lead = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    return a.new_empty(*lead, a.shape[-2], b.shape[-1])
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001 - passed by torch
+    ctx.save_for_backward(*inputs[:2])
+    ctx.inputs = "bfloat16" if inputs[2] == FLOAT8 else inputs[2]
+
+
+def _gradients(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+    (a, b), (wants_a, wants_b, _) = ctx.saved_tensors, ctx.needs_input_grad
+    ga = gb = None
+    if wants_a:
+        ga = rounded_product(gradient, b.mT, ctx.inputs)
+        ga = ga.sum_to_size(a.shape).to(a.dtype)
+    if wants_b and b.ndim == 2:
+        rows = a.reshape(-1, a.shape[-1])
+        gb = rounded_product(rows.mT, gradient.reshape(len(rows), -1), ctx.inputs)
+    elif wants_b:
+        gb = rounded_product(a.mT, gradient, ctx.inputs).sum_to_size(b.shape)
+    return ga, None if gb is None else gb.to(b.dtype), None
+
+
+def _batched(info: Any, dims: Any, a: Any, b: Any, inputs: str) -> Any:
+    """Multiply one by one, since each has its own scale."""
+    pairs = [
+        [x if dim is None else x.select(dim, i) for x, dim in zip((a, b), dims)]  # noqa: B905
+        for i in range(info.batch_size)
+    ]
+    return torch.stack([rounded_product(*pair, inputs) for pair in pairs]), 0
+
+
+rounded_product = register(
+    "inl::product",
+    _run,
+    fake=_fake,
+    save=_save,
+    gradients=_gradients,
+    batched=_batched,
+)
+"""(a, b, inputs): as :func:`product`."""
