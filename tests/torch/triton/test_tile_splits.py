@@ -141,6 +141,7 @@ def test_what_no_row_owns_is_not_read(seed, merged, on_torch, on_host):
         (16, "triton", {}), (17, "triton_split", {}), (768, "triton_split", {}),
         (1024, "triton_gathered", {}), (1024, "triton_split", {"long_row_tokens": 0}),
         (1057, "triton", {"long_row_tokens": 0}), (448, "triton", {"processors": 50}),
+        (64, "triton", {"tile_waves": 0}),
     ],
 )  # fmt: skip
 def test_which_steps_are_split(tokens, name, changes):

@@ -30,13 +30,13 @@ from inl_torch.triton.tuning import Tuning
 
 FAMILIES = (
     activation, admit, cache, dynamics, experts, invariant, norm, rope,
-    prune_last_layer, recurrent, routing, score,
+    prune_last_layer, recurrent, routing,
 )  # fmt: skip
 """Modules whose kernels have no launch parameters that depend on the chip."""
 
 TUNED = (
     adapted, attention, embedding, fused, linear, lora, make_step, mlp, norm, rope,
-    rope_attend, sample, verify,
+    rope_attend, sample, score, verify,
 )  # fmt: skip
 """Modules whose kernels have launch parameters that depend on the chip."""
 

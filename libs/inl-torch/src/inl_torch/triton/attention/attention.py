@@ -52,9 +52,6 @@ NO_WINDOW = 1 << 30
 PROGRAMS = 264
 """Number of programs up to which even rows are split."""
 
-WAVES = 2
-"""Programs per multiprocessor from which the tiles of a step are not split."""
-
 SINGLE_TOKEN_LIMIT = 16
 """Most tokens of a step in which each token is computed separately, of any row. Tiles
 of so few tokens, as of drafts of one row, would be too few programs for a chip."""
@@ -266,7 +263,7 @@ def _split_tiles(
     tile = split_tile(q, cache, tuning)
     lanes, dim_p = min(group_size, tile.rows), max(power(dim), 16)
     head_programs = kv_heads * -(-group_size // lanes)
-    spare = max(WAVES * tuning.processors // head_programs, 1)
+    spare = max(tuning.tile_waves * tuning.processors // head_programs, 1)
     items = work.tile_items(tile.rows // lanes, spare, keys=tile.keys, window=window)
     parts = items.parts * head_programs * tile.rows
     split_acc = torch.empty((parts, dim_p), dtype=torch.float32, device=q.device)
@@ -326,6 +323,8 @@ def split_tile(q: Any, cache: Any, tuning: Tuning) -> AttentionTile:
 
 def refuse_split(q: Any, cache: Any, step: Any, tuning: Tuning) -> str | None:
     """Return why the keys of tiles are not split; ``None`` if a step has few tiles."""
+    if not tuning.tile_waves:
+        return "not measured on this chip; tiles have all keys"
     tokens, rows = q.shape[0], step.lengths.shape[0]
     if tokens == rows or tokens <= SINGLE_TOKEN_LIMIT:
         least = SINGLE_TOKEN_LIMIT + 1
@@ -333,7 +332,8 @@ def refuse_split(q: Any, cache: Any, step: Any, tuning: Tuning) -> str | None:
     kv_heads, tile = cache.k.shape[2], split_tile(q, cache, tuning)
     lanes = min(q.shape[1] // kv_heads, tile.rows)
     head_programs = kv_heads * -(-q.shape[1] // (kv_heads * lanes))
-    most = WAVES * tuning.processors // head_programs * (tile.rows // lanes)
+    programs = tuning.tile_waves * tuning.processors
+    most = programs // head_programs * (tile.rows // lanes)
     if tokens > most:
         return f"takes {most} tokens at most, whose tiles are few, found {tokens}"
     return None

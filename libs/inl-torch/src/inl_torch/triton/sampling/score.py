@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from inl_torch.triton.sampling.segments import (
     ordered,
     store_segments,
 )
+from inl_torch.triton.tuning import Tuning
 
 CHUNK = 1024
 """Fewest logits per program."""
@@ -130,17 +132,22 @@ def score(logits: torch.Tensor, tokens: torch.Tensor) -> Scores:
     return scores
 
 
-def _refuse(logits: Any, _tokens: Any) -> str | None:
+def _refuse(logits: Any, _tokens: Any, *, tuning: Tuning) -> str | None:
+    if not tuning.filters:
+        return "not measured on this chip; the eager kernel is used"
     return refuse_dtype(logits)
 
 
-KERNELS = (
-    Kernel(
-        "score",
-        "triton",
-        score,
-        refuse=_refuse,
-        invariant=True,
-        preference=PREFERENCE,
-    ),
-)
+def kernels(tuning: Tuning) -> tuple[Kernel, ...]:
+    """Return the kernel of log-probabilities."""
+    refuse = partial(_refuse, tuning=tuning)
+    return (
+        Kernel(
+            "score",
+            "triton",
+            score,
+            refuse=refuse,
+            invariant=True,
+            preference=PREFERENCE,
+        ),
+    )
