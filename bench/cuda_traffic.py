@@ -135,6 +135,19 @@ def first(traffic: Traffic, runs: int) -> Iterator[tuple[str, str]]:
         yield f"first token of {length:,}", f"{ms:.1f} ms {spread(found[1:])}"
 
 
+def turns(traffic: Traffic, runs: int) -> Iterator[tuple[str, str]]:
+    """A later turn of a chat: new tokens after a prefix that is cached."""
+    for length, new in ((2_000, 30), (8_000, 30), (32_000, 30), (32_000, 500)):
+        (prefix,) = traffic.prompts(1, length)
+        traffic.serve(traffic.requests([prefix], 1))
+        found = []
+        for _ in range(2 * runs + 1):
+            prompts = [[*prefix, *traffic.prompts(1, new)[0]]]
+            found.append(1e3 * traffic.serve(traffic.requests(prompts, 1))[0])
+        ms = statistics.median(found[1:])
+        yield f"{new} after {length:,} cached", f"{ms:.1f} ms {spread(found[1:])}"
+
+
 def batches(traffic: Traffic, runs: int) -> Iterator[tuple[str, str]]:
     for count in (8, 32, 512):
         yield (
@@ -215,7 +228,7 @@ def bursts(traffic: Traffic, runs: int) -> Iterator[tuple[str, str]]:
 
 LOADS = {
     each.__name__: each
-    for each in (decode, first, batches, long, mixed, shared, chats, bursts)
+    for each in (decode, first, turns, batches, long, mixed, shared, chats, bursts)
 }
 
 

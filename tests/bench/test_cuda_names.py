@@ -115,4 +115,4 @@ def test_each_step_of_a_model_is_profiled(monkeypatch):
         }
     assert set(seen) == set(cuda_names.BUCKETS)
     assert "rope_attend/triton" in seen["64 rows"]
-    assert "rope_attend/triton_mixed" in seen["a prompt"]
+    assert "rope_attend/triton_split" in seen["a prompt"]

@@ -42,7 +42,7 @@ BUCKETS = {
     "decode 1": Bucket(1, 1), "decode 16": Bucket(16, 16), "decode 64": Bucket(64, 64),
     "decode 512": Bucket(512, 512), "mixed": Bucket(256, 16),
     "mixed, long": Bucket(2048, 16), "prompt": Bucket(2048, 1),
-    "drafts": Bucket(16, 4, 4),
+    "drafts": Bucket(16, 4, 4), "few": Bucket(12, 4),
 }  # fmt: skip
 CHIPS = {"h100": (9, 0), "a100": (8, 0)}
 FORMS = ("", "mxfp8", "q4_1", "q4_1, wide", "q8_0")
@@ -108,7 +108,8 @@ def test_the_kernels_of_an_h100(gpu):
     for step_of, label in {
         ("", "decode 1"): "rope_attend/cuda",
         ("", "decode 16"): "rope_attend/triton",
-        ("", "mixed"): "rope_attend/triton_mixed",
+        ("", "few"): "rope_attend/triton_mixed",
+        ("", "mixed"): "rope_attend/triton_split",
         ("", "mixed, long"): "rope_attend/triton_gathered",
         ("", "prompt"): "rope_attend/triton+cudnn",
         ("mxfp8", "decode 1"): "norm_mlp/cuda_float8",

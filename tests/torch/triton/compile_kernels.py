@@ -144,6 +144,9 @@ def recording(found):
 FEW = (([40], [1]), ([40, 3], [1, 1]), ([40, 3], [1, 20]))
 """Cached and new tokens of one row, of a few, and with prompts."""
 
+MEDIUM = ([40, 3], [1, 300])
+"""A prompt whose tiles have another size where their keys are split."""
+
 MANY = (40, 350)
 """Rows of large decoding steps."""
 
@@ -163,10 +166,18 @@ def rope_attend(kernels, q, *rest, **attrs):
     kernels[label](q, *rest, **attrs)
 
 
+def attention(kernels, *args, **attrs):
+    """Attention of a step; with prompts also with the keys of tiles split."""
+    kernels["attention"](*args, **attrs)
+    q, _, step = args
+    if q.shape[0] != step.lengths.shape[0]:
+        kernels["attention", "triton_split"](*args, **attrs)
+
+
 def call_attention(kernels, dtype, dim):
     """Attention of one row, of a few, with prompts, and of many."""
     many = [([40] * rows, [1] * rows) for rows in MANY]
-    for step, blocks in torch_steps((*FEW, *many)):
+    for step, blocks in torch_steps((*FEW, MEDIUM, *many)):
         tokens = step.tokens.shape[0]
         q, k = (torch.ones(tokens, n, dim, dtype=dtype) for n in (HEADS, KV_HEADS))
         cache = Cache(
@@ -175,7 +186,7 @@ def call_attention(kernels, dtype, dim):
         turn = torch.ones(tokens, dim // 2)
         for window, cap in ((None, None), (7, 3.0)):
             attrs = {"scale": 0.1, "window": window, "cap": cap, "group": 0}
-            kernels["attention"](q, cache, step, **attrs)
+            attention(kernels, q, cache, step, **attrs)
             rope_attend(kernels, q, k, k, turn, turn, cache, step, **attrs)
 
 
@@ -189,7 +200,7 @@ def call_float8(kernels, dtype, dim):
         numbers = (torch.zeros(shape, dtype=torch.float8_e4m3fn) for _ in range(2))
         cache, turn = Cache(*numbers, torch.ones(2)), torch.ones(tokens, dim // 2)
         kernels["write_kv"](k, k, cache, step.writes[0])
-        kernels["attention"](q, cache, step, **attrs)
+        attention(kernels, q, cache, step, **attrs)
         rope_attend(kernels, q, k, k, turn, turn, cache, step, **attrs)
 
 
@@ -505,6 +516,7 @@ def call_all(dtype, dim, tuning, *, packed=True):
         )
         for sampler in ("greedy", "sample", "sample_filtered"):
             kernels["sample"](logits, step, tables, sampler=sampler)
+        kernels["score"](logits, step.tokens[: logits.shape[0]])
         if dtype == torch.bfloat16 and 1 < tokens <= 32 and has_copy_engine():
             for width in (512, HIDDEN):
                 few, wide = x(tokens, width), x(1024, width)

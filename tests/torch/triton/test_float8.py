@@ -23,6 +23,9 @@ from inl_torch.triton.attention.float8 import from_cache, to_cache
 from inl_torch.triton.tuning import Tuning
 
 KERNELS = (*ours.kernels(Tuning()), *eager.kernels())
+SMALL = tuple(ours.kernels(Tuning(processors=1)))
+"""Of a chip that is full without splits of tiles."""
+
 ROWS = [
     kernel
     for kernel in ours.kernels(Tuning())
@@ -53,7 +56,9 @@ def test_writes_and_reads(name, dtype, place):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kernels", [KERNELS, ROWS], ids=["triton", "triton_rows"])
+@pytest.mark.parametrize(
+    "kernels", [KERNELS, SMALL, ROWS], ids=["triton", "small chip", "triton_rows"]
+)
 def test_splits_groups_and_tails(kernels, dtype, place):
     kernels = (*kernels, *eager.kernels())
     cases = list(attention_cases(np.random.default_rng(SEED)))

@@ -224,6 +224,16 @@ def test_rope_attend_of_prompts(dtype, dims, seed, on_torch, on_host):
         check("rope_attend", case, dtype, on_torch, on_host, seed)
 
 
+def test_rope_attend_of_more_prompts_than_fill_the_chip(seed, on_torch, on_host):
+    rng = np.random.default_rng(seed)
+    given = {name: PROMPTS[name] for name in ("prompts", "rows and a long one")}
+    names = {
+        check("rope_attend", case, "bfloat16", on_torch, on_host, seed, "ragged")
+        for case in attend_cases(rng, (9, 3, 64), given)
+    }
+    assert names == {"triton_mixed"}
+
+
 LONE = {
     "first chunk": ([0], [40], {"block_size": 16, "pad_tokens": 2}),
     "second chunk": ([75], [37], {"block_size": 16, "pad_tokens": 3}),
@@ -241,7 +251,9 @@ def test_prompt_attention_by_cudnn(monkeypatch, seed, on_torch, on_host):
         check("rope_attend", case, "bfloat16", on_torch, on_host, seed)
         for case in attend_cases(np.random.default_rng(seed), (8, 2, 128), LONE)
     ]
-    assert names == ["triton+cudnn", "triton_mixed"] * len(LONE), "no window, and one"
+    others = ["triton_split", "triton_split", "triton_mixed"]
+    # Without a window, and with one.
+    assert names == [name for other in others for name in ("triton+cudnn", other)]
 
 
 def plain_attention(q, k, v, scale):

@@ -172,13 +172,13 @@ def test_each_token_is_in_one_list(name, seed, on_torch):
     ],
     ids=["window", "cap", "float32", "heads of 80", "chip", "few tokens", "context"],
 )  # fmt: skip
-def test_other_attention_is_left_to_the_paged_kernel(change, attrs, seed, on_torch):
+def test_other_attention_reads_the_keys_in_blocks(change, attrs, seed, on_torch):
     values = {"name": "a prompt", "dims": (4, 1, 128), "dtype": "bfloat16"} | change
     case = case_of(np.random.default_rng(seed), values["name"], values["dims"])
     arguments = on_torch(SPEC, case, values["dtype"], PLACE)
     kernels = ours.kernels(change.get("tuning", TUNING))
     kernel = selected(kernels, "attention", arguments, case.attrs | attrs)
-    assert kernel.name == "triton"
+    assert kernel.name == "triton_split"
 
 
 def test_a_wrong_row_is_found(monkeypatch, seed, on_torch, on_host):

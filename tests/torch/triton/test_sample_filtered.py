@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from triton_place import INTERPRETED, IS_SLOW, PLACE
 
+from inl.dtypes import rounded
 from inl.ops import catalog
 from inl.ops.attention import random_step
 from inl.ops.sample import is_decided
@@ -19,7 +20,9 @@ from inl.spec.tolerance import judge
 
 # isort: split
 from inl_torch import triton as ours
+from inl_torch.triton.sampling import sample_filtered
 from inl_torch.triton.sampling import sample_filtered_search as search
+from inl_torch.triton.sampling.sample_likely import sample_likely
 from inl_torch.triton.tuning import Tuning
 
 VOCAB = 5000
@@ -100,6 +103,32 @@ def five_equals(parts, **settings):
     return logits, step._replace(uniforms=parts.view(np.int32)), tables
 
 
+class RandomLeft:
+    """The kernel for the most likely tokens, of which random results are dropped."""
+
+    def __getitem__(self, grid):
+        def launch(*arguments, **options):
+            sample_likely[grid](*arguments, **options)
+            params, slots, is_sampled, tokens = (arguments[n] for n in (5, 6, 7, 12))
+            is_sampled[(params[slots.long(), 0] > 0) & (tokens >= 0)] = 0
+
+        return launch
+
+
+@pytest.fixture
+def searched(monkeypatch):
+    """Every row with a filter is sampled by the search."""
+    monkeypatch.setattr(sample_filtered, "sample_likely", RandomLeft())
+
+
+@pytest.fixture(params=["likely", "searched"])
+def way(request):
+    """Rows with few kept tokens sampled at once, and by the search as others are."""
+    if request.param == "searched":
+        request.getfixturevalue("searched")
+    return request.param
+
+
 def check_case(found, on_torch, on_host, choose=SAMPLER):
     spec = catalog()["sample"]
     arguments = on_torch(spec, found, "float32", PLACE)
@@ -110,14 +139,14 @@ def check_case(found, on_torch, on_host, choose=SAMPLER):
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_many_chunks(tied, seed, on_torch, on_host):
+def test_many_chunks(tied, seed, way, on_torch, on_host):
     rng = np.random.default_rng(seed)
     for _ in range(1 if IS_SLOW else 2):
         found = check_case(case(rng, tied), on_torch, on_host)
         assert found.passed, f"seed {seed}: {found}"
 
 
-def test_ties_are_kept_by_ascending_id(on_torch):
+def test_ties_are_kept_by_ascending_id(way, on_torch):
     """Of five tied logits in different chunks, top-k keeps three; all are sampled."""
     parts = np.array([0.0, 0.4, 0.999, 0.999, 0.4, 0.0], np.float32)
     tokens = tokens_of(five_equals(parts, top_k=3), on_torch)
@@ -267,7 +296,7 @@ GROUPS = [
 
 
 @pytest.mark.parametrize(("make", "processors"), GROUPS[:5] if IS_SLOW else GROUPS)
-def test_groups_of_chunks(make, processors, seed, on_torch, on_host):
+def test_groups_of_chunks(make, processors, seed, way, on_torch, on_host):
     """One program per row, or three programs of up to three chunks."""
     given = unambiguous(np.random.default_rng(seed), make)
     found = check_case(given, on_torch, on_host, sampler_for(processors))
@@ -275,7 +304,7 @@ def test_groups_of_chunks(make, processors, seed, on_torch, on_host):
 
 
 @pytest.mark.parametrize(("share", "kept"), [(0.3, 1), (0.5, 2), (0.9, 3), (1.0, 3)])
-def test_top_p_within_the_ties_that_top_k_keeps(share, kept, on_torch):
+def test_top_p_within_the_ties_that_top_k_keeps(share, kept, way, on_torch):
     """Of five tied logits top-k keeps three, and top-p the first of these."""
     parts = np.linspace(0.01, 0.99, 6, dtype=np.float32)
     given = five_equals(parts, top_k=3, top_p=share)
@@ -284,12 +313,13 @@ def test_top_p_within_the_ties_that_top_k_keeps(share, kept, on_torch):
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="counts what the interpreter reads")
-def test_only_chunks_with_keys_in_the_window_are_read(monkeypatch, on_torch):
+def test_only_chunks_with_keys_in_the_window_are_read(monkeypatch, searched, on_torch):
     read, plain = [], search.load_logits
 
-    def load_logits(penalized, sample, chunk, V, CHUNK):
+    def load_logits(*arguments):
+        *_, chunk, _, V, _, CHUNK = arguments
         read.append(int(chunk.handle.data.item()) * CHUNK < int(V.handle.data.item()))
-        return plain(penalized, sample, chunk, V, CHUNK)
+        return plain(*arguments)
 
     monkeypatch.setattr(search, "load_logits", load_logits)
     tokens_of(
@@ -317,3 +347,81 @@ def test_bins_of_the_first_window():
     assert found[0].tolist() == 2 * list(range(16))
     assert found[1].tolist() == 2 * first.tolist()
     assert (keys[16:] - first < 2 ** np.where(np.isin(first, inner[:-1]), 22, 28)).all()
+
+
+LIKELY = (
+    {"top_k": 1}, {"top_k": 50, "top_p": 0.95}, {"top_k": 128, "min_p": 0.01},
+    {"top_p": 0.4}, {"min_p": 0.5}, {"top_p": 0.9, "min_p": 0.2},
+)  # fmt: skip
+"""Filters of six rows of which :func:`peaked` logits are sampled at once."""
+
+
+def peaked(rng, vocab):
+    """Logits of which a few hundred, in any place, have nearly all of the mass."""
+    logits = rng.uniform(-40, -30, (6, vocab))
+    for row in logits:
+        row[rng.choice(vocab, 100, replace=False)] = rng.uniform(0, 8, 100)
+    return logits
+
+
+@pytest.mark.parametrize("vocab", [900, 70_001])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_few_tokens_are_sampled_without_a_search(
+    dtype, vocab, seed, monkeypatch, on_torch, on_host
+):
+    """With a bias of some rows, and of a few tokens only in others."""
+    marks, plain = [], sample_filtered.sample_likely
+
+    class Watched:
+        def __getitem__(self, grid):
+            def launch(*arguments, **options):
+                plain[grid](*arguments, **options)
+                marks.append(arguments[7].tolist())
+
+            return launch
+
+    rng = np.random.default_rng(seed)
+    while True:
+        _, step, tables = random_case(rng, tied=False)
+        step = step._replace(tokens=step.tokens % vocab)
+        tables = tables._replace(
+            token_counts=np.zeros((7, vocab), np.int32),
+            bias=np.zeros((7, vocab), np.float32),
+        )
+        tables.params[1:] = NEUTRAL
+        for slot, settings in zip(tables.params[1:], LIKELY, strict=True):
+            for name, value in {"temperature": 0.8, **settings}.items():
+                slot[PARAMS.index(name)] = value
+        tables.bias[2], tables.bias[4, vocab // 2] = 0.25, 12.0
+        logits = rounded(peaked(rng, vocab), dtype).astype(np.float64)
+        if is_decided([logits], step, tables, MARGIN, full=True):
+            break
+    found = Case("likely", (logits, step, tables), {"sampler": "sample_filtered"})
+    monkeypatch.setattr(sample_filtered, "sample_likely", Watched())
+    spec = catalog()["sample"]
+    arguments = on_torch(spec, found, dtype, PLACE)
+    got = on_host(SAMPLER.run(*arguments, **found.attrs))
+    verdict = judge(spec, found, dtype, got)
+    assert verdict.passed, f"seed {seed}: {verdict}"
+    assert marks == [[1] * 6]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("count", "vocab"), [(7, 5000), (3, 70_001), (2, 33)])
+def test_scores(count, vocab, dtype, seed, on_torch, on_host):
+    """Rows without a token, which have no scores, are not computed."""
+    rng, spec = np.random.default_rng(seed), catalog()["score"]
+    logits = 3 * rng.standard_normal((count, vocab))
+    logits[0] = np.round(logits[0])
+    tokens = rng.integers(0, vocab, count).astype(np.int32)
+    found = Case("score", (logits, tokens))
+    kernel = next(k for k in ours.kernels() if k.op == "score")
+    arguments = on_torch(spec, found, dtype, PLACE)
+    verdict = judge(spec, found, dtype, on_host(kernel.run(*arguments)))
+    assert verdict.passed, f"seed {seed}: {verdict}"
+    arguments[1][1:] = INVALID_TOKEN
+    arguments[0][1:] = float("nan")
+    first = on_host(kernel.run(*arguments))
+    one = Case("score", (logits[:1], tokens[:1]))
+    verdict = judge(spec, one, dtype, type(first)(*(part[:1] for part in first)))
+    assert verdict.passed, f"seed {seed}: {verdict}"

@@ -44,6 +44,10 @@ WIDE_ONLY = frozenset({
 def xpu_tuning(processors: int) -> Tuning:
     """Launch parameters for a GPU of ``processors`` Xe cores.
 
-    Products of several rows are left to oneDNN, and sampling filters to torch.
+    Products of several rows are left to oneDNN, sampling filters to torch, and tiles of
+    attention have all keys.
     """
-    return Tuning(processors=processors, shared_bytes=SHARED_BYTES, attention=ATTENTION)
+    return Tuning(
+        processors=processors, shared_bytes=SHARED_BYTES, attention=ATTENTION,
+        tile_waves=0,
+    )  # fmt: skip

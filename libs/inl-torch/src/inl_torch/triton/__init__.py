@@ -18,7 +18,7 @@ from inl_torch.triton.lora import streamed as adapted
 from inl_torch.triton.matmul import activation, fused, invariant, linear, mlp
 from inl_torch.triton.moe import experts, routing
 from inl_torch.triton.recurrent import recurrent
-from inl_torch.triton.sampling import sample
+from inl_torch.triton.sampling import sample, score
 from inl_torch.triton.step import (
     admit,
     embedding,
@@ -36,7 +36,7 @@ FAMILIES = (
 
 TUNED = (
     adapted, attention, embedding, fused, linear, lora, make_step, mlp, norm, rope,
-    rope_attend, sample, verify,
+    rope_attend, sample, score, verify,
 )  # fmt: skip
 """Modules whose kernels have launch parameters that depend on the chip."""
 

@@ -93,6 +93,9 @@ class Tuning:
     long_row_tokens: int = 0
     """Fewest new tokens of a row whose attention gathers its keys first, for chips
     whose copy engine loads tiles; 0 is none."""
+    tile_waves: int = 2
+    """Programs per multiprocessor up to which the keys of tiles are split; 0 is never,
+    for chips on which splits were neither compiled nor measured."""
     max_rows: int = 1
     """Most rows of a Triton product; for more rows the device's library is faster."""
     max_outputs: int = 1 << 13
@@ -105,7 +108,7 @@ class Tuning:
     shared_bytes: int = 64 << 10
     """Most shared memory of a program."""
     filters: bool = False
-    """Whether sampling with penalties and filters uses Triton."""
+    """Whether sampling with penalties and filters, and scores, use Triton."""
     fixed_groups: bool = False
     """Whether its sums are grouped in the same way for any number of rows."""
 

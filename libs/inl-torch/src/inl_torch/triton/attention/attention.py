@@ -1,8 +1,8 @@
 """Causal flash attention over a paged KV cache.
 
 Rows of one token are computed with their keys split over several programs (split-K),
-whose results are merged; all other tokens are computed in tiles. A step of prompts and
-decoding rows uses both.
+whose results are merged; all other tokens are computed in tiles, whose keys are split
+too in steps of few tiles. A step of prompts and decoding rows uses both.
 """
 
 from __future__ import annotations
@@ -25,21 +25,32 @@ from inl_torch.triton.attention.long_rows import (
     refuse_long_rows,
 )
 from inl_torch.triton.attention.plan import Work, plan
+from inl_torch.triton.attention.tile_splits import (
+    MERGED_ROWS,
+    MERGED_SPLITS,
+    combine_tiles,
+)
 from inl_torch.triton.attention.tiles import LOG2E, attend_tiles
-from inl_torch.triton.common import PREFERENCE, dense, power, refuse_dtype
+from inl_torch.triton.common import (
+    PREFERENCE,
+    dense,
+    dtype_name,
+    power,
+    refuse_dtype,
+)
 from inl_torch.triton.tuning import AttentionTile, Tuning
 
 GATHERED: Final = "triton_gathered"
 """Name of the kernels that gather the keys of long rows first."""
+
+SPLIT: Final = "triton_split"
+"""Name of the kernels that split the keys of tiles."""
 
 NO_WINDOW = 1 << 30
 """More tokens than any context."""
 
 PROGRAMS = 264
 """Number of programs up to which even rows are split."""
-
-MERGED_SPLITS = 8
-"""Splits that are merged at a time."""
 
 SINGLE_TOKEN_LIMIT = 16
 """Most tokens of a step in which each token is computed separately, of any row. Tiles
@@ -59,8 +70,14 @@ SINGLE = AttentionTile(1, 64, 2, 2)
 SINGLE_FLOAT32 = AttentionTile(1, 16, 8, 2)
 """Tiles of one query per row."""
 
+LARGEST_TILE = AttentionTile(128, 32, 4, 3)
+
 LONG_WORK = 1 << 16
 """Queries times heads from which the largest tiles occupy a chip evenly."""
+
+SHORT_WORK, MEDIUM_WORK = 1 << 11, 1 << 14
+"""Queries times heads between which tiles that are split are not the largest. A step of
+fewer is often a single tile, whose keys are then read once."""
 
 
 def attention(
@@ -78,7 +95,7 @@ def attention(
     work = step.plan[f"attention/{name}"] if step.plan else Work(step)
     return paged_attention(
         q, cache, step, work, scale=scale, window=window, cap=cap, group=group,
-        tuning=tuning, gathers=name == GATHERED,
+        tuning=tuning, name=name,
     )  # fmt: skip
 
 
@@ -109,11 +126,12 @@ def paged_attention(
     cap: float | None,
     group: int,
     tuning: Tuning,
-    gathers: bool = False,
+    name: str,
 ) -> torch.Tensor:
     """Attention of every token over the cache: [T, heads, d].
 
-    gathers: whether the keys of long rows are gathered first.
+    name: of the kernel, which tells whether the keys of long rows are gathered first,
+    and those of tiles split.
     """
     tokens, rows = q.shape[0], step.lengths.shape[0]
     q, out = dense(q), torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -125,7 +143,10 @@ def paged_attention(
         _single_tokens(q, cache, step, table, work, tokens, out, False, **attrs)
         return out
     _single_tokens(q, cache, step, table, work, min(rows, tokens), out, True, **attrs)
-    limits = long_row_limits(q, cache, step, tuning) if gathers else None
+    if name == SPLIT:
+        _split_tiles(q, cache, step, table, work, out, **attrs)
+        return out
+    limits = long_row_limits(q, cache, step, tuning) if name == GATHERED else None
     _token_tiles(q, cache, step, table, work, out, **attrs, without=limits)
     if limits is not None:
         found = work.long_rows(limits)
@@ -216,10 +237,52 @@ def _token_tiles(
     attend_tiles[(kv_heads * -(-group_size // lanes), tiles.shape[0])](
         q, *stored(cache), table, step.positions, tiles, out, q.stride(0),
         table.shape[1], scale if cap else scale * LOG2E.value, window or 0, cap or 1.0,
-        cache.scales, SIZE=size, KV_HEADS=kv_heads, GROUP=group_size, LANES=lanes,
-        DIM=dim, DIM_P=max(power(dim), 16), KEYS=tile_config.keys, M=tile_config.rows,
-        WINDOWED=window is not None, CAPPED=cap is not None,
-        num_warps=tile_config.warps, num_stages=tile_config.stages,
+        cache.scales, None, None, SIZE=size, KV_HEADS=kv_heads, GROUP=group_size,
+        LANES=lanes, DIM=dim, DIM_P=max(power(dim), 16), KEYS=tile_config.keys,
+        M=tile_config.rows, WINDOWED=window is not None, CAPPED=cap is not None,
+        SPLIT=False, num_warps=tile_config.warps, num_stages=tile_config.stages,
+    )  # fmt: skip
+
+
+def _split_tiles(
+    q: torch.Tensor,
+    cache: Cache,
+    step: Step,
+    table: torch.Tensor,
+    work: Work,
+    out: torch.Tensor,
+    *,
+    scale: float,
+    window: int | None,
+    cap: float | None,
+    tuning: Tuning,
+) -> None:
+    """Compute the tokens of rows with several tokens over splits of their keys."""
+    dim, (size, kv_heads) = q.shape[2], cache.k.shape[1:3]
+    group_size = q.shape[1] // kv_heads
+    tile = split_tile(q, cache, tuning)
+    lanes, dim_p = min(group_size, tile.rows), max(power(dim), 16)
+    head_programs = kv_heads * -(-group_size // lanes)
+    spare = max(tuning.tile_waves * tuning.processors // head_programs, 1)
+    items = work.tile_items(tile.rows // lanes, spare, keys=tile.keys, window=window)
+    parts = items.parts * head_programs * tile.rows
+    split_acc = torch.empty((parts, dim_p), dtype=torch.float32, device=q.device)
+    split_stats = torch.empty((parts, 2), dtype=torch.float32, device=q.device)
+    grid = (head_programs, items.entries.shape[0])
+    sizes = {
+        "KV_HEADS": kv_heads, "GROUP": group_size, "LANES": lanes, "DIM": dim,
+        "DIM_P": dim_p, "M": tile.rows,
+    }  # fmt: skip
+    attend_tiles[grid](
+        q, *stored(cache), table, step.positions, items.entries, out, q.stride(0),
+        table.shape[1], scale if cap else scale * LOG2E.value, window or 0, cap or 1.0,
+        cache.scales, split_acc, split_stats, SIZE=size, KEYS=tile.keys,
+        WINDOWED=window is not None, CAPPED=cap is not None, SPLIT=True, **sizes,
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    combine_tiles[grid](
+        items.entries, split_acc, split_stats, out, **sizes, ROWS=MERGED_ROWS,
+        SPLITS=MERGED_SPLITS, num_warps=4,
     )  # fmt: skip
 
 
@@ -239,10 +302,41 @@ def prefill_tile(
             else AttentionTile(64, 64, 4, 2)
         )
     if dim <= 128 and shared_memory >= LARGEST_SHARED_BYTES:
-        return AttentionTile(128, 32, 4, 3)
+        return LARGEST_TILE
     return AttentionTile(
         64, 64 if dim <= 128 and shared_memory >= LARGE_SHARED_BYTES else 32, 4, 2
     )
+
+
+def split_tile(q: Any, cache: Any, tuning: Tuning) -> AttentionTile:
+    """Return the tile of queries whose keys are split.
+
+    The largest tiles that convert a cache in float8 have no registers left for splits.
+    """
+    (tokens, heads, dim), is_float32 = q.shape, dtype_name(q) == "float32"
+    tile = tuning.attention_tile("prompt", dim, is_float32=is_float32)
+    work = heads * tokens
+    tile = tile or prefill_tile(dim, is_float32, tuning.shared_bytes, work)
+    is_medium = cache.scales is not None or SHORT_WORK < work <= MEDIUM_WORK
+    return AttentionTile(64, 64, 4, 3) if tile == LARGEST_TILE and is_medium else tile
+
+
+def refuse_split(q: Any, cache: Any, step: Any, tuning: Tuning) -> str | None:
+    """Return why the keys of tiles are not split; ``None`` if a step has few tiles."""
+    if not tuning.tile_waves:
+        return "not measured on this chip; tiles have all keys"
+    tokens, rows = q.shape[0], step.lengths.shape[0]
+    if tokens == rows or tokens <= SINGLE_TOKEN_LIMIT:
+        least = SINGLE_TOKEN_LIMIT + 1
+        return f"takes rows of several tokens, at least {least} in all, found {tokens}"
+    kv_heads, tile = cache.k.shape[2], split_tile(q, cache, tuning)
+    lanes = min(q.shape[1] // kv_heads, tile.rows)
+    head_programs = kv_heads * -(-q.shape[1] // (kv_heads * lanes))
+    programs = tuning.tile_waves * tuning.processors
+    most = programs // head_programs * (tile.rows // lanes)
+    if tokens > most:
+        return f"takes {most} tokens at most, whose tiles are few, found {tokens}"
+    return None
 
 
 @cache
@@ -259,6 +353,12 @@ def _refuse(q: Any, *_: Any, tuning: Tuning, **__: Any) -> str | None:
     return refuse_dtype(q)
 
 
+def _refuse_split(
+    q: Any, cache: Any, step: Any, *, tuning: Tuning, **_: Any
+) -> str | None:
+    return _refuse(q, tuning=tuning) or refuse_split(q, cache, step, tuning)
+
+
 def _refuse_gathered(
     q: Any, cache: Any, step: Any, *, tuning: Tuning, window: int | None = None,
     cap: float | None = None, **_: Any,
@@ -268,7 +368,7 @@ def _refuse_gathered(
 
 
 def kernels(tuning: Tuning) -> tuple[Kernel, ...]:
-    """Return the attention kernels, and one that is batch-invariant."""
+    """Return the attention kernels, of which one is batch-invariant."""
     return (
         Kernel(
             "attention",
@@ -289,10 +389,18 @@ def kernels(tuning: Tuning) -> tuple[Kernel, ...]:
         ),
         Kernel(
             "attention",
+            SPLIT,
+            partial(attention, tuning=tuning, name=SPLIT),
+            refuse=partial(_refuse_split, tuning=tuning),
+            plan=plan,
+            preference=PREFERENCE + 1,
+        ),
+        Kernel(
+            "attention",
             GATHERED,
             partial(attention, tuning=tuning, name=GATHERED),
             refuse=partial(_refuse_gathered, tuning=tuning),
             plan=plan,
-            preference=PREFERENCE + 1,
+            preference=PREFERENCE + 2,
         ),
     )

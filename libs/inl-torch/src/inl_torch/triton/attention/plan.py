@@ -10,6 +10,7 @@ from inl.spec.step import Step
 from inl_torch.triton.attention.long_rows import LongRowLimits, LongRows
 from inl_torch.triton.attention.prompt import KEYS, TILE_TOKENS
 from inl_torch.triton.attention.row_splits import Items, split_rows
+from inl_torch.triton.attention.tile_splits import TileItems, split_tiles
 
 
 class Work:
@@ -18,6 +19,7 @@ class Work:
     def __init__(self, step: Step) -> None:
         self._step = step
         self._tiles: dict[tuple[Any, ...], torch.Tensor] = {}
+        self._tile_items: dict[tuple[Any, ...], TileItems] = {}
         self._sizes: tuple[torch.Tensor, torch.Tensor] | None = None
         self._items: dict[tuple[Any, ...], Items] = {}
         self._long_rows: dict[LongRowLimits, LongRows] = {}
@@ -48,6 +50,18 @@ class Work:
                 sizes[:-1] *= ~self.long_rows(without).is_long
             self._tiles[key] = self._make_tiles(queries, sizes, len(sizes))
         return self._tiles[key]
+
+    def tile_items(
+        self, queries: int, spare: int, *, keys: int, window: int | None
+    ) -> TileItems:
+        """Items of :meth:`tiles`, as of :func:`split_tiles`."""
+        key = queries, spare, keys, window
+        if key not in self._tile_items:
+            self._tile_items[key] = split_tiles(
+                self.tiles(queries), self._step.positions, spare, keys=keys,
+                window=window,
+            )  # fmt: skip
+        return self._tile_items[key]
 
     def long_rows(self, limits: LongRowLimits) -> LongRows:
         """Long rows, up to the first one whose keys do not fit the buffer."""

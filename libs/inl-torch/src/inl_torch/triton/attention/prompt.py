@@ -197,7 +197,7 @@ CUDNN_KERNELS = (
         "triton+cudnn",
         rope_attend,
         refuse=refuse_prompt,
-        preference=PREFERENCE + 2,
+        preference=PREFERENCE + 3,
     ),
 )
 """For chips of compute capability 9.0, on which cuDNN was measured."""

@@ -14,8 +14,9 @@ from inl.spec.step import Step
 from inl_torch.triton.attention.attention import (
     GATHERED,
     HEADS,
-    MERGED_SPLITS,
+    SPLIT,
     paged_attention,
+    refuse_split,
 )
 from inl_torch.triton.attention.float8 import stored
 from inl_torch.triton.attention.long_rows import refuse_long_rows
@@ -23,6 +24,7 @@ from inl_torch.triton.attention.plan import Work, plan
 from inl_torch.triton.attention.rope_attend_kernels import rope_attend
 from inl_torch.triton.attention.rope_write import rope_write
 from inl_torch.triton.attention.row_splits import DecodeWork
+from inl_torch.triton.attention.tile_splits import MERGED_SPLITS
 from inl_torch.triton.attention.tiles import LOG2E
 from inl_torch.triton.common import PREFERENCE, dense, power, refuse_dtype
 from inl_torch.triton.tuning import PDL_MAX_ROWS, AttentionConfig, Tuning
@@ -72,7 +74,7 @@ def mixed_attention(
     q = rope_write(q, k, v, cos, sin, cache, step.writes[group])
     out = paged_attention(
         q, cache, step, work, scale=scale, window=window, cap=cap, group=group,
-        tuning=tuning, gathers=name == GATHERED,
+        tuning=tuning, name=name,
     )  # fmt: skip
     return out, cache
 
@@ -212,6 +214,13 @@ def _refuse_mixed(
     return refuse_heads(q, tuning)
 
 
+def _refuse_split(
+    q: Any, _k: Any, _v: Any, _cos: Any, _sin: Any, cache: Any, step: Any, *,
+    tuning: Tuning, **_: Any,
+) -> str | None:  # fmt: skip
+    return refuse_heads(q, tuning) or refuse_split(q, cache, step, tuning)
+
+
 def _refuse_gathered(
     q: Any, _k: Any, _v: Any, _cos: Any, _sin: Any, cache: Any, step: Any, *,
     tuning: Tuning, window: int | None = None, cap: float | None = None, **_: Any,
@@ -221,7 +230,9 @@ def _refuse_gathered(
 
 
 def kernels(tuning: Tuning) -> Iterable[Kernel]:
-    """Return the kernels of decoding steps, of others, and of others with long rows."""
+    """Return the kernels of decoding steps, of others, and of others with few tiles and
+    with long rows.
+    """
     yield Kernel(
         "rope_attend",
         "triton",
@@ -240,9 +251,17 @@ def kernels(tuning: Tuning) -> Iterable[Kernel]:
     )
     yield Kernel(
         "rope_attend",
+        SPLIT,
+        partial(mixed_attention, tuning=tuning, name=SPLIT),
+        refuse=partial(_refuse_split, tuning=tuning),
+        plan=plan,
+        preference=PREFERENCE + 1,
+    )
+    yield Kernel(
+        "rope_attend",
         GATHERED,
         partial(mixed_attention, tuning=tuning, name=GATHERED),
         refuse=partial(_refuse_gathered, tuning=tuning),
         plan=plan,
-        preference=PREFERENCE + 1,
+        preference=PREFERENCE + 2,
     )

@@ -12,6 +12,7 @@ import triton.language as tl
 from triton.language import tensor
 
 from inl_torch.triton.attention.float8 import from_cache, times
+from inl_torch.triton.attention.tile_splits import COLUMNS
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -57,12 +58,10 @@ def accumulate_tile(
         visible = (key_index[None, :] <= position[:, None]) & valid[None, :]
         if WINDOWED:
             visible = visible & (position[:, None] - key_index[None, :] < window)
-        score = tl.where(visible, score, -1e30)
+        # The maximum of a tile whose keys are all masked stays finite.
+        score = tl.where(visible, score, float("-inf"))
     m_new = tl.maximum(m_i, tl.max(score, 1) * scale)
     p = tl.exp2(score * scale - m_new[:, None])
-    if WINDOWED:
-        # Where all keys of a tile are masked, the maximum is no score.
-        p = tl.where(visible, p, 0.0)
     rescale = tl.exp2(m_i - m_new)
     l_i = l_i * rescale + tl.sum(p, 1)
     acc = acc * rescale[:, None]
@@ -74,21 +73,24 @@ def accumulate_tile(
 def attend_tiles(
     q: tensor, k: tensor, v: tensor, table: tensor, positions: tensor, work: tensor,
     out: tensor, q_stride: tensor, width: tensor, scale: tensor, window: tensor,
-    cap: tensor, scales: tensor, SIZE: tl.constexpr, KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr, LANES: tl.constexpr, DIM: tl.constexpr, DIM_P: tl.constexpr,
-    KEYS: tl.constexpr, M: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
+    cap: tensor, scales: tensor, split_acc: tensor, split_stats: tensor,
+    SIZE: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
+    LANES: tl.constexpr, DIM: tl.constexpr, DIM_P: tl.constexpr, KEYS: tl.constexpr,
+    M: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, SPLIT: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Attention of one tile of the list ``work`` over all visible keys.
+    """Attention of one tile over all visible keys, or over one split of them.
 
+    work: tiles of :meth:`~inl_torch.triton.attention.plan.Work.tiles`, or with
+    ``SPLIT`` entries of :class:`~inl_torch.triton.attention.tile_splits.TileItems`.
     Row m of the tile is head ``m % LANES`` of its query ``m // LANES``. Tiles of row -1
     are padding, whose output is 0.
     """
     CHUNKS: tl.constexpr = (GROUP + LANES - 1) // LANES
     kv_head = tl.program_id(0) // CHUNKS
-    tile = tl.program_id(1)
-    row = tl.load(work + tile * 3).to(tl.int64)
-    first = tl.load(work + tile * 3 + 1).to(tl.int64)
-    count = tl.load(work + tile * 3 + 2)
+    entry = work + tl.program_id(1) * (COLUMNS if SPLIT else 3)
+    row = tl.load(entry).to(tl.int64)
+    first = tl.load(entry + 1).to(tl.int64)
+    count = tl.load(entry + 2)
     if count == 0:
         return
     m = tl.arange(0, M)
@@ -111,23 +113,50 @@ def attend_tiles(
     m_i = tl.full((M,), -1e30, tl.float32)
     l_i = tl.zeros((M,), tl.float32)
     acc = tl.zeros((M, DIM_P), tl.float32)
+    first_key, end = 0, last
     if WINDOWED:
-        first_masked = tl.maximum(begin - window + 1, 0) // KEYS * KEYS
-    else:
+        first_key = tl.maximum(begin - window + 1, 0) // KEYS * KEYS
+    if SPLIT:
+        split, splits = tl.load(entry + 3), tl.load(entry + 4)
+        key_tiles = (last - first_key + KEYS - 1) // KEYS
+        split_keys = (key_tiles + splits - 1) // splits * KEYS
+        first_key += split * split_keys
+        end = tl.minimum(first_key + split_keys, last)
+    if not WINDOWED:
         # Keys before this one are visible to every query of the tile.
         first_masked = tl.maximum(begin + 1, 0) // KEYS * KEYS
-        for start in range(0, first_masked, KEYS):
+        if SPLIT:
+            first_masked = tl.minimum(first_masked, end)
+        for start in range(first_key, first_masked, KEYS):
             m_i, l_i, acc = accumulate_tile(
-                x, k, v, row_table, start + key_range, position, last, kv_head, scale,
+                x, k, v, row_table, start + key_range, position, end, kv_head, scale,
                 window, cap, m_i, l_i, acc, SIZE, KV_HEADS, DIM, DIM_P, False, False,
                 CAPPED,
             )  # fmt: skip
-    for start in range(first_masked, last, KEYS):
+        first_key = tl.maximum(first_key, first_masked) if SPLIT else first_masked
+    for start in range(first_key, end, KEYS):
         m_i, l_i, acc = accumulate_tile(
-            x, k, v, row_table, start + key_range, position, last, kv_head, scale,
+            x, k, v, row_table, start + key_range, position, end, kv_head, scale,
             window, cap, m_i, l_i, acc, SIZE, KV_HEADS, DIM, DIM_P, True, WINDOWED,
             CAPPED,
         )  # fmt: skip
-    acc = times(acc / tl.where(l_i > 0, l_i, 1)[:, None], scales, 1)
     slot = token * (KV_HEADS * GROUP) + head
-    tl.store(out + slot[:, None] * DIM + d[None, :], acc, mask=is_inside)
+    cells = out + slot[:, None] * DIM + d[None, :]
+    if SPLIT:
+        acc = times(acc, scales, 1)
+        # Loaded again: in the loop they would take registers.
+        split = tl.load(entry + 3, volatile=True)
+        if tl.load(entry + 4, volatile=True) == 1:
+            acc = acc / tl.where(l_i > 0, l_i, 1)[:, None]
+            tl.store(cells, acc, mask=is_inside)
+        else:
+            part = (tl.load(entry + 5) + split).to(tl.int64)
+            cell = (part * tl.num_programs(0) + tl.program_id(0)) * M + m
+            parts = split_acc + cell[:, None] * DIM_P + d[None, :]
+            tl.store(parts, acc, mask=is_head[:, None])
+            # A query that sees no key of the split has a maximum that outweighs none.
+            tl.store(split_stats + cell * 2, m_i, mask=is_head)
+            tl.store(split_stats + cell * 2 + 1, l_i, mask=is_head)
+    else:
+        acc = times(acc / tl.where(l_i > 0, l_i, 1)[:, None], scales, 1)
+        tl.store(cells, acc, mask=is_inside)

@@ -27,9 +27,14 @@ from inl_torch.triton.sampling.sample_filtered_search import (
     LANES,
     search_pass,
 )
+from inl_torch.triton.sampling.sample_likely import list_segments, sample_likely
+from inl_torch.triton.sampling.segments import MOST, SEGMENT
 from inl_torch.triton.tuning import Tuning
 
 COLUMNS = len(PARAMS)
+
+WARP = 32
+"""Threads of a warp on NVIDIA's chips."""
 
 PASSES = 8
 """Passes of a search: the first leaves at most 28 bits, and each other resolves
@@ -76,20 +81,37 @@ def sample_filtered(
         "num_warps": LANES.value // tuning.lanes,
         "PDL": tuning.uses_pdl(samples), **tuning.launch(samples),
     }  # fmt: skip
-    penalized = empty(samples, vocab)
-    top_logits, top_ids = (
-        empty(samples, chunks),
-        empty(samples, chunks, dtype=torch.int32),
-    )
+    segments = chunks * chunk // SEGMENT.value
+    penalized, tops = empty(samples, vocab), empty(samples, segments)
+    top_logits, masses = empty(samples, chunks), empty(samples, chunks)
+    top_ids = empty(samples, chunks, dtype=torch.int32)
+    changed = empty(samples, chunks, dtype=torch.int32)
+    stride = logits.stride(0)
     penalize[(samples, chunks)](
         logits, step.tokens, step.starts, step.used_counts, tables.token_counts,
-        tables.bias, tables.params, step.slots, penalized, top_logits, top_ids,
-        step.tokens.shape[0], logits.stride(0), vocab, **options,
+        tables.bias, tables.params, step.slots, penalized, changed, top_logits, top_ids,
+        tops, masses, step.tokens.shape[0], stride, vocab, **options,
     )  # fmt: skip
+    tokens = empty(samples, dtype=torch.int32)
+    is_sampled, limits = empty(2, samples, dtype=torch.int32)
+    listed = empty(samples, MOST.value, dtype=torch.int32)
     options["CHUNKS_P"] = max(power(chunks), 16)
+    inputs = (
+        logits, penalized, changed, top_logits, top_ids, tables.params, step.slots,
+        is_sampled,
+    )  # fmt: skip
+    wide = {**options, "num_warps": 8 * WARP // tuning.lanes}
+    list_segments[(samples,)](
+        tops, tables.params, step.slots, listed, limits, COUNT=segments,
+        COUNT_P=power(segments), COLUMNS=COLUMNS, PDL=options["PDL"],
+        num_warps=wide["num_warps"], **tuning.launch(samples),
+    )  # fmt: skip
+    sample_likely[(samples,)](
+        *inputs, listed, limits, masses, step.uniforms, tokens, tables.last, stride,
+        vocab, **wide,
+    )  # fmt: skip
     sizes = _group_sizes(samples, chunks, tuning)
     grid = (samples, sizes["GROUPS"])
-    inputs = (penalized, top_logits, top_ids, tables.params, step.slots)
     thresholds, tie_quotas = empty(2, samples, dtype=torch.int32), empty(2, samples)
     filters = (empty(samples), thresholds, tie_quotas)
 
@@ -105,17 +127,17 @@ def sample_filtered(
     for by_mass in (False, True):
         for number in range(PASSES):
             search_pass[grid](
-                *inputs, *filters, *previous, *current, vocab, FIRST=number == 0,
-                BY_MASS=by_mass, **sizes, **options,
+                *inputs, *filters, *previous, *current, stride, vocab,
+                FIRST=number == 0, BY_MASS=by_mass, **sizes, **options,
             )  # fmt: skip
             previous, current = current, previous
     chunk_masses, ties = empty(samples, chunks), empty(samples, chunks)
     filter_masses[grid](
-        *inputs, *filters, *previous[:3], chunk_masses, ties, vocab, **sizes, **options
-    )
-    tokens = empty(samples, dtype=torch.int32)
+        *inputs, *filters, *previous[:3], chunk_masses, ties, stride, vocab, **sizes,
+        **options,
+    )  # fmt: skip
     sample_token[(samples,)](
         *inputs, thresholds, tie_quotas, chunk_masses, ties, step.uniforms, tokens,
-        tables.last, vocab, **options,
+        tables.last, stride, vocab, **options,
     )  # fmt: skip
     return tokens, tables

@@ -43,11 +43,23 @@ def next_chunk(
 
 @triton.jit
 def load_logits(
-    penalized: tensor, sample: tensor, chunk: tensor, V: tensor, CHUNK: tl.constexpr,
+    logits: tensor, penalized: tensor, changed: tensor, sample: tensor, chunk: tensor,
+    stride: tensor, V: tensor, CHUNKS: tl.constexpr, CHUNK: tl.constexpr,
 ) -> tensor:  # fmt: skip
-    """Load the logits of a chunk; -inf past the last chunk."""
+    """Load the penalized logits of a chunk; -inf past the last chunk.
+
+    changed: [S, CHUNKS], whether they differ from ``logits`` and are in ``penalized``.
+    """
+    cell = changed + sample * CHUNKS + chunk
+    is_changed = tl.load(cell, mask=chunk < CHUNKS, other=0) > 0
     at = chunk * CHUNK + tl.arange(0, CHUNK)
-    return tl.load(penalized + sample * V + at, mask=at < V, other=float("-inf"))
+    # One of the two reads nothing.
+    end, other_end = tl.where(is_changed, 0, V), tl.where(is_changed, V, 0)
+    x = tl.load(logits + sample * stride + at, mask=at < end, other=float("-inf"))
+    other = tl.load(
+        penalized + sample * V + at, mask=at < other_end, other=float("-inf")
+    )
+    return tl.where(is_changed, other, x.to(tl.float32))
 
 
 @triton.jit
@@ -175,24 +187,31 @@ def _mass_target(
 
 @triton.jit
 def _bin_weights(
-    penalized: tensor, sample: tensor, chunk: tensor, selected: tensor,
-    top_logit: tensor, temperature: tensor, threshold: tensor, window_start: tensor,
-    window_bits: tensor, V: tensor, CHUNKS: tl.constexpr, CHUNK: tl.constexpr,
+    logits: tensor, penalized: tensor, changed: tensor, sample: tensor, chunk: tensor,
+    selected: tensor, top_logit: tensor, temperature: tensor, threshold: tensor,
+    window_start: tensor, window_bits: tensor, stride: tensor, V: tensor,
+    CHUNKS: tl.constexpr, CHUNK: tl.constexpr,
     CHUNKS_PER_GROUP_P: tl.constexpr, FIRST: tl.constexpr, BY_MASS: tl.constexpr,
 ) -> tuple[tensor, tensor]:  # fmt: skip
     """Sum the selected chunks by bin; return a bit mask of non-empty bins per chunk
     too.
     """
+    # Logits that a thread loads at a time, which stay its own.
+    WIDTH: tl.constexpr = 128 // logits.dtype.element_ty.primitive_bitwidth
     shift = tl.maximum(window_bits - BITS, 0)
     bins = tl.arange(0, BINS)
     weights = tl.zeros([BINS, LANES], tl.float32)
     occupied = tl.zeros([CHUNKS_PER_GROUP_P], tl.int32)
     at = next_chunk(selected, chunk, -1, CHUNKS)
-    x = load_logits(penalized, sample, at, V, CHUNK)
+    x = load_logits(
+        logits, penalized, changed, sample, at, stride, V, CHUNKS, CHUNK
+    )  # fmt: skip
     while at < CHUNKS:
         # Prefetches the next chunk while this one is summed.
         next_at = next_chunk(selected, chunk, at, CHUNKS)
-        prefetched = load_logits(penalized, sample, next_at, V, CHUNK)
+        prefetched = load_logits(
+            logits, penalized, changed, sample, next_at, stride, V, CHUNKS, CHUNK
+        )  # fmt: skip
         key, mass = to_keys(x, top_logit, temperature)
         bin_index = _bin_of(key) if FIRST else (key - window_start) >> shift
         inside = (at * CHUNK + tl.arange(0, CHUNK) < V) & (key < threshold)
@@ -200,10 +219,10 @@ def _bin_weights(
         bin_index = tl.where(inside, bin_index, BINS)
         bit = tl.reduce(1 << bin_index, 0, _bitwise_or)
         occupied = tl.where(chunk == at, bit, occupied)
-        bin_index = tl.reshape(bin_index, (1, CHUNK // (4 * LANES), LANES, 4))
+        bin_index = tl.reshape(bin_index, (1, CHUNK // (WIDTH * LANES), LANES, WIDTH))
         in_bin = bin_index == bins[:, None, None, None]
         if BY_MASS:
-            mass = tl.reshape(mass, (1, CHUNK // (4 * LANES), LANES, 4))
+            mass = tl.reshape(mass, (1, CHUNK // (WIDTH * LANES), LANES, WIDTH))
             weights += tl.sum(tl.sum(tl.where(in_bin, mass, 0.0), 3), 1)
         else:
             weights += tl.sum(tl.sum(in_bin.to(tl.float32), 3), 1)
@@ -213,10 +232,11 @@ def _bin_weights(
 
 @triton.jit
 def search_pass(
-    penalized: tensor, top_logits: tensor, top_ids: tensor, param_table: tensor,
-    slots: tensor, targets: tensor, thresholds: tensor, tie_quotas: tensor,
-    partials: tensor, windows: tensor, below: tensor, occupancy: tensor,
-    new_partials: tensor, new_windows: tensor, new_below: tensor, new_occupancy: tensor,
+    logits: tensor, penalized: tensor, changed: tensor, top_logits: tensor,
+    top_ids: tensor, param_table: tensor, slots: tensor, is_sampled: tensor,
+    targets: tensor, thresholds: tensor, tie_quotas: tensor, partials: tensor,
+    windows: tensor, below: tensor, occupancy: tensor, new_partials: tensor,
+    new_windows: tensor, new_below: tensor, new_occupancy: tensor, stride: tensor,
     V: tensor, COLUMNS: tl.constexpr, CHUNKS: tl.constexpr, CHUNKS_P: tl.constexpr,
     CHUNK: tl.constexpr, CHUNKS_PER_GROUP: tl.constexpr,
     CHUNKS_PER_GROUP_P: tl.constexpr, GROUPS: tl.constexpr, GROUPS_P: tl.constexpr,
@@ -233,6 +253,8 @@ def search_pass(
     """
     pdl_sync(PDL)
     sample = tl.program_id(0).to(tl.int64)
+    if tl.load(is_sampled + sample) > 0:
+        return
     is_first = tl.program_id(1) == 0
     row_params = param_table + tl.load(slots + sample).to(tl.int64) * COLUMNS
     temperature, top_k, top_p = (
@@ -240,15 +262,10 @@ def search_pass(
         tl.load(row_params + TOP_K),
         tl.load(row_params + TOP_P),
     )
-    if temperature <= 0:
-        return
     # The first pass by mass also stores the threshold of rows without top-p.
     if ((top_p >= 1) & (not FIRST)) if BY_MASS else (top_k < 1):
         return
-    # Before anything is read of the previous pass, which stored nothing for such rows.
-    top_logit, top_id = global_top(top_logits, top_ids, sample, CHUNKS, CHUNKS_P)
-    if top_id < 0:
-        return
+    top_logit, _ = global_top(top_logits, top_ids, sample, CHUNKS, CHUNKS_P)
     threshold, target = ALL_KEYS, top_k
     if BY_MASS:
         if FIRST:
@@ -292,8 +309,9 @@ def search_pass(
     if window_bits == 0:
         return
     weights, occupied = _bin_weights(
-        penalized, sample, chunk, selected, top_logit, temperature, threshold,
-        window_start, window_bits, V, CHUNKS, CHUNK, CHUNKS_PER_GROUP_P, FIRST, BY_MASS,
+        logits, penalized, changed, sample, chunk, selected, top_logit, temperature,
+        threshold, window_start, window_bits, stride, V, CHUNKS, CHUNK,
+        CHUNKS_PER_GROUP_P, FIRST, BY_MASS,
     )  # fmt: skip
     tl.store(new_occupancy + sample * CHUNKS + chunk, occupied, mask=valid)
     pointers = (sample * BINS + tl.arange(0, BINS)) * GROUPS + tl.program_id(1)
