@@ -8,10 +8,10 @@ import pytest
 
 from fleets import EngineProcess, Fleet
 from http_servers import HashServer
+from inl.cli import plugin_router
 from inl.cli.serve_fleet import fleet_mode
 from inl.cli.serve_options import FleetOptions
 from inl.errors import RequestError
-from inl.fleet import plugin_router
 from inl.fleet.plugin_router import GuardedPolicy, ReplicaLoad, RoutedPrompt
 from inl.plugin import load_registry
 from inl.serve.settings import ServerConfig

@@ -242,7 +242,7 @@ def _tunable(target: Target, tunable: Tunable) -> Measure | None:
         raise CheckFailed("Tunable.kernel: accepted an unknown config")
     if not target.full:
         return None
-    measures = []
+    measures: list[Measure] = []
     for op in target.ops.values():
         for case in list(op.cases(target.rng("tunable", op.name)))[-1:]:
             if case.since <= target.contract:

@@ -50,7 +50,7 @@ def _with_loud_head(tiny: Tiny) -> Tiny:
     found = Tiny(tiny.target, tiny.dtype)
     dim = found.hf["head_dim"]
     own = dim * found.hf["num_attention_heads"] // found.hf["num_key_value_heads"]
-    factors = {
+    factors: dict[str, tuple[Any, float]] = {
         "k_proj": (np.s_[-dim:], LOUDER),
         "v_proj": (np.s_[-dim:], LOUDER),
         "q_proj": (np.s_[-own:], 1 / LOUDER),

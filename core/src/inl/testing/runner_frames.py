@@ -15,6 +15,7 @@ from inl.testing.oracle import VOCAB, Tiny
 from inl.testing.play import admission, one_step
 
 if TYPE_CHECKING:
+    from inl.protocol.runner import Runner
     from inl.runners.local_runner import LocalRunner
 
 
@@ -41,7 +42,7 @@ def some_ids(tiny: Tiny, count: int, *names: object) -> list[int]:
     return [int(x) for x in tiny.target.rng("ids", *names).integers(0, VOCAB, count)]
 
 
-def first_blocks(runner: LocalRunner, tokens: int) -> list[int]:
+def first_blocks(runner: Runner, tokens: int) -> list[int]:
     """Return the ids of the first blocks, from 1, for ``tokens`` tokens."""
     return list(range(1, 1 + -(-tokens // runner.limits.block_size)))
 

@@ -87,7 +87,7 @@ def pack(weight: torch.Tensor, dtype: str) -> tuple[torch.Tensor, torch.Tensor |
     if dtype == "int8":
         return values.round().flatten(1).to(torch.int8), scale
     codes = (values.round() + 8).to(torch.uint8)
-    low, high = codes.split(PAIR // 2, -1)
+    low, high = codes.tensor_split(2, -1)
     return (low | high << 4).flatten(1), scale
 
 

@@ -53,7 +53,7 @@ def steps(
             velocity = torch.addcmul(alpha * velocity, beta, offset, value=-1)
             if limit is not None:
                 velocity = velocity.clamp(-limit, limit)
-            position = torch.addcmul(position, gate, velocity, value=dt)
+            position = torch.addcmul(position, gate, velocity, value=float(dt))
     else:
         slope = (upcast(dt) if isinstance(dt, torch.Tensor) else dt) * gate
         for step in range(n_steps):

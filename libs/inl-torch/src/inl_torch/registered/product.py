@@ -16,7 +16,7 @@ LARGEST_FLOAT8 = 448.0
 ALIGNED = 16
 """What sizes of a product in float8 are multiples of."""
 
-HAS_WIDE_SUMS = "dtype" in torch.ops.aten.mm.overloads() and not torch.version.hip
+HAS_WIDE_SUMS = hasattr(torch.ops.aten.mm, "dtype") and not torch.version.hip
 """Whether products of half types give float32: since torch 2.8, on NVIDIA GPUs."""
 
 
@@ -70,7 +70,7 @@ def _wide(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     if y.ndim == 2:
         flat = torch.mm(x.reshape(-1, x.shape[-1]), y, out_dtype=torch.float32)
         return flat.view(*x.shape[:-1], y.shape[-1])
-    lead = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])
+    lead = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])  # type: ignore[no-untyped-call]
     x, y = (
         each.expand(*lead, *each.shape[-2:]).reshape(-1, *each.shape[-2:])
         for each in (x, y)
@@ -82,7 +82,8 @@ def _wide(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 def _scale(x: torch.Tensor) -> torch.Tensor:
     """Return the factor [] of float8 numbers, the largest of which is 448."""
     largest = torch.linalg.vector_norm(x, torch.inf, dtype=torch.float32)
-    return largest.clamp_min(1e-12) / LARGEST_FLOAT8
+    scale: torch.Tensor = largest.clamp_min(1e-12) / LARGEST_FLOAT8
+    return scale
 
 
 def _float8(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
@@ -98,7 +99,7 @@ def _has_float8(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _fake(a: Any, b: Any, _inputs: str) -> Any:
-    lead = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    lead = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])  # type: ignore[no-untyped-call]
     return a.new_empty(*lead, a.shape[-2], b.shape[-1])
 
 

@@ -30,7 +30,7 @@ from inl.spec.tree import leaves, tree_map
 from inl_cpu.tensor import plain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from inl_cpu.command_emitter import CommandEmitter
 
@@ -212,7 +212,7 @@ def set_token_bias(message: Any, tables: Tables) -> Tables:
 
 def kernels(emitter: CommandEmitter) -> Iterable[Kernel]:
     """Step kernels; integers only, hence batch-invariant."""
-    runs = {
+    runs: dict[str, Callable[..., Any]] = {
         "make_step": partial(make_step, emitter),
         "prune_last_layer": partial(prune_last_layer, emitter),
         "admit": admit,
