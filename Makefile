@@ -83,7 +83,9 @@ test-long: .venv-all/.test
 		tests/plugins/tpu/test_tpu_contract.py tests/plugins/tpu/test_tpu_mesh.py \
 		tests/core/testing/test_sound_checks.py tests/plugins/cpu/test_interrupts.py \
 		tests/plugins/cpu/native/test_sanitized.py tests/integration/test_planted_faults.py \
-		tests/integration/test_families.py \
+		tests/integration/test_families.py tests/integration/test_jax_ops.py \
+		tests/plugins/tpu/test_xla_kernels.py \
+		tests/plugins/intel/test_openvino_contract.py \
 		tests/plugins/directml/test_directml_models.py \
 		tests/plugins/intel/test_xpu_contract.py tests/plugins/intel/test_xpu_compile.py \
 		tests/serve tests/clients tests/torch/test_eagle_graphs.py

@@ -20,12 +20,19 @@ LEFT = {"drop_overflow", "load_balance_loss"} | {
 """Ops that no decoder calls, or that few do, which the scaffold leaves out."""
 
 
+FIRST = 4
+"""Cases of each op; the others, which JAX compiles one by one, are of long depth.
+
+tests/plugins/tpu/test_xla_kernels.py has all of them on the same functions."""
+
+
 def cases():
     for name, spec in catalog().items():
         if name in LEFT | {"moe_dispatch"}:
             continue
-        for case in spec.cases(np.random.default_rng(SEED)):
-            yield pytest.param(spec, case, id=f"{name}-{case.name}")
+        for at, case in enumerate(spec.cases(np.random.default_rng(SEED))):
+            marks = pytest.mark.long if at >= FIRST else ()
+            yield pytest.param(spec, case, id=f"{name}-{case.name}", marks=marks)
 
 
 @pytest.fixture(scope="module")

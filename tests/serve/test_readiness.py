@@ -40,7 +40,7 @@ FULL = Path("/dev/full")
 
 STALL_SECONDS = 0.5
 
-PATIENCE_SECONDS = 1.0
+PATIENCE_SECONDS = 0.3
 """Time after which a request counts as queued; one that is computed takes 20 ms."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import re
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 from held_runner import HeldRunner, wait_submitted
 from http_clients import HttpClient
@@ -20,10 +22,17 @@ from inl.config import EngineConfig
 from inl.engine.inference_engine import InferenceEngine
 from inl.executor.model_loader import open_model
 from inl.protocol.runner import Limits
+from inl.serve import model_slot
 from inl.serve.model_slot import ModelSource
 from inl.serve.server import Server, engine_config
 from inl.serve.settings import ServerConfig
 from waiting import until
+
+# A server freezes its objects when it has started, and those of the tests stay frozen:
+# a model that is unloaded would collect the garbage of all of them.
+model_slot.gc = SimpleNamespace(
+    collect=gc.collect, freeze=lambda: None, unfreeze=lambda: None
+)
 
 CONTEXT = 1024
 

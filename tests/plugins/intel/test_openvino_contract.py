@@ -45,7 +45,7 @@ class TestGathered(RunnerContract):
     _target = opened(pages=False)
 
 
-@pytest.mark.full
+@pytest.mark.long
 class TestGatheredEngine(EngineContract):
     device = "xpu:0"
     gaps = ADAPTERS

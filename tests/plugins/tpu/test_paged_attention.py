@@ -151,7 +151,7 @@ def test_sizes_of_the_table_do_not_change_results(monkeypatch, rows):
     assert set(asked) == {(paged_attention.NAME, name)}
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.parametrize("seed", FEW + MORE)
 def test_several_seeds(monkeypatch, seed):
     small_blocks(monkeypatch)

@@ -101,7 +101,7 @@ def test_packed_weights_stay_packed_in_a_step(kind):
     assert saved > 0.9 * (one_part("") - one_part(kind))
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_packed_weights_beside_divided_blocks():
     """Attention is XLA's, which adds a maximum and two sums of a layer."""
     facts = compiled("v6e:2x2", "tensor=2,data=2", LAYERS, "", "q4_1")
