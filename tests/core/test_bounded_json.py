@@ -31,6 +31,7 @@ READERS = {
     "bounded_child.py": "lines of this program's own children, and of their parent",
     "text/sandbox.py": "lines of the parent",
     "guidance/trial_process.py": "lines of the parent",
+    "images/decoding_process.py": "lines of the parent",
     "fleet/local_engines.py": "lines of the parent",
     "testing/rank_checks.py": "lines of the child",
     "testing/rank_process.py": "lines of the parent",
