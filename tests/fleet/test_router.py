@@ -136,6 +136,49 @@ def test_slow_replicas_get_less(clock, random):
     assert counts[3] < 0.6 * min(counts[each] for each in range(3))
 
 
+def served(router, clock, replica, seconds):
+    """Let a replica compute one prompt of 100 tokens."""
+    assignment = router.begin(replica, [], 100, 0)
+    clock.now += seconds
+    router.record_first(assignment, 0)
+    router.end(assignment)
+
+
+def test_a_replica_that_is_often_late_is_slow_though_its_usual_time_is_not(clock):
+    router = make_router(clock, 4, places=64)
+    for number in range(64):
+        for replica in range(4):
+            is_late = replica == 2 and number % 6 == 0
+            served(router, clock, replica, 0.5 if is_late else 0.01)
+        changed = router.notice_slow()
+        assert changed == ([2] if number == 7 else [])
+    loads = router.loads
+    assert loads[2].slowness > 10
+    assert [loads[each].slowness for each in (0, 1, 3)] == [1.0] * 3
+    # Its last times were usual ones, so its average is nearly that of the others.
+    assert loads[2].seconds_per_token < 10 * loads[0].seconds_per_token
+    chosen = []
+    for _ in range(60):
+        replica, _ = router.choose([], 100)
+        chosen.append(router.begin(replica, [], 100, 0))
+    counts = [sum(each.replica == replica for each in chosen) for replica in range(4)]
+    assert counts[2] < 0.3 * min(counts[each] for each in (0, 1, 3))
+    for each in chosen:
+        router.end(each)
+    for _ in range(32):
+        served(router, clock, 2, 0.01)
+    assert router.notice_slow() == [2]
+    assert loads[2].slowness == 1.0
+
+
+def test_two_replicas_are_not_compared(clock):
+    router = make_router(clock, 2)
+    for _ in range(20):
+        served(router, clock, 0, 0.01)
+        served(router, clock, 1, 1.0)
+    assert router.notice_slow() == []
+
+
 def test_a_replica_that_answers_nothing_is_noticed_before_it_answers(clock):
     router = make_router(clock, 2)
     for replica in (0, 1):

@@ -150,6 +150,7 @@ class FleetClient:
                     "places": 0 if load is None else load.places,
                     "queued_tokens": 0 if load is None else load.queued_tokens,
                     "seconds_per_token": 0 if load is None else load.seconds_per_token,
+                    "slowness": 1.0 if load is None else load.slowness,
                 }
             )
         return loads
@@ -158,7 +159,15 @@ class FleetClient:
         """Look for slow engines until it is cancelled."""
         while True:
             await asyncio.sleep(SLOW_SECONDS)
-            self.router.notice_slow()
+            for number in self.router.notice_slow():
+                engine, load = self._by_number[number], self.router.loads[number]
+                if load.slowness == 1:
+                    log.info("engine %s: is as fast as others again", engine.address)
+                    continue
+                log.warning(
+                    "engine %s: is slow, its 90th percentile is %.1f times the usual "
+                    "one; it gets less", engine.address, load.slowness,
+                )  # fmt: skip
 
     def numbers(self, count: int) -> int:
         """Return the first of ``count`` numbers that nothing else has."""

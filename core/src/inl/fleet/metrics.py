@@ -65,6 +65,11 @@ class FleetMetrics:
             "Measured time to the first token by prompt tokens to compute.",
             ["address"],
         )  # fmt: skip
+        self._slowness = metrics.family(
+            Gauge, "fleet_slowness",
+            "90th percentile of an engine by the usual one, if it is slow, else 1.",
+            ["address"],
+        )  # fmt: skip
         self._client = client
 
     def _gauge(self, name: str, text: str, read: object) -> None:
@@ -77,6 +82,7 @@ class FleetMetrics:
             address = load["address"]
             self._open.labels(address=address).set(load["open"])
             self._seconds.labels(address=address).set(load["seconds_per_token"])
+            self._slowness.labels(address=address).set(load["slowness"])
         return self._metrics.text()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -33,6 +35,17 @@ LEAST_TOKENS = 32
 WEIGHT = 0.2
 """Of the newest measurement in an average."""
 
+SAMPLES, LEAST_SAMPLES = 32, 8
+"""Newest measurements of a replica, and how many a percentile needs."""
+
+SLOW_PERCENTILE = 0.9
+
+SLOW_FACTOR = 2.0
+"""Percentile of a replica, relative to the median one, from which on it is slow."""
+
+LEAST_MEASURED = 3
+"""Replicas with percentiles that are compared."""
+
 
 @dataclass(slots=True, eq=False)
 class Load:
@@ -51,6 +64,12 @@ class Load:
     """Measured time of a request from its first token to its end."""
     pending: dict[Assignment, None] = field(default_factory=dict)
     """Requests without a token, the oldest first."""
+    samples: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES))
+    """Newest measurements of ``seconds_per_token``."""
+    percentile: float = 0.0
+    """90th percentile of those; 0 before there are enough."""
+    slowness: float = 1.0
+    """Times that it takes of a usual replica, if it is slow."""
 
 
 @dataclass(slots=True, eq=False)
@@ -92,6 +111,8 @@ class Router:
         self._open = 0
         self._measured_seconds = 0.0
         """Average of ``seconds_per_token`` over all replicas' measurements."""
+        self._measured: set[int] = set()
+        """Replicas with measurements since :meth:`notice_slow` was called."""
         self.prompt_tokens = self.cached_tokens = self.predicted_tokens = 0
         """Totals: of prompts, of those that engines had cached, and predicted."""
 
@@ -194,14 +215,17 @@ class Router:
         waiting = max(load.open + 1 - load.places, 0)
         # Equal ones are divided by their open requests, which share each step.
         crowd = 1 + load.open / (16 * load.places)
-        seconds = work * self._seconds_per_token(load) * crowd
+        # A usual time says little of a replica that is often late.
+        each = max(self._seconds_per_token(load), _late(load))
+        seconds = work * each * crowd
         return seconds + waiting * load.service_seconds / load.places
 
     def _has_room(self, load: Load) -> bool:
         """Whether a replica may get more than its share of the open requests."""
         mean = self._measured_seconds
         speed = mean / load.seconds_per_token if load.seconds_per_token else 1.0
-        share = self._open / max(len(self._usable), 1) * min(speed, 4.0)
+        speed = min(speed, 4.0, 1 / load.slowness)
+        share = self._open / max(len(self._usable), 1) * speed
         return load.open < LOAD_FACTOR * share + SPARE_REQUESTS
 
     def begin(
@@ -230,6 +254,8 @@ class Router:
         sample = (now - assignment.began) / assignment.work
         load.seconds_per_token = _average(load.seconds_per_token, sample)
         self._measured_seconds = _average(self._measured_seconds, sample)
+        load.samples.append(sample)
+        self._measured.add(assignment.replica)
         self.predicted_tokens += assignment.cached_tokens
         self.cached_tokens += cached_tokens
         self.prompt_tokens += assignment.tokens
@@ -252,8 +278,12 @@ class Router:
         load.open -= 1
         self._open -= 1
 
-    def notice_slow(self) -> None:
-        """Count the time that requests wait already; called from time to time."""
+    def notice_slow(self) -> list[int]:
+        """Count the time that requests wait already, and compare percentiles.
+
+        Called from time to time. Returns the replicas that have become slow, or are
+        slow no longer; see :attr:`Load.slowness`.
+        """
         now = self._clock()
         for load in self.loads.values():
             if load.pending:
@@ -261,6 +291,33 @@ class Router:
                 least = (now - oldest.began) / oldest.work
                 if least > 2 * self._seconds_per_token(load):
                     load.seconds_per_token = least
+        return self._compare() if self._measured else []
+
+    def _compare(self) -> list[int]:
+        """Compare the percentiles of replicas, of which some are new."""
+        for replica in self._measured:
+            load = self.loads.get(replica)
+            if load is not None and len(load.samples) >= LEAST_SAMPLES:
+                ordered = sorted(load.samples)
+                load.percentile = ordered[int(SLOW_PERCENTILE * len(ordered))]
+        self._measured.clear()
+        found = sorted(each.percentile for each in self.loads.values() if each.samples)
+        found = found[bisect_right(found, 0.0) :]
+        if len(found) < LEAST_MEASURED:
+            return []
+        usual, changed = found[(len(found) - 1) // 2], []
+        for replica, load in self.loads.items():
+            times = load.percentile / usual
+            slowness = times if times >= SLOW_FACTOR else 1.0
+            if (slowness > 1) != (load.slowness > 1):
+                changed.append(replica)
+            load.slowness = slowness
+        return changed
+
+
+def _late(load: Load) -> float:
+    """Return the time of a token of a slow replica that is late; 0 of others."""
+    return load.percentile if load.slowness > 1 else 0.0
 
 
 def _average(before: float, sample: float) -> float:

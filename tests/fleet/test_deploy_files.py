@@ -1,0 +1,66 @@
+"""Dashboard and alerts of a fleet name metrics that there are."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from inl.fleet.client import FleetClient
+from inl.fleet.engine_link import EngineLink, State
+from inl.fleet.metrics import FleetMetrics
+from inl.serve.metrics import Metrics
+from inl.serve.settings import ServerConfig
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+NAME = re.compile(r"inl:\w+")
+STATE = re.compile(r'state="(\w+)"')
+
+ENGINES_OWN = {"inl:failed_steps_total"}
+"""Exported by each engine's server, see ``tests/serve/test_operations.py``."""
+
+
+@pytest.fixture(scope="module")
+def exported():
+    client = FleetClient(ServerConfig())
+    client.engines.append(EngineLink("127.0.0.1:1", None, client))
+    text = FleetMetrics(client, vllm_names=False).text().decode()
+    names = {line.split("{")[0].split(" ")[0] for line in text.splitlines()}
+    return names, text
+
+
+def expressions(name):
+    text = (DEPLOY / name).read_text()
+    if name.endswith(".json"):
+        panels = json.loads(text)["panels"]
+        return [target["expr"] for panel in panels for target in panel["targets"]]
+    found = re.findall(r"^ +expr: (.*)$", text, re.MULTILINE)
+    assert len(found) == text.count("- alert: ")
+    return found
+
+
+@pytest.mark.parametrize("name", ["grafana-fleet.json", "alerts.yml"])
+def test_expressions_name_metrics_and_states_that_there_are(name, exported):
+    names, _ = exported
+    found = expressions(name)
+    assert len(found) > 8
+    for text in found:
+        assert text.count("(") == text.count(")")
+        used = set(NAME.findall(text))
+        assert used <= names | ENGINES_OWN, text
+        assert used or text.startswith("up{"), text
+        assert set(STATE.findall(text)) <= {state.value for state in State}
+
+
+def test_the_names_of_engines_are_theirs():
+    metrics = Metrics(vllm_names=False)
+    metrics.total("failed_steps", {"model_name": "m", "engine": "0"}, lambda: 1)
+    assert all(name in metrics.text().decode() for name in ENGINES_OWN)
+
+
+def test_the_dashboard_shows_all_counts_of_the_fleet(exported):
+    used = " ".join(expressions("grafana-fleet.json"))
+    fleet = {name for name in exported[0] if name.startswith("inl:fleet_")}
+    assert {name for name in fleet if name not in used} == set()
