@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -149,6 +151,35 @@ def test_an_adapter_unloaded_while_its_model_loads_stays_unloaded(config):
             return model.engine
 
     assert asyncio.run(check()) == (("clerk",), ("clerk",))
+
+
+def test_a_model_that_is_loaded_again_does_without_an_adapter_that_is_gone(
+    config, tmp_path, caplog
+):
+    """Its folder was deleted; the model and the other adapters are served."""
+    folders = {
+        name: shutil.copytree(folder, tmp_path / name)
+        for name, folder in config.adapters.items()
+    }
+    bare = replace(config, adapters={}, max_adapters=2)
+
+    async def check():
+        source = ModelSource(
+            "base", lambda _: InferenceEngine.from_pretrained(config=bare)
+        )
+        metrics = Metrics(vllm_names=False)
+        models = Models([source], ServerConfig(port=0), metrics, max_batch=4)
+        slot = models.default
+        for name, folder in folders.items():
+            await slot.load_adapter(name, str(folder))
+        shutil.rmtree(folders["poet"])
+        await asyncio.to_thread(slot.load)
+        found = slot.adapters, slot.engine.adapters
+        models.close()
+        return found
+
+    assert asyncio.run(check()) == (("clerk",), ("clerk",))
+    assert "adapter poet is unloaded" in caplog.text
 
 
 def test_refusals(config):

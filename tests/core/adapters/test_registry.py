@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 
 from inl import EngineConfig, InferenceEngine
-from inl.errors import CheckpointError, RequestError, WeightMismatch
+from inl.adapters.folder import CONFIG
+from inl.adapters.folder import TENSORS as WEIGHTS
+from inl.errors import CheckpointError, RequestError, WeightMismatch, WorkerLost
 from inl.executor.model_loader import LanguageModel
 from inl.models.llama import MODEL
 from inl.spec.step import Bucket
@@ -208,6 +212,81 @@ def test_a_folder_that_changes_after_it_was_checked_is_refused(files, monkeypatc
             e.load_adapter("one", folder)
         assert e.adapters == ()
         check(PROMPT, e.generate(PROMPT, max_tokens=2).token_ids, TENSORS)
+
+
+@pytest.mark.parametrize("name", [CONFIG, WEIGHTS])
+@pytest.mark.parametrize("step", ["before its check", "behind its check"])
+def test_a_folder_that_is_deleted_while_it_is_loaded_is_refused(
+    files, monkeypatch, name, step
+):
+    with engine(max_adapters=1, max_adapter_rank=4) as e:
+        one, folder = files["one"]
+        load = e.core.load_adapter
+
+        def delete(source):
+            (folder / name).unlink()
+            load(source)
+
+        if step == "before its check":
+            (folder / name).unlink()
+        else:
+            monkeypatch.setattr(e.core, "load_adapter", delete)
+        with pytest.raises(CheckpointError, match=f"{name}.*missing"):
+            e.load_adapter("one", folder)
+        monkeypatch.undo()
+        assert e.adapters == ()
+        check(PROMPT, e.generate(PROMPT, max_tokens=2).token_ids, TENSORS)
+        one.write(folder)
+        e.load_adapter("one", folder)
+        answer = e.generate(PROMPT, max_tokens=2, adapter="one").token_ids
+        check(PROMPT, answer, one.merged(TENSORS))
+
+
+def test_a_loaded_adapter_needs_its_folder_no_more(files):
+    with engine(max_adapters=1, max_adapter_rank=4) as e:
+        one, folder = files["one"]
+        e.load_adapter("one", folder)
+        handle = e.submit(PROMPT, max_tokens=COUNT, adapter="one")
+        e.step()
+        shutil.rmtree(folder)
+        answer = e.generate(PROMPT, max_tokens=COUNT, adapter="one").token_ids
+        assert handle.completion().token_ids == answer
+        check(PROMPT, answer, one.merged(TENSORS))
+
+
+def test_a_lost_worker_loses_adapters_whose_folders_are_gone_and_no_others(
+    files, monkeypatch, caplog
+):
+    with engine(max_adapters=2, max_adapter_rank=4) as e:
+        e.core._replace = lambda _: e._restart()
+        for name in ("one", "two"):
+            e.load_adapter(name, files[name][1])
+        base, gone, kept = (
+            e.submit(PROMPT, max_tokens=COUNT, adapter=name)
+            for name in (None, "one", "two")
+        )
+        e.step()
+        shutil.rmtree(files["one"][1])
+
+        def lose(_):
+            raise WorkerLost("killed")
+
+        monkeypatch.setattr(e.runner, "submit", lose)
+        while not (base.completed and gone.completed and kept.completed):
+            e.step()
+        assert e.core.restarts == 1
+        assert e.core.failure is None
+        with pytest.raises(RequestError, match="adapter: number 1 is not loaded"):
+            gone.completion()
+        check(PROMPT, base.completion().token_ids, TENSORS)
+        check(PROMPT, kept.completion().token_ids, files["two"][0].merged(TENSORS))
+        assert e.adapters == ("two",)
+        assert "adapter one: was unloaded with a lost worker" in caplog.text
+        with pytest.raises(RequestError, match="adapter: found 'one', accepts two"):
+            e.generate(PROMPT, adapter="one")
+        e.load_adapter("few", files["few"][1])  # in the place that is free
+        answer = e.generate(PROMPT, max_tokens=2, adapter="few").token_ids
+        check(PROMPT, answer, files["few"][0].merged(TENSORS))
 
 
 def test_an_adapter_of_another_model_is_refused_at_the_start(tmp_path):

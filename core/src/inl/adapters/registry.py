@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,7 @@ from weakref import WeakSet
 
 from inl.adapters.folder import read_adapter
 from inl.adapters.weights import modules_of, with_adapters
-from inl.errors import RequestError
+from inl.errors import ModelError, RequestError
 from inl.protocol.runner import AdapterSource
 from inl.weights.load import stored_specs
 from inl.weights.plan import plan_weights
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from inl.engine.request_handle import RequestHandle
     from inl.executor.model_loader import LanguageModel
     from inl.protocol.runner import Limits, Runner
+
+log = logging.getLogger("inl")
 
 
 def check_adapter(model: LanguageModel, path: str | Path, max_rank: int) -> str:
@@ -140,9 +143,25 @@ class AdapterRegistry:
         return source
 
     def load_all(self, runner: Runner) -> None:
-        """Load every adapter at a runner that replaces a lost one."""
-        for source in self._sources.values():
-            runner.load_adapter(source)
+        """Load every adapter at a runner that replaces a lost one.
+
+        One whose files are gone is unloaded: others, and the base model, are served.
+        """
+        for source in list(self._sources.values()):
+            try:
+                runner.load_adapter(source)
+            except ModelError as error:
+                self._forget(source, error)
+
+    def _forget(self, source: AdapterSource, error: ModelError) -> None:
+        del self._sources[source.number]
+        self._core.scheduler.adapters.pop(source.number, None)
+        with self._naming:
+            names = [name for name, each in self._named.items() if each is source]
+            for name in names:
+                del self._named[name]
+        for name in names:
+            log.error("adapter %s: was unloaded with a lost worker: %s", name, error)
 
 
 def apply_adapter(use: AdapterUse | None, handle: RequestHandle) -> None:

@@ -92,8 +92,8 @@ class Grammars:
         self._compiled: dict[bytes, _Compiled] = {}
         self._passed: dict[bytes, Trial] = {}
         self._library = None
-        self._was_large = False
-        """Whether the grammar that was compiled last is large."""
+        self._has_free_memory = False
+        """Whether the C library keeps what a large grammar has taken."""
         self._free_texts: dict[bytes, FreeText] = {}
         self._lock = threading.Lock()
 
@@ -137,10 +137,7 @@ class Grammars:
         if new.bytes <= MAX_CACHED_BYTES:
             self._evict(new)
             self._compiled[key] = new
-        is_large = new.bytes >= LARGE_BYTES
-        if is_large or self._was_large:  # that one's requests may have ended
-            return_free_memory()
-        self._was_large = is_large
+        self._has_free_memory = new.bytes >= LARGE_BYTES
 
     def _evict(self, new: _Compiled) -> None:
         """Drop the oldest grammars until there is room for a new one."""
@@ -156,6 +153,9 @@ class Grammars:
             size -= each.bytes
 
     def _compile(self, grammar: GrammarText, key: bytes) -> _Compiled:
+        if self._has_free_memory:  # the request of that grammar may have ended too
+            self._has_free_memory = False
+            return_free_memory()
         where = f"structured.{grammar.kind}"
         kind, text = grammar.kind, _program(grammar, where)
         with self._lock:

@@ -144,7 +144,8 @@ class Scheduler:
 
         For a new runner, or one that was reset; the requests continue from their
         collected tokens. An exception may have interrupted any other method at any
-        instruction; returns the last events of the requests whose end it interrupted.
+        instruction; returns the last events of the requests whose end it interrupted,
+        and of those whose adapter the new runner does not have.
 
         Raises :class:`~inl.errors.RunnerError`, and changes nothing, if the runner
         cannot hold what the last one could, or lacks a sampler that a request needs.
@@ -169,6 +170,11 @@ class Scheduler:
             self.waiting.push(request, request.id)
             if reason := request.finish_reason or request.end_reason:
                 ended.append(self.finish(request, reason, request.error))
+                continue
+            try:
+                check_adapter(request, self.adapters)
+            except RequestError as error:
+                ended.append(self.finish(request, "error", error))
         return ended
 
     def _check_limits(self, limits: Limits) -> None:

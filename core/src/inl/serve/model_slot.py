@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from inl.errors import RunnerError
+from inl.errors import ModelError, RunnerError
 from inl.serve.api_error import ApiError
 from inl.serve.health import Health
 from inl.serve.load_failure import load_failure
@@ -325,7 +325,12 @@ class ModelSlot:
         for name in set(engine.adapters) - set(self.adapters):
             engine.unload_adapter(name)
         for name, path in list(self._loaded_adapters.items()):
-            engine.load_adapter(name, path)
+            try:
+                engine.load_adapter(name, path)
+            except ModelError as error:  # the model itself can be served
+                log.error("%s: adapter %s is unloaded: %s", self.name, name, error)
+                del self._loaded_adapters[name]
+                self.adapters = tuple(each for each in self.adapters if each != name)
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:
