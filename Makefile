@@ -74,7 +74,7 @@ test-long: .venv-all/.test
 		tests/core/checkpoints/test_fuzz.py tests/core/kv_tiers/test_tier_soak.py \
 		tests/core/runners/test_stages.py \
 		tests/core/engine/test_moved_requests.py \
-		tests/core/engine/test_remote_prefill.py tests/fleet/test_chaos.py \
+		tests/core/engine/test_remote_prefill.py tests/fleet \
 		tests/torch/test_inl_transforms.py tests/integration/test_tutorial.py \
 		tests/torch/triton/test_compile.py tests/torch/triton/test_interpreted.py \
 		tests/integration/test_wheels.py tests/integration/test_install_page.py \

@@ -9,6 +9,7 @@ import pytest
 
 from inl.cli.serve_options import (
     LimitOptions,
+    LoggingOptions,
     NetworkOptions,
     SecurityOptions,
     StorageOptions,
@@ -21,7 +22,7 @@ def keys_of(path, **security):
     security = security or {"api_key": [f"@{path}"]}
     config = server_config(
         NetworkOptions(), SecurityOptions(**security), LimitOptions(),
-        StorageOptions(), vllm_metrics=True, frontends=0,
+        StorageOptions(), LoggingOptions(), frontends=0,
     )  # fmt: skip
     return config.api_keys
 

@@ -114,7 +114,9 @@ def score(logits: torch.Tensor, tokens: torch.Tensor) -> Scores:
     tops, sums = empty(samples, segments), empty(2, samples, chunks)
     listed = empty(samples, MOST.value, dtype=torch.int32)
     scores = Scores(
-        empty(samples), empty(samples, count, dtype=torch.int32), empty(samples, count)
+        chosen=empty(samples),
+        ids=empty(samples, count, dtype=torch.int32),
+        values=empty(samples, count),
     )
     _chunk_sums[(samples, chunks)](
         logits, tokens, tops, *sums, logits.stride(0), vocab, CHUNKS=chunks,
