@@ -109,7 +109,7 @@ def test_models_equal_one_device():
     """Eight heads, 95 tokens; nine of 3 devices; experts over 2x2x2; repeated steps."""
     cases = {
         "traffic odd-vocabulary tensor=8 8": 15,
-        "traffic 9-heads tensor=3 1": 12,
+        "traffic 9-heads tensor=3 1": 8,
         "traffic moe data=2,tensor=2,expert=2 8": 15,
     }
     refusals = {
