@@ -100,6 +100,27 @@ def test_an_engine_behind_a_broken_network_loses_its_requests(plain, engines):
         until_states(fleet, "ready", "ready")
 
 
+def test_an_engine_computes_recent_prompts_before_it_gets_requests(plain):
+    prompts = [[number, *range(100)] for number in range(3)]
+    bodies = [{**LONG, "prompt": prompt, "max_tokens": 2} for prompt in prompts]
+    with EngineProcess(**SLOW) as one, Fleet([one.address]) as fleet:
+        for body in bodies:
+            answered(fleet, body)
+        with EngineProcess(**SLOW) as two:
+            fleet.add(two.address)
+            until(lambda: states(fleet)[1:] == ["ready"])
+            one.kill()
+            until(lambda: states(fleet)[0] == "absent")
+            for body in bodies:
+                _, _, found = fleet.send("POST", TEXT, body)
+                # It has never got them as requests.
+                details = found["usage"]["prompt_tokens_details"]
+                assert details["cached_tokens"] == 96
+                assert found["choices"][0]["token_ids"] == answered(plain, body)
+            assert not fleet.client._warming
+            assert not fleet.client._tasks
+
+
 def test_the_only_engine_is_waited_for(plain):
     with EngineProcess(**SLOW) as engine, Fleet([engine.address]) as fleet:
 

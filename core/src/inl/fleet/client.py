@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections import Counter
+from collections import Counter, deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +59,15 @@ CONTINUE_SECONDS = 60.0
 RETRY_SECONDS = 0.1
 """Time between two attempts to continue a call that all engines have refused."""
 
+WARM_PROMPTS = 8
+"""Recent prompts that an engine computes before it gets requests."""
+
+WARM_TOKENS = 4096
+"""Tokens of each, at most."""
+
+WARM_SECONDS = 30.0
+"""Time after which it gets requests in any case."""
+
 MOST_MOVES = 4
 """Moves of a completion without a new token: it may be what ends engines."""
 
@@ -109,6 +118,11 @@ class FleetClient:
         self.own: Collection[str] = ()
         self.own_under: tuple[str, ...] = ()
         self._responses = responses
+        self._recent: deque[Submit] = deque(maxlen=WARM_PROMPTS)
+        """Newest calls, each of another prompt, that warm engines up."""
+        self._warming: dict[int, asyncio.Future[None]] = {}
+        """Done once such a call has ended on an engine, by its number."""
+        self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         """Replaced by another one whenever an engine becomes ready."""
         self._by_number: dict[int, EngineLink] = {}
@@ -221,6 +235,7 @@ class FleetClient:
             for position in range(count):
                 handle = self.outputs.handle(message.first + position)
                 call.parts.append(Part(call, position, handle))
+            self._remember(message)
             if any(part.handle.token_ids for part in call.parts):
                 self._resume(call)
             else:
@@ -262,6 +277,16 @@ class FleetClient:
             cached_tokens=min(blocks * BLOCK_TOKENS, max(tokens - 1, 0)),
             seconds_per_token=load.seconds_per_token,
         )
+
+    def _remember(self, message: Submit) -> None:
+        """Keep a prompt to warm engines up, unless one begins as it does."""
+        if message.options.get("images"):
+            return
+        start = message.prompts[0][:BLOCK_TOKENS]
+        for each in self._recent:
+            if each.prompts[0][:BLOCK_TOKENS] == start:
+                return
+        self._recent.append(message)
 
     async def _start(self, call: Call) -> None:
         refused: set[int] = set()
@@ -373,12 +398,55 @@ class FleetClient:
         self._engine_numbers += 1
         engine.number = self._engine_numbers
         self._by_number[engine.number] = engine
+        engine.is_warming = bool(self._recent) and self._has_other(engine)
+        if engine.is_warming:
+            task = asyncio.create_task(self._warm(engine, list(self._recent)))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
         places = described.places
         engine.places = places
         self.router.add(engine.number, places, described.cache_tokens)
         self.admission.max_running += places
         self._announce()
         return ""
+
+    async def _warm(self, engine: EngineLink, calls: Sequence[Submit]) -> None:
+        """Let an engine compute recent prompts, and then give it requests."""
+        loop, ends = asyncio.get_running_loop(), []
+        await asyncio.sleep(0)  # it is opened first
+        for call in calls:
+            number = self.numbers(1)
+            future = self._warming[number] = loop.create_future()
+            ends.append(future)
+            options = {"max_tokens": 1, "seed": 0}
+            if (salt := call.options.get("cache_salt")) is not None:
+                options["cache_salt"] = salt
+            prompt = call.prompts[0][:WARM_TOKENS]
+            message = Submit(
+                number, call.model, call.client, [prompt], options, 1, None, "warm-up"
+            )
+            engine.send(message)
+        began = time.monotonic()
+        try:
+            await asyncio.wait(ends, timeout=WARM_SECONDS)
+        finally:
+            done = sum(future.done() for future in ends)
+            numbers = [n for n, future in self._warming.items() if future in ends]
+            for number in numbers:
+                del self._warming[number]
+                engine.send(Leave(number, finished=True))
+            log.info(
+                "engine %s: has computed %d of %d recent prompts in %.1f s",
+                engine.address, done, len(ends), time.monotonic() - began,
+            )  # fmt: skip
+            engine.warmed()
+
+    def _warmed(self, number: int) -> bool:
+        """Record the end of a call that warms an engine up; whether it is one."""
+        future = self._warming.get(number)
+        if future is not None and not future.done():
+            future.set_result(None)
+        return future is not None
 
     def refused(self, engine: EngineLink) -> None:  # noqa: ARG002 - its log has it
         """Record that an engine is not used."""
@@ -397,6 +465,8 @@ class FleetClient:
         elif engine.state is State.SILENT and self._has_other(engine):
             self.counts["lost"] += 1
             self._abandon(engine)
+        else:
+            self._hurry()
 
     def lost(self, engine: EngineLink) -> None:
         """Leave an engine whose link has ended."""
@@ -405,7 +475,14 @@ class FleetClient:
         self._abandon(engine)
         self.router.remove(engine.number)
         self.admission.max_running -= engine.places
+        self._hurry()
         self._announce()
+
+    def _hurry(self) -> None:
+        """Give requests to engines that are not warm yet if no other one is left."""
+        if self.problem() is not None:
+            for engine in self.engines:
+                engine.warmed()
 
     def _announce(self) -> None:
         self._changed.set()
@@ -444,6 +521,8 @@ class FleetClient:
         if isinstance(message, News):
             self._apply(message)
         elif isinstance(message, Answered):
+            if message.failure is not None and self._warmed(message.number):
+                return
             group = self._groups.get(message.number)
             if group is None or group.answered.done():
                 return
@@ -486,6 +565,7 @@ class FleetClient:
         for end in news.ends:
             part = self._parts.get(end.number)
             if part is None:
+                self._warmed(end.number)
                 continue
             if end.failure is not None and end.failure.status >= 500:
                 self._failed(part, end)

@@ -60,6 +60,8 @@ class State(Enum):
     """It is not connected."""
     REFUSED = "refused"
     """It has refused this front-end, or has other weights or options."""
+    WARMING = "warming"
+    """It computes recent prompts before it gets requests."""
     READY = "ready"
     SILENT = "silent"
     """It answers nothing, but may again."""
@@ -107,6 +109,8 @@ class EngineLink:
         self._theirs: Hello | None = None
         self.is_draining = False
         """Whether it has said that it stops."""
+        self.is_warming = False
+        """Whether it computes recent prompts and gets no requests yet."""
         self._is_open = False
         self._problem = ""
         """What the engine says is wrong with it."""
@@ -181,6 +185,8 @@ class EngineLink:
             self._set(State.SILENT, problem)
         elif self.is_draining:
             self._set(State.DRAINING, "is stopping")
+        elif self.is_warming:
+            self._set(State.WARMING, "computes recent prompts first")
         else:
             self._set(State.READY, "")
 
@@ -227,7 +233,13 @@ class EngineLink:
             return
         self._is_open, self.is_draining, self._problem = True, False, ""
         log.info("engine %s: connected, on %s", self.address, self.device)
-        self._set(State.READY, "")
+        self._judge("")
+
+    def warmed(self) -> None:
+        """Give it requests from now on, if it was warming up."""
+        self.is_warming = False
+        if self.state is State.WARMING:
+            self._judge("")
 
     def _refuse(self, reason: str) -> None:
         if (self.state, self.reason) != (State.REFUSED, reason):
