@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
+from types import SimpleNamespace
 
 import httpx
 import openai
 import pytest
+from starlette.requests import Request
 
 from http_servers import HashServer, hash_engine
 from inl.errors import RequestError
 from inl.serve.api_error import ApiError
+from inl.serve.batches import batch_queue
+from inl.serve.batches.endpoints import PART_BYTES, Batches
 from inl.serve.batches.file_store import FileStore
 from inl.serve.batches.multipart import Part, parse_form
+from inl.serve.settings import ServerConfig
 from waiting import until
 
 PATH = "/v1/completions"
@@ -82,6 +89,60 @@ def test_a_file_is_stored_listed_read_and_deleted(client):
     assert client.files.delete(file.id).deleted
     with pytest.raises(openai.NotFoundError):
         client.files.retrieve(file.id)
+
+
+def test_a_file_is_sent_in_parts_as_the_client_takes_them(tmp_path):
+    """A stored file may be larger than the memory, and be asked for many times."""
+    files = FileStore(tmp_path / "store", 1 << 30)
+    data = bytes(range(256)) * (3 * PART_BYTES // 256) + b"end"
+    stored = files.add("", "a", "batch", len(data), None)
+    files.write(stored.id, data)
+    batches = Batches(
+        SimpleNamespace(files=files, uses=lambda _: False), ServerConfig()
+    )
+    scope = {"type": "http", "method": "GET", "headers": [], "query_string": b""}
+    scope |= {"path_params": {"name": stored.id}, "state": {"client": ""}}
+    taken, sent = threading.Event(), []
+
+    async def receive():
+        await asyncio.Event().wait()
+
+    async def send(message):
+        sent.append(message)
+        if len(sent) == 2:  # the head, and the first part
+            files.delete(stored)
+            assert len(message["body"]) == PART_BYTES
+            taken.set()
+        assert taken.is_set() or len(sent) == 1
+
+    async def get():
+        request = Request(scope, receive)
+        response = await batches.content(request)
+        await response(scope, receive, send)
+
+    asyncio.run(get())
+    files.close()
+    parts = [message["body"] for message in sent[1:]]
+    assert b"".join(parts) == data
+    assert max(map(len, parts)) == PART_BYTES
+    assert (b"content-length", str(len(data)).encode()) in sent[0]["headers"]
+
+
+def test_answers_are_put_together_on_threads(client, monkeypatch):
+    """Of a large batch it takes seconds, in which the event loop serves others."""
+    threads = {}
+    for name in ("_divided", "_encoded"):
+        work = getattr(batch_queue, name)
+
+        def noted(*given, name=name, work=work):
+            threads[name] = threading.current_thread(), asyncio._get_running_loop()
+            return work(*given)
+
+        monkeypatch.setattr(batch_queue, name, noted)
+    batch = finished(client, start(client, upload(client, [line_of(1)])))
+    assert batch.status == "completed"
+    assert threads.keys() == {"_divided", "_encoded"}
+    assert all(loop is None for _, loop in threads.values())
 
 
 def test_pages_of_files_are_followed(client):

@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import threading
+import time
 from contextlib import contextmanager, suppress
 
 import pytest
@@ -66,7 +67,7 @@ def relay(address, change=lambda sock: sock):
             far = socket.create_connection(settings.parse_address(address))
             far.settimeout(30)
             if change is not None and hasattr(near, "getpeercert"):
-                far, _ = encryption.encrypt(far)
+                far, _ = encryption.encrypt(far, time.monotonic() + 300)
             sockets.extend((near, far))
             for at, pair in enumerate(((near, far), (far, near))):
                 threads.append(threading.Thread(target=pass_on, args=(*pair, at)))
@@ -148,6 +149,37 @@ def test_both_sides_must_agree(monkeypatch):
     with pytest.raises(ProtocolError, match="or have another INL_WORKER_INSECURE"):
         join(seat.address, SECRET, 0, 0)
     seat.close()
+
+
+@pytest.mark.parametrize("side", ["engine", "worker"])
+def test_a_peer_that_sends_byte_by_byte_has_one_time_limit(side):
+    """That of a socket begins again with each byte."""
+    ours, theirs = socket.socketpair()
+    ours.settimeout(60)
+    records = b"\x16\x03\x03\x40\x00" + bytes(16_000)
+    ended = threading.Event()
+
+    def trickle():
+        with suppress(OSError):
+            for at in range(len(records)):
+                theirs.send(records[at : at + 1])
+                if ended.wait(0.01):
+                    return
+
+    thread = threading.Thread(target=trickle)
+    thread.start()
+    establish = encryption.encrypt
+    if side == "engine":
+        establish = encryption.shake_hands
+        ours = encryption.new_certificate().context.wrap_socket(
+            ours, server_side=True, do_handshake_on_connect=False
+        )
+    with pytest.raises(TimeoutError, match="was not established in time"):
+        establish(ours, time.monotonic() + 0.3)
+    ours.close()
+    ended.set()
+    thread.join()
+    theirs.close()
 
 
 def test_garbage_in_place_of_tls_is_closed(seat):

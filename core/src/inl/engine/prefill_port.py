@@ -15,7 +15,7 @@ from inl.bounded_json import MAX_BYTES as MAX_ASK
 from inl.errors import DeviceError, InlError, ProtocolError, RequestError
 from inl.kv_transfer.link import HELLO_SECONDS, Kind, Link, accept, link_secret
 from inl.kv_transfer.spans import tokens_digest
-from inl.workers.encryption import Certificate, new_certificate
+from inl.workers.encryption import Certificate, new_certificate, shake_hands
 from inl.workers.listener import TLS_RECORD
 from inl.workers.settings import INSECURE, is_encrypted, parse_address, show_address
 
@@ -116,8 +116,15 @@ class PrefillPort:
         sock.settimeout(HELLO_SECONDS)
         first = sock.recv(1, socket.MSG_PEEK)
         if self._certificate is not None and first == TLS_RECORD:
-            context = self._certificate.context
-            return context.wrap_socket(sock, server_side=True), self._certificate.digest
+            encrypted = self._certificate.context.wrap_socket(
+                sock, server_side=True, do_handshake_on_connect=False
+            )
+            try:
+                shake_hands(encrypted, time.monotonic() + HELLO_SECONDS)
+            except BaseException:
+                encrypted.close()
+                raise
+            return encrypted, self._certificate.digest
         if is_encrypted(sock.getpeername()[0]):
             raise ProtocolError(
                 f"ticket: found no TLS, accepts engines of other hosts with it; unset "

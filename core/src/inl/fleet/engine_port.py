@@ -169,6 +169,7 @@ class EnginePort:
                 continue
             if self._knocks >= MAX_KNOCKS:
                 sock.close()
+                await asyncio.sleep(0)  # accepting does not wait while others connect
                 continue
             task = asyncio.create_task(self._admit(sock, str(address[0])))
             self._tasks.add(task)

@@ -204,7 +204,7 @@ def connect(address: str, secret: bytes | None, end: float) -> Link:
         sock.settimeout(HELLO_SECONDS)
         binding = b""
         if is_encrypted(host):
-            sock, binding = encrypt(sock)
+            sock, binding = encrypt(sock, time.monotonic() + HELLO_SECONDS)
         hello = HELLO.pack(MAGIC, VERSION, secrets.token_bytes(32))
         sock.sendall(hello)
         limit = time.monotonic() + HELLO_SECONDS

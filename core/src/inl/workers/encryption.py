@@ -12,10 +12,12 @@ import socket
 import ssl
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from inl.errors import DeviceError
+from inl.readiness import READABLE, WRITABLE, waiter
 from inl.workers.settings import CERTIFICATE, INSECURE
 
 MAKE = (
@@ -97,19 +99,48 @@ def _digest(certificate: bytes) -> bytes:
     return hashlib.sha256(certificate).digest()
 
 
-def encrypt(sock: socket.socket) -> tuple[socket.socket, bytes]:
-    """Begin TLS with an engine; returns the socket and its certificate's digest.
+def shake_hands(sock: ssl.SSLSocket, end: float) -> None:
+    """Establish TLS until ``end``, a ``monotonic()`` time, however slow the peer is.
 
-    Raises OSError.
+    Raises OSError, TimeoutError after ``end``. The time limit of a socket is that of
+    each of its calls: of a peer that sends byte by byte, it has no end.
+    """
+    sock.setblocking(False)
+    while True:
+        try:
+            sock.do_handshake()
+            return
+        except ssl.SSLWantReadError:
+            wanted = READABLE
+        except ssl.SSLWantWriteError:
+            wanted = WRITABLE
+        left = end - time.monotonic()
+        poll = waiter()
+        poll.register(sock, wanted)
+        if left <= 0 or not poll.poll(left * 1000):
+            raise TimeoutError("TLS was not established in time")
+
+
+def encrypt(sock: socket.socket, end: float) -> tuple[socket.socket, bytes]:
+    """Begin TLS with an engine until ``end``, a ``monotonic()`` time.
+
+    Returns the socket, with the time limit that it had, and the digest of the engine's
+    certificate. Raises OSError.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     # The handshake that follows proves the certificate.
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.sslsocket_class = TlsSocket
-    encrypted = context.wrap_socket(sock)
-    certificate = encrypted.getpeercert(binary_form=True)
-    if certificate is None:
+    limit = sock.gettimeout()
+    encrypted = context.wrap_socket(sock, do_handshake_on_connect=False)
+    try:
+        shake_hands(encrypted, end)
+        encrypted.settimeout(limit)
+        certificate = encrypted.getpeercert(binary_form=True)
+        if certificate is None:
+            raise ssl.SSLError("found no certificate")
+    except BaseException:
         encrypted.close()
-        raise ssl.SSLError("found no certificate")
+        raise
     return encrypted, _digest(certificate)

@@ -168,7 +168,7 @@ def _knock(
     try:
         engine.settimeout(ANSWER_SECONDS)
         if is_encrypted(parse_address(address)[0]):
-            engine, binding = encrypt(engine)
+            engine, binding = encrypt(engine, time.monotonic() + ANSWER_SECONDS)
         engine.sendall(head)
         end = time.monotonic() + ANSWER_SECONDS
         greeted = receive_exactly(engine, HEAD.size, end)

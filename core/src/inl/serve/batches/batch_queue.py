@@ -255,17 +255,8 @@ class BatchQueue:
     ) -> None:
         """Store the answers and the errors, each as a file."""
         reason = EXPIRED if batch.after == "expired" else CANCELLED
-        good, bad = [], []
-        for request in requests:
-            custom = request["custom_id"]
-            answer = finished.get(custom)
-            if answer is None:
-                line = {"id": f"batch_req_{secrets.token_hex(10)}", "custom_id": custom}
-                bad.append({**line, "response": None, "error": reason})
-            elif answer["response"]["status_code"] == 200:
-                good.append(answer)
-            else:
-                bad.append(answer)
+        # On threads, as what follows: there may be 50,000, of many megabytes.
+        good, bad = await asyncio.to_thread(_divided, requests, finished, reason)
         batch.completed, batch.failed = len(good), len(bad)
         if good and batch.output_file_id is None:
             batch.output_file_id = await self._store(batch, "output", good)
@@ -275,8 +266,7 @@ class BatchQueue:
     async def _store(
         self, batch: Batch, kind: str, lines: Sequence[dict[str, Any]]
     ) -> str:
-        data = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-        content = data.encode("utf-8", "backslashreplace")
+        content = await asyncio.to_thread(_encoded, lines)
         self.files.extra_bytes = 0  # which these replace
         name = f"{batch.id}_{kind}.jsonl"
         file = self.files.add(batch.owner, name, "batch_output", len(content), None)
@@ -297,6 +287,31 @@ class BatchQueue:
 
     def _save(self, batch: Batch) -> None:
         self.files.save(batch.id, batch)
+
+
+def _divided(
+    requests: Sequence[dict[str, Any]],
+    finished: dict[str, dict[str, Any]],
+    reason: dict[str, str],
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the answers of requests, and the errors; of no answer with a reason."""
+    good, bad = [], []
+    for request in requests:
+        custom = request["custom_id"]
+        answer = finished.get(custom)
+        if answer is None:
+            line = {"id": f"batch_req_{secrets.token_hex(10)}", "custom_id": custom}
+            bad.append({**line, "response": None, "error": reason})
+        elif answer["response"]["status_code"] == 200:
+            good.append(answer)
+        else:
+            bad.append(answer)
+    return good, bad
+
+
+def _encoded(lines: Sequence[dict[str, Any]]) -> bytes:
+    data = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+    return data.encode("utf-8", "backslashreplace")
 
 
 def _error(code: str, message: str, param: str | None = None) -> dict[str, Any]:

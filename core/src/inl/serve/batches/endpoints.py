@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
 
 import msgspec
 from msgspec import Meta
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from inl.serve.api_error import ApiError, unsupported
@@ -29,6 +29,9 @@ PAGE = 20
 
 MOST = 10_000
 """Items of a page, and its default for files."""
+
+PART_BYTES = 256 << 10
+"""Bytes of a file that are in memory for a client that reads it."""
 
 MAX_NAME = 512
 """Characters of a file's name."""
@@ -125,8 +128,12 @@ class Batches:
     async def content(self, request: Request) -> Response:
         """Return the content of a file."""
         file = self._file(request)
-        data = await asyncio.to_thread(self._files.read, file.id)
-        return Response(data, media_type="application/octet-stream")
+        content = await asyncio.to_thread(self._files.open, file.id)
+        return StreamingResponse(
+            _parts(content, file.bytes),
+            media_type="application/octet-stream",
+            headers={"content-length": str(file.bytes)},
+        )
 
     async def delete(self, request: Request) -> Response:
         """Delete a file that no open batch needs."""
@@ -164,6 +171,13 @@ class Batches:
         batch = self._queue.find(self._owner(request), name)
         self._queue.cancel(batch)
         return json_response(batch.body())
+
+
+async def _parts(content: BinaryIO, size: int) -> AsyncIterator[bytes]:
+    """Yield a file in parts, each once the client has taken those before."""
+    with content:
+        for _ in range(0, size, PART_BYTES):
+            yield await asyncio.to_thread(content.read, PART_BYTES)
 
 
 def no_batches() -> list[Route]:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 import msgspec
 
@@ -45,7 +45,7 @@ class StoredFile(msgspec.Struct):
 class FileStore:
     """The files of a folder, which one server has at a time.
 
-    Used by the event loop only, but :meth:`read` and :meth:`write`. Raises
+    Used by the event loop only, but :meth:`open` and :meth:`write`. Raises
     :class:`~inl.errors.RequestError` for a folder that cannot be used.
     """
 
@@ -111,9 +111,9 @@ class FileStore:
         """Return where the content of a file is."""
         return self.folder / f"{name}.data"
 
-    def read(self, name: str) -> bytes:
-        """Return the content of a file."""
-        return self.path(name).read_bytes()
+    def open(self, name: str) -> BinaryIO:
+        """Open the content of a file, which stays readable if it is deleted."""
+        return self.path(name).open("rb")
 
     def write(self, name: str, data: bytes) -> None:
         """Write the content of a file."""
