@@ -2,24 +2,28 @@
 
 The model runs on the bodies of its ops in float64, layers of each kind once, and the
 arguments of every op are kept as a case; those of products are drawn in their size.
-Weights are read as numbers: a kernel for the layout of a quantized checkpoint is
-checked by the cases of that layout instead.
+Weights are read as numbers. Those that a checkpoint stores as quantized blocks are also
+checked in the layout that a kernel packs them in, in float32: in a narrower dtype the
+numbers of most blocks would have to be rounded, which such a kernel does not do.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from inl.backend.reference import ReferenceBackend
+from inl.checkpoints.blocks.dtypes import BLOCKS
 from inl.device import Device, DeviceType
+from inl.dtypes import HostArray
 from inl.executor.model_loader import longest_context
 from inl.executor.model_step import forward, sample
 from inl.spec.cache import Paged, Slotted
+from inl.spec.kernel import PLAIN
 from inl.spec.limits import Limits
 from inl.spec.message import Row, admit_frame, step_frame
 from inl.spec.op import CATALOG, Case, OpSpec
@@ -29,14 +33,15 @@ from inl.spec.tree import leaves, tree_map
 from inl.testing.check import Check, Measure
 from inl.testing.op_call import OpCall
 from inl.testing.op_check import judged, require_passed, run_checked
-from inl.weights.load import load_weights, stored_specs
-from inl.weights.plan import plan_weights
+from inl.weights.load import load_weights, read_shard, stored_specs
+from inl.weights.plan import WeightPlan, plan_weights
 
 if TYPE_CHECKING:
     from inl.executor.model_loader import LanguageModel
     from inl.testing.target import Target
 
 EXACT: Final = "float64"
+PACKED_DTYPE: Final = "float32"
 BLOCK_SIZE: Final = 8
 COLUMNS: Final = 32
 """Blocks of a sequence."""
@@ -55,6 +60,8 @@ class ModelCase(NamedTuple):
     name: str
     """The step, and the number of such a call in it."""
     case: Case
+    plan: WeightPlan | None = None
+    """Of the weights of the call, if the model declares them for this op."""
 
 
 def model_checks(target: Target) -> Iterator[Check]:
@@ -64,16 +71,48 @@ def model_checks(target: Target) -> Iterator[Check]:
     for index, found in enumerate(model_cases(target.model, target.seed)):
         if target.only and found.op.name not in target.only:
             continue
+        name = f"model/{found.op.name}/{found.name}"
+        check = functools.partial(_check, target, target.model, index)
         for dtype in target.dtypes:
-            name = f"model/{found.op.name}/{found.name}/{dtype}"
-            run = functools.partial(_check, target, target.model, index, dtype)
-            yield Check("model", name, run)
+            run = functools.partial(check, dtype)
+            yield Check("model", f"{name}/{dtype}", run)
+        packed = quantized(target.model, found.plan)
+        if packed and PACKED_DTYPE in target.dtypes:
+            op_call = OpCall(target, found.op, found.case, PACKED_DTYPE, packed)
+            if op_call.layout != PLAIN:
+                run = functools.partial(check, PACKED_DTYPE, is_packed=True)
+                yield Check("model", f"{name}/{op_call.layout}/{PACKED_DTYPE}", run)
 
 
-def _check(target: Target, language: LanguageModel, index: int, dtype: str) -> Measure:
+def quantized(language: LanguageModel, plan: WeightPlan | None) -> dict[str, HostArray]:
+    """Return the parameters of a group that a checkpoint stores as blocks, by name."""
+    arrays = {
+        name: read_shard(language.checkpoint, plan, param, 0, EXACT, check=False)
+        for name, param in (plan.group.params.items() if plan else ())
+        if plan and plan.stored.get(name) in BLOCKS
+    }
+    return {
+        name: HostArray(np.array(array.data), array.dtype, array.shape)
+        for name, array in arrays.items()
+        if array is not None and array.dtype in BLOCKS
+    }
+
+
+def _check(
+    target: Target,
+    language: LanguageModel,
+    index: int,
+    dtype: str,
+    *,
+    is_packed: bool = False,
+) -> Measure:
     found = model_cases(language, target.seed)[index]
-    op_call = OpCall(target, found.op, found.case, dtype)
+    packed = quantized(language, found.plan) if is_packed else {}
+    op_call = OpCall(target, found.op, found.case, dtype, packed)
     note = f"; a call of {language.name}"
+    if packed:
+        dtypes = dict.fromkeys(array.dtype for array in packed.values())
+        note += f", weights in {', '.join(dtypes)}"
     result = run_checked(op_call, target.seed, note)
     return require_passed(
         judged(op_call, found.case, result), op_call, target.seed, note
@@ -119,6 +158,8 @@ class _Steps:
         stored = stored_specs(language.checkpoint)
         plan = plan_weights(tree, (), stored)
         self._weights = load_weights(plan, language.checkpoint, backend, EXACT)
+        self._plans = {id(w): each for each, w in _groups(plan, self._weights)}
+        """Plan of each group of weights, by the identity of its tuple."""
         self._vocab = self._weights_vocab()
         paged = [item for item in self.spec if isinstance(item, Paged)]
         self._groups = len(paged)
@@ -199,12 +240,14 @@ class _Steps:
         if key in self._seen:
             return
         self._seen.add(key)
+        plans = [self._plans[id(x)] for x in args if id(x) in self._plans]
+        plan = next((each for each in plans if each.group.op == op.name), None)
         if op.weights is not None:
             args = tuple(map(self._drawn, args))
         number = sum(each.op is op for each in found)
         name = f"{label} {number + 1}" if number else label
         case = Case(name, tree_map(np.array, args), dict(attrs))
-        found.append(ModelCase(op, name, case))
+        found.append(ModelCase(op, name, case, plan))
 
     def _drawn(self, x: Any) -> Any:
         """Return random numbers in place of the rows of an operand of products.
@@ -226,6 +269,18 @@ def _renumbered(layer: Callable[..., Any], kept: tuple[int, ...]) -> Callable[..
         return layer(*args, index=kept[index], **options)
 
     return run
+
+
+def _groups(plan: Any, weights: Any) -> Iterator[tuple[WeightPlan, Any]]:
+    """Yield the plan and the weights of each group of two parallel trees."""
+    if isinstance(plan, WeightPlan):
+        yield plan, weights
+    elif isinstance(plan, Mapping):
+        for key in plan:
+            yield from _groups(plan[key], weights[key])
+    elif isinstance(plan, (tuple, list)):
+        for one, other in zip(plan, weights, strict=True):
+            yield from _groups(one, other)
 
 
 def _kinds(layers: Any, spec: Any) -> tuple[int, ...]:

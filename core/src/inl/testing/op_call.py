@@ -12,6 +12,7 @@ from inl.checkpoints.blocks.dtypes import dequantize
 from inl.dtypes import E4M3, HostArray, cast, widen, wrap
 from inl.spec.cache import Cache, KvScales, Paged
 from inl.spec.dispatch import ResolvedOps, Tracer
+from inl.spec.kernel import PLAIN
 from inl.spec.limits import Limits
 from inl.spec.op import Case, OpSpec, Spec
 from inl.spec.selection import Choice, select_kernel
@@ -73,6 +74,11 @@ class OpCall:
         self._writes: tuple[Choice, ...] = ()
         self.custom_cache = False
         """Whether caches have a backend-specific layout; set by :meth:`arguments`."""
+
+    @property
+    def layout(self) -> str:
+        """Layout of the weights; that of plain tensors without weights."""
+        return PLAIN if self._plan is None else self._plan.layout
 
     def choice(self) -> Choice:
         """Return the kernel selection for the case; it may be "missing"."""
