@@ -8,10 +8,10 @@ import pytest
 
 from fleets import EngineProcess, Fleet
 from http_servers import HashServer
+from inl.cli import serve_router
 from inl.cli.serve_fleet import fleet_mode
 from inl.cli.serve_options import FleetOptions
 from inl.errors import RequestError
-from inl.fleet import plugin_router
 from inl.fleet.plugin_router import GuardedPolicy, ReplicaLoad, RoutedPrompt
 from inl.plugin import load_registry
 from inl.serve.settings import ServerConfig
@@ -94,12 +94,12 @@ def registered(tmp_path, monkeypatch):
     (tmp_path / "fake_routers.py").write_text(PLUGIN)
     monkeypatch.syspath_prepend(str(tmp_path))
     known = load_registry([], ["fake_routers"])
-    monkeypatch.setattr(plugin_router, "registry", lambda: known)
+    monkeypatch.setattr(serve_router, "registry", lambda: known)
 
 
 @pytest.mark.usefixtures("registered")
 def test_a_router_is_made_by_its_name():
-    made = plugin_router.make_plugin_router("last")
+    made = serve_router.make_plugin_router("last")
     assert made.choose(PROMPT, LOADS) is LOADS[1]
     for name, says in (
         ("unmade", "router unmade failed: ZeroDivisionError: so there"),
@@ -107,7 +107,7 @@ def test_a_router_is_made_by_its_name():
         ("other", "accepted: the name of a plugin's router: last, odd, unmade"),
     ):
         with pytest.raises(RequestError, match=says):
-            plugin_router.make_plugin_router(name)
+            serve_router.make_plugin_router(name)
 
 
 def test_a_router_needs_engines_to_choose_from():

@@ -221,7 +221,8 @@ def test_a_drafter(inl, model, wanted, tmp_path):
 
 ROUTER = """
 import json, sys
-from inl.fleet.plugin_router import ReplicaLoad, RoutedPrompt, make_plugin_router
+from inl.cli.serve_router import make_plugin_router
+from inl.fleet.plugin_router import ReplicaLoad, RoutedPrompt
 
 def load(number, open=0):
     return ReplicaLoad(

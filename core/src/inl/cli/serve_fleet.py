@@ -105,8 +105,8 @@ def make_fleet(
     model: str | None,
 ) -> FleetServer:
     """Return the server of a fleet, which starts its own engines when it serves."""
+    from inl.cli.serve_router import make_plugin_router
     from inl.fleet.local_engines import LocalEngines
-    from inl.fleet.plugin_router import make_plugin_router
     from inl.fleet.server import FleetServer
 
     policy = None if options.router is None else make_plugin_router(options.router)

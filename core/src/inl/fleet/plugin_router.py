@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from inl.errors import InlError, PluginError, RequestError
-from inl.plugin import registry
-from inl.plugin.contribution import describe
+from inl.errors import PluginError, message
 
 log = logging.getLogger("inl.serve")
 
@@ -63,35 +61,6 @@ class Policy(Protocol):
         """
 
 
-def make_plugin_router(name: str) -> GuardedPolicy:
-    """Return the router that a plugin registers as ``name``.
-
-    Raises :class:`~inl.errors.RequestError` if there is none, or it cannot be made.
-    """
-    names = sorted(registry().names("router"))
-    if name not in names:
-        raise RequestError(
-            f"--router: found {name!r:.80}, accepted: the name of a plugin's router: "
-            f"{', '.join(names) or 'none is installed'}"
-        )
-    try:
-        origin, factory = registry().function("router", name)
-    except PluginError as error:
-        raise RequestError(f"--router {name}: {error}") from error
-    where = f"{origin}: router {name}"
-    try:
-        policy = factory()
-    except (InlError, KeyboardInterrupt):
-        raise
-    except Exception as error:
-        raise RequestError(f"{where} failed: {describe(error)}") from error
-    if not callable(getattr(policy, "choose", None)):
-        raise RequestError(
-            f"{where}: found {type(policy).__name__} without choose, accepted: a Policy"
-        )
-    return GuardedPolicy(policy, where)
-
-
 class GuardedPolicy:
     """A plugin's router, not asked again once it raises or chooses what is not there.
 
@@ -125,7 +94,7 @@ class GuardedPolicy:
             log.warning(
                 "%s: not asked again, the server chooses engines itself: %s",
                 self._where,
-                describe(error),
+                f"{type(error).__name__}: {message(error)}",
             )
             return None
         return chosen
