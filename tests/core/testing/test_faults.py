@@ -121,7 +121,7 @@ def test_one_op_is_checked_and_the_kernel_at_fault_is_listed_once(check):
     assert done.stdout.count("\nfailed  ") == 1
     assert "linear/numpy on faulty:0: error " in done.stdout
     assert "more checks (linear/" in done.stdout
-    assert "also fails 13 checks (qkv_linear/" in done.stdout
+    assert "also fails 19 checks (qkv_linear/" in done.stdout
     assert done.stdout.rstrip().endswith("--op linear --op qkv_linear")
     assert "runner" not in done.stdout
 
@@ -135,7 +135,7 @@ def test_an_unknown_op_is_a_usage_error(check):
 def test_only_the_named_checks_run(check):
     done = check("faulty:0", "--only", "backend", "--only", "linear/2x5x3")
     assert done.returncode == 0
-    assert "passes all 13 checks" in done.stdout
+    assert "passes all 14 checks" in done.stdout
     done = check("faulty:0", "--only", "linaer")
     assert done.returncode == 2
     assert "no check is named 'linaer'; accepted: a check's name" in done.stderr
