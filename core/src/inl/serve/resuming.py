@@ -92,12 +92,12 @@ class Seen(NamedTuple):
     def tokens(self) -> list[int]:
         """Tokens of each completion that its events were written from."""
         counts = [place.tokens for place in self.places]
-        if (index := self.index) is not None and self.part is not None:
+        if (index := self.completion) is not None and self.part is not None:
             counts[index] = self.part.after.tokens
         return counts
 
     @property
-    def index(self) -> int | None:
+    def completion(self) -> int | None:
         """Index of the completion that has the part."""
         if self.part is None or self.part.name in (OPENING, CLOSING):
             return None
@@ -332,7 +332,8 @@ class NumberedEvents:
 
     def failure(self, error: ApiError) -> bytes:
         """Return the events of an error in mid-stream, which have no ids."""
-        return self._exchange.failure(error)
+        data: bytes = self._exchange.failure(error)
+        return data
 
     def _begin(self, known: int | None) -> None:
         """Let the first part that is sent have the numbers that it had."""

@@ -186,8 +186,8 @@ class RemoteModel:
         wanted = job.seen.tokens
         if job.options.get("logprobs") is None:
             number = self._client.numbers(1)
-            message = Recall(number, job.engine, job.transcript, len(wanted))
-            found: Recalled = await self._client.call(number, message)
+            asked = Recall(number, job.engine, job.transcript, len(wanted))
+            found: Recalled = await self._client.call(number, asked)
             if all(map(ge, map(len, found.tokens), wanted)):
                 pairs = zip(found.tokens, found.cached, strict=True)
                 return [KnownOutput(tokens, cached) for tokens, cached in pairs]

@@ -82,10 +82,10 @@ class ResumedGenerations(RemoteGenerations):
             # An end token has text while it is not known to be one.
             items[index].is_one_delta = place.is_finished
             self._read(index, place.tokens)
-        if (index := self._seen.index) is not None and self._seen.part is not None:
-            after = self._seen.part.after
-            items[index].is_one_delta = after.is_finished
-            self._read(index, after.tokens)
+        parted, part = self._seen.completion, self._seen.part
+        if parted is not None and part is not None:
+            items[parted].is_one_delta = part.after.is_finished
+            self._read(parted, part.after.tokens)
 
     def _read(self, index: int, count: int) -> None:
         """Let a completion have ``count`` tokens, and read its delta."""
