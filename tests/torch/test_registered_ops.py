@@ -8,8 +8,11 @@ import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
+from inl_torch.quantized_linear import pack
 from inl_torch.registered import group_products, grouped
 from inl_torch.registered.dynamics import dynamics, dynamics_backward
+from inl_torch.registered.product import rounded_product
+from inl_torch.registered.quantized import quantized_linear
 
 INL = torch.ops.inl
 CLAMPS = 1.2, 1.5
@@ -68,6 +71,10 @@ def cases(dtype):
     yield INL.grouped_linear.default, (rows, sizes, weight, False)
     yield INL.grouped_linear.default, (rows, sizes, weight.mT.contiguous(), True)
     yield INL.grouped_outer.default, (rows, new(6, 2, dtype=dtype), sizes)
+    a, b = new(3, 8, dtype=dtype), new(8, 4, dtype=dtype)
+    yield rounded_product, (a, b, "bfloat16")
+    packed, scale = pack(new(4, 32), "int8")
+    yield quantized_linear, (new(3, 32, dtype=dtype), packed, scale, None)
 
 
 COMPILED = "test_aot_dispatch_dynamic"
