@@ -278,11 +278,11 @@ def _readers(target: Target) -> None:
     """Threads that load weights at the same time get their own tensors."""
     backend, readers = target.backend, target.backend.traits.readers
     rng = target.rng("readers")
-    arrays = [rng.standard_normal((64, 48)).astype(np.float32) for _ in range(64)]
+    arrays = [rng.standard_normal((64, 48)) for _ in range(64)]
     dtype = target.dtypes[0]
 
     def packed(values: NDArray[Any]) -> Any:
-        tensor = backend.tensor(cast(values, dtype))
+        tensor = backend.tensor(cast(values.astype(np.float32), dtype))
         case = Case("readers", (values[:2], Linear(values)))
         op_call = OpCall(target, catalog()["linear"], case, dtype)
         ops = op_call.ops()
@@ -293,7 +293,7 @@ def _readers(target: Target) -> None:
     for values, (tensor, op_call, ops, args) in zip(arrays, made, strict=True):
         found = np.asarray(widen(backend.numpy(tensor)), np.float64)
         require(
-            np.array_equal(found, rounded(values, dtype)),
+            np.array_equal(found, rounded(values.astype(np.float32), dtype)),
             f"tensor: {readers} threads at the same time got each other's values; "
             "Traits.readers says that they may call it",
         )

@@ -60,9 +60,12 @@ def _widened(case: Case, rng: Rng) -> Case:
 
 
 def _is_wide(x: Any) -> bool:
-    """Whether an argument has columns: a gate has one, and weights of experts few."""
+    """Whether an argument has columns: a gate has one, and weights of experts few.
+
+    Many columns of two numbers would make the sum of a norm as wrong as it can be.
+    """
     is_float = isinstance(x, np.ndarray) and x.dtype == np.float64
-    return is_float and x.ndim > 1 and x.shape[-1] > 1
+    return is_float and x.ndim > 1 and x.shape[-1] > 2
 
 
 def _take_rows(rng: Rng) -> Iterator[Case]:
