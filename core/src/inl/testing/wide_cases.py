@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from inl.ops.attention import random_step
-from inl.ops.norm import Norm
+from inl.ops.norm import LayerNorm, Norm
 from inl.spec.op import Case
 from inl.spec.tree import tree_map
 
@@ -25,8 +25,8 @@ Rng = np.random.Generator
 COLUMNS: Final = 5123
 """Hidden sizes are up to 18,432; no multiple of a block."""
 WIDENED: Final = frozenset({
-    "activate", "clip", "combine_experts", "join_lanes", "layer_norm", "read_slots",
-    "reduce_norm", "sigmoid_gate", "silu", "soft_cap", "unit_rows", "write_slots",
+    "activate", "clip", "combine_experts", "join_lanes", "read_slots", "reduce_norm",
+    "sigmoid_gate", "silu", "soft_cap", "unit_rows", "write_slots",
 })  # fmt: skip
 """Ops whose last axis, and that of each parameter, may have any size."""
 ROWS: Final = 33_000
@@ -60,12 +60,9 @@ def _widened(case: Case, rng: Rng) -> Case:
 
 
 def _is_wide(x: Any) -> bool:
-    """Whether an argument has columns: a gate has one, and weights of experts few.
-
-    Many columns of two numbers would make the sum of a norm as wrong as it can be.
-    """
+    """Whether an argument has columns: a gate has one, and weights of experts few."""
     is_float = isinstance(x, np.ndarray) and x.dtype == np.float64
-    return is_float and x.ndim > 1 and x.shape[-1] > 2
+    return is_float and x.ndim > 1 and x.shape[-1] > 1
 
 
 def _take_rows(rng: Rng) -> Iterator[Case]:
@@ -73,6 +70,13 @@ def _take_rows(rng: Rng) -> Iterator[Case]:
     yield Case(f"{ROWS} rows", (rng.standard_normal((ROWS, 3)), index))
     index = np.array([3, 1], np.int32)
     yield Case(f"{COLUMNS} columns", (rng.standard_normal((4, COLUMNS)), index))
+
+
+def _layer_norm(rng: Rng) -> Iterator[Case]:
+    """Yield rows of drawn numbers; many of two numbers have sums of more rounding."""
+    x = 3 * rng.standard_normal((2, COLUMNS)) + 1
+    w = LayerNorm(*rng.standard_normal((2, COLUMNS)))
+    yield Case(f"{COLUMNS} columns", (x, w), {"eps": 1e-5})
 
 
 def _rms_norm(rng: Rng) -> Iterator[Case]:
@@ -95,6 +99,7 @@ def _chunk_rows(rng: Rng) -> Iterator[Case]:
 
 OTHERS: Final[Mapping[str, Callable[[Rng], Iterator[Case]]]] = {
     "chunk_rows": _chunk_rows,
+    "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,
     "take_rows": _take_rows,
     "temper_queries": _temper_queries,
