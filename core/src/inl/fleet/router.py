@@ -67,7 +67,7 @@ class Load:
     samples: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES))
     """Newest measurements of ``seconds_per_token``."""
     percentile: float = 0.0
-    """90th percentile of those; 0 before there are enough."""
+    """90th percentile of the last samples; 0 before there are enough of them."""
     slowness: float = 1.0
     """Times that it takes of a usual replica, if it is slow."""
 

@@ -1,4 +1,4 @@
-"""What a native library has allocated, where the C library tells: glibc."""
+"""Bytes that native libraries have allocated, as glibc counts them."""
 
 from __future__ import annotations
 

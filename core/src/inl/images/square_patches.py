@@ -42,7 +42,7 @@ class SquareSettings:
     longest: int = 0
     """Pixels of the longest side of the image that is cut."""
     is_tagged: bool = False
-    """Whether tokens of their own tell where tiles are."""
+    """Whether special tokens mark the row and column of each tile."""
     normalization: Normalization = BILINEAR
 
     @property

@@ -76,9 +76,14 @@ class LocalCarry(NamedTuple):
 
     def tables(self, view: View) -> tuple[Array, Array]:
         """Return the rotation tables of a layer."""
-        if view.window is None:
-            return self.cos, self.sin
-        return self.local_cos, self.local_sin
+        return local_tables(self, view)
+
+
+def local_tables(carry: Any, view: View) -> tuple[Array, Array]:
+    """Return the rotation tables of a layer whose kind has its own."""
+    if view.window is None:
+        return carry.cos, carry.sin
+    return carry.local_cos, carry.local_sin
 
 
 def embed_local(ops: Ops, config: Any, w: Embedding | Group, step: Step) -> LocalCarry:

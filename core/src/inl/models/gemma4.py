@@ -169,9 +169,7 @@ class InputCarry(NamedTuple):
 
     def tables(self, view: View) -> tuple[Array, Array]:
         """Return the rotation tables of a layer."""
-        if view.window is None:
-            return self.cos, self.sin
-        return self.local_cos, self.local_sin
+        return blocks.local_tables(self, view)
 
 
 def config(hf: Mapping[str, Any]) -> Gemma4Config:

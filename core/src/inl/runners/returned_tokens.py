@@ -30,7 +30,7 @@ class StepTokens:
     number: int
     known: threading.Event = field(default_factory=threading.Event)
     tokens: IntArray | None = None
-    """[R, W]; ``None`` if the step has none, or nobody waits for them any more."""
+    """[R, W]; ``None`` if the step has none, or was dropped by a reset."""
 
     def last(self, row: int) -> int:
         """Wait for the tokens; return the last one of a row, as tables store it."""
