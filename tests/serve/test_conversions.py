@@ -91,7 +91,15 @@ def test_a_text_of_too_many_tokens_is_refused(server):
     assert body["input_tokens"] > 1024
 
 
-def test_conversions_are_bounded_apart_from_requests_that_generate():
+def test_conversions_are_bounded_apart_from_requests_that_generate(monkeypatch):
+    made = []
+
+    class RecordedCalls(bounded_calls.BoundedCalls):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            made.append(self)
+
+    monkeypatch.setattr(conversions, "BoundedCalls", RecordedCalls)
     slow, other = Source("slow"), Source("other", seconds=0.01)
     slow.may_open.clear()
     most = conversions.RUNNING + bounded_calls.QUEUE
@@ -104,14 +112,11 @@ def test_conversions_are_bounded_apart_from_requests_that_generate():
         clients = [socket.create_connection((host, int(port))) for _ in range(most)]
         for client in clients:
             client.sendall(request)
-        found = []
-
-        def is_refused():
-            found[:] = server.send("POST", "/detokenize", {"tokens": [1]})
-            return found[0] != 200
-
-        until(is_refused)
-        status, headers, answer = found
+        (calls,) = made
+        # A request that is sent meanwhile could take the place of one of these.
+        until(lambda: calls.admission.open == most)
+        sent = server.send("POST", "/detokenize", {"tokens": [1]})
+        status, headers, answer = sent
         assert (status, answer["error"]["code"]) == (503, "queue_full")
         assert int(headers["retry-after"]) >= 1
         assert server.complete("other")[0] == 200
