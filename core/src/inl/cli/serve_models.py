@@ -78,10 +78,15 @@ def make_server(
 
     check_place(engine)
     max_batch = engine.max_batch or served_batch(engine.backend)
-    settings = engine_config(engine, config, max_batch)
+    # The server loads adapters itself, again without those whose files are gone.
+    settings = replace(
+        engine_config(engine, config, max_batch),
+        adapters=None,
+        max_adapters=engine.adapter_slots or None,
+    )
     has_bar = len(models) == 1
     traces = _trace_files(engine.trace)
-    adapters = tuple(engine.adapters or ())
+    adapters = engine.adapters or {}
     if adapters and len(models) > 1:
         raise RequestError(
             f"--adapter: found {len(adapters)} beside {len(models)} models, accepts "
