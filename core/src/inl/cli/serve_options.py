@@ -221,6 +221,14 @@ class StorageOptions:
     max_file_bytes: Annotated[
         int, typer.Option(help="Bytes of all files of --files together.", min=1)
     ] = 1 << 30
+    max_file_bytes_per_key: Annotated[
+        int | None,
+        typer.Option(
+            help="Bytes of the files of one key together. [default: an equal part of "
+            "--max-file-bytes for each key]",
+            min=1,
+        ),
+    ] = None
     stored_responses: Annotated[
         int,
         typer.Option(
@@ -315,6 +323,7 @@ def server_config(
         idle_unload=limits.idle_unload,
         files=storage.files,
         max_file_bytes=storage.max_file_bytes,
+        max_file_bytes_per_key=storage.max_file_bytes_per_key,
         stored_responses=storage.stored_responses,
         stored_response_bytes=storage.stored_response_bytes,
         stored_response_seconds=storage.stored_response_seconds,

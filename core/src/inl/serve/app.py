@@ -105,7 +105,10 @@ def make_endpoints(
     routes += embeddings.routes()
     routes += Scores(embeddings).routes()
     routes += OllamaEmbeddings(embeddings).routes()
-    routes += no_batches() if batches is None else Batches(batches, config).routes()
+    if batches is None:
+        routes += no_batches()
+    else:
+        routes += Batches(batches, models, config).routes()
     routes += OllamaModels(models, config.idle_unload).routes()
     routes += OllamaStore(models, is_allowed=bool(config.admin_keys)).routes()
     if config.admin_keys:

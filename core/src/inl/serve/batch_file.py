@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, Any, NamedTuple, NoReturn
 
-from inl.bounded_json import parse_json, parse_object
-from inl.errors import InvalidJson, RequestError
+import msgspec
+
+from inl.bounded_json import parse_object
+from inl.errors import RequestError
 from inl.file_lock import locked
 from inl.serve.api_error import as_api_error
+from inl.serve.event_stream import encode
 
 log = logging.getLogger("inl.serve")
 
@@ -41,8 +44,25 @@ RETRY_SECONDS = 0.1
 """Between attempts of a request for which the queue has no room."""
 
 
+class _Response(msgspec.Struct):
+    status_code: int
+
+
+class _AnswerLine(msgspec.Struct):
+    """What is read of an answer; its body may be of any size."""
+
+    custom_id: str
+    response: _Response
+
+
 def read_requests(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the requests of a file; raises :class:`RequestError` for a bad line."""
+    for _, request in numbered_requests(path):
+        yield request
+
+
+def numbered_requests(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the requests of a file, each with the place where its line begins."""
     ids: set[str] = set()
     with path.open("rb") as file:
         lines = iter(lambda: file.readline(MAX_LINE + 1), b"")
@@ -60,7 +80,13 @@ def read_requests(path: Path) -> Iterator[dict[str, Any]]:
                     f"and {', '.join(PATHS)}"
                 )
             ids.add(str(custom))
-            yield request
+            yield file.tell() - len(line), request
+
+
+def body_of(request: dict[str, Any]) -> bytes:
+    """Return the body of a request, as its endpoint reads it."""
+    fixed = FIXED.get(request["url"], {"stream": False})
+    return json.dumps({**request["body"], **fixed}).encode()
 
 
 def finished_ids(path: Path) -> set[str]:
@@ -72,20 +98,31 @@ def finished_ids(path: Path) -> set[str]:
     """
     if not path.exists():
         return set()
-    data = path.read_bytes()
-    lines = data.splitlines(keepends=True)
-    torn = lines.pop() if lines and not data.endswith(b"\n") else b""
-    answered = [_answered(path, *each) for each in enumerate(lines, 1)]
-    if torn[: len(BEGINNING)] != BEGINNING[: len(torn)]:
-        _refuse_answer(path, len(lines) + 1, torn)
-    good = [
-        line for line, (_, failed) in zip(lines, answered, strict=True) if not failed
-    ]
-    if torn or len(good) < len(lines):
-        rest = path.with_name(path.name + ".part")
-        rest.write_bytes(b"".join(good))
-        rest.replace(path)
-    return {custom for custom, failed in answered if not failed}
+    finished, has_others = set[str](), False
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                if line[: len(BEGINNING)] != BEGINNING[: len(line)]:
+                    _refuse_answer(path, number, line)
+                has_others = True
+                break
+            custom, failed = answered_line(line, path, number)
+            has_others |= failed
+            if not failed:
+                finished.add(custom)
+    if has_others:
+        _drop_others(path)
+    return finished
+
+
+def _drop_others(path: Path) -> None:
+    """Keep the lines of requests that have succeeded."""
+    rest = path.with_name(path.name + ".part")
+    with path.open("rb") as file, rest.open("wb") as kept:
+        for line in file:
+            if line.endswith(b"\n") and not answered_line(line, path)[1]:
+                kept.write(line)
+    rest.replace(path)
 
 
 @contextmanager
@@ -104,13 +141,14 @@ def only_run(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _answered(path: Path, number: int, line: bytes) -> tuple[str, bool]:
-    """Return the id of an answer, and whether its request failed."""
-    with suppress(InvalidJson):
-        answer = parse_object(line, str(path))
-        response, custom = answer.get("response"), answer.get("custom_id")
-        if isinstance(response, dict) and isinstance(custom, str):
-            return custom, response.get("status_code") != 200
+def answered_line(line: bytes, path: Path, number: int = 0) -> tuple[str, bool]:
+    """Return the id of an answer, and whether its request failed.
+
+    Raises :class:`RequestError`, which names ``path`` and ``number``, for another line.
+    """
+    with suppress(msgspec.MsgspecError, ValueError, RecursionError):
+        answer = msgspec.json.decode(line, type=_AnswerLine)
+        return answer.custom_id, answer.response.status_code != 200
     return _refuse_answer(path, number, line)
 
 
@@ -135,56 +173,76 @@ async def run_batch(
     tick: called after each request.
     """
     failed = 0
-
-    def write(answer: dict[str, Any]) -> None:
-        nonlocal failed
-        failed += answer["response"]["status_code"] != 200
-        output.write(json.dumps(answer, ensure_ascii=False) + "\n")
-        output.flush()
-        tick()
-
-    await answer_all(app, requests, write, concurrency=concurrency)
-    return failed
-
-
-async def answer_all(
-    app: App,
-    requests: list[dict[str, Any]],
-    answered: Callable[[dict[str, Any]], None],
-    *,
-    concurrency: int,
-) -> None:
-    """Answer requests; ``answered`` is called with the line of each as it finishes."""
     waiting = iter(requests)
 
     async def work() -> None:
+        nonlocal failed
         for request in waiting:
-            status, number, body = await _answer(app, request["url"], request["body"])
-            answer = {"status_code": status, "request_id": number, "body": body}
-            line = {"id": f"batch_req_{number}", "custom_id": request["custom_id"]}
-            answered(line | {"response": answer, "error": None})
+            answer = await answer_of(app, request["url"], body_of(request))
+            failed += answer.status != 200
+            output.write(answer.line(request["custom_id"]).decode())
+            output.flush()
+            tick()
 
-    tasks = [asyncio.create_task(work()) for _ in range(concurrency)]
+    await at_once(work, concurrency)
+    return failed
+
+
+async def at_once(work: Callable[[], Coroutine[None, None, None]], count: int) -> None:
+    """Run a coroutine several times at once; the first error ends the others.
+
+    All have ended when this returns.
+    """
+    tasks = [asyncio.create_task(work()) for _ in range(count)]
     try:
         await asyncio.gather(*tasks)
     finally:
-        for task in tasks:
-            task.cancel()
+        await end_tasks(tasks)
 
 
-async def _answer(app: App, path: str, body: dict[str, Any]) -> tuple[int, str, Any]:
-    """Return status, number and body of an answer; waits while the queue is full."""
-    data = json.dumps({**body, **FIXED.get(path, {"stream": False})}).encode()
+async def end_tasks(tasks: Collection[asyncio.Task[None]]) -> None:
+    """Cancel tasks that are not done, and wait for them."""
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)
+
+
+class FileAnswer(NamedTuple):
+    """The answer of a request of a file. body: JSON."""
+
+    status: int
+    number: str
+    body: bytes
+
+    def line(self, custom_id: str) -> bytes:
+        """Return the line of the answer, for the request of an id."""
+        # Not decoded: it may be large. A line break in JSON is a blank.
+        body = self.body.replace(b"\n", b" ")
+        return b'%s%s", "custom_id": %s, "response": {"status_code": %d, %s}%s\n' % (
+            BEGINNING,
+            self.number.encode(),
+            json.dumps(custom_id, ensure_ascii=False).encode(),
+            self.status,
+            b'"request_id": "%s", "body": %s' % (self.number.encode(), body),
+            b', "error": null}',
+        )
+
+
+async def answer_of(app: App, path: str, body: bytes) -> FileAnswer:
+    """Return the answer of a request; waits while the queue is full."""
     while True:
-        status, headers, answer = await _call(app, path, data)
+        status, headers, answer = await _call(app, path, body)
         if b"retry-after" not in headers:
-            return status, headers.get(b"x-request-id", b"").decode(), answer
+            return FileAnswer(
+                status, headers.get(b"x-request-id", b"").decode(), answer
+            )
         await asyncio.sleep(RETRY_SECONDS)
 
 
 async def _call(
     app: App, path: str, data: bytes
-) -> tuple[int, dict[bytes, bytes], Any]:
+) -> tuple[int, dict[bytes, bytes], bytes]:
     """Call the application without a connection."""
     messages = [{"type": "http.request", "body": data}]
     status, answered, parts = 500, dict[bytes, bytes](), list[bytes]()
@@ -205,7 +263,9 @@ async def _call(
     scope = {"type": "http", "method": "POST", "path": path, "headers": headers}
     try:
         await app({**scope, "query_string": b"", "root_path": ""}, receive, send)
-        return status, answered, parse_json(b"".join(parts), path)
+        body = b"".join(parts)
+        msgspec.json.decode(body, type=msgspec.Raw)  # checks what a line is made of
+        return status, answered, body
     except Exception as error:  # of one request: the others go on
         log.exception("a request of %s failed", path)
-        return 500, {}, as_api_error(error).openai()
+        return 500, {}, encode(as_api_error(error).openai())
