@@ -117,8 +117,8 @@ def test_an_engine_computes_recent_prompts_before_it_gets_requests(plain):
                 details = found["usage"]["prompt_tokens_details"]
                 assert details["cached_tokens"] == 96
                 assert found["choices"][0]["token_ids"] == answered(plain, body)
-            assert not fleet.client._warming
-            assert not fleet.client._tasks
+            assert not fleet.client.warming.open
+            assert not fleet.client.warming.tasks
 
 
 def test_the_only_engine_is_waited_for(plain):
@@ -241,8 +241,8 @@ def test_a_client_that_leaves_ends_its_request_at_the_engine(engines):
             if index == 5:
                 break
         until(lambda: not fleet.client.admission.open)
-        assert not fleet.client._parts
-        assert not fleet.client._groups
+        assert not fleet.client.calls.parts
+        assert not fleet.client.calls.groups
 
 
 def test_other_requests_are_answered_by_an_engine_that_lives(engines):

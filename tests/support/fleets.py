@@ -115,7 +115,7 @@ class Fleet(HttpClient):
     @property
     def parts(self):
         """Completions that engines compute."""
-        return list(self.client._parts.values())
+        return list(self.client.calls.parts.values())
 
     @property
     def counts(self):

@@ -76,7 +76,7 @@ class FleetServer:
         accepted.
         """
         tasks = self._tasks
-        tasks.append(asyncio.create_task(self.client.watch()))
+        tasks.append(asyncio.create_task(self.client.members.watch()))
         try:
             for address in self._addresses:
                 self.add(address)
@@ -120,22 +120,24 @@ class FleetServer:
     async def _until_ready(self) -> RemoteModels:
         """Wait for an engine, and open the tokenizer of its model."""
         client = self.client
-        while client.described is None:
-            await client.until_changed()
-        (settings,) = client.described.models
+        members = client.members
+        while members.described is None:
+            await members.until_changed()
+        (settings,) = members.described.models
         if self._name is not None:
             settings.name = self._name
         if self._place is not None:
             settings.place = self._place
-        settings.context = client.described.context
+        settings.context = members.described.context
         client.names = dict.fromkeys((settings.name, *settings.adapters), 0)
         models = RemoteModels([settings], client)
         await models.default.opened()
         self.description = f"{settings.name} of {len(client.engines)} engines"
-        client.app = self._operations()
-        paths = [getattr(route, "path", "") for route in client.app.routes]
-        client.own = {path for path in paths if "{" not in path}
-        client.own_under = tuple(
+        questions = client.questions
+        app = questions.app = self._operations()
+        paths = [getattr(route, "path", "") for route in app.routes]
+        questions.own = {path for path in paths if "{" not in path}
+        questions.own_under = tuple(
             path.partition("{")[0] for path in paths if "{" in path
         )
         return models
@@ -178,7 +180,7 @@ class FleetServer:
         """
         if self._is_draining:
             return json_response({"status": "draining"}, 503)
-        if (reason := self.client.problem()) is not None:
+        if (reason := self.client.members.problem()) is not None:
             return json_response({"status": "not ready", "reason": reason}, 503)
         return json_response({"status": "ready"})
 
@@ -188,6 +190,7 @@ class FleetServer:
     async def _load(self, _: Request) -> Response:
         """Return what the fleet does now."""
         client, admission = self.client, self.client.admission
+        described = client.members.described
         body = {
             "server_load": admission.open,
             "running": admission.open - admission.waiting,
@@ -195,9 +198,9 @@ class FleetServer:
             "queued_tokens": admission.queued_tokens,
             "rejected": admission.rejected,
             "drain_rate": admission.drain_rate,
-            "context": client.described and client.described.context,
+            "context": described and described.context,
             "continued": client.counts["continued"],
-            "replicas": client.engine_loads(),
+            "replicas": client.members.engine_loads(),
         }
         return json_response(body)
 
@@ -217,7 +220,7 @@ class FleetServer:
         return json_response(self._body(name))
 
     def _body(self, name: str) -> dict[str, Any]:
-        described = self.client.described
+        described = self.client.members.described
         assert described is not None, "before requests are accepted"
         own = next(iter(self.client.names))
         return {
@@ -227,7 +230,7 @@ class FleetServer:
             "owned_by": "inl",
             "max_model_len": described.context,
             "sampling_defaults": described.sampling_defaults,
-            "is_loaded": self.client.problem() is None,
+            "is_loaded": self.client.members.problem() is None,
             **({} if name == own else {"parent": own}),
         }
 
