@@ -169,7 +169,8 @@ class FleetClient:
         engine.is_warming = False
         if self.warming.recent and members.has_other(engine):
             self.warming.begin(engine)
-        self.admission.max_running += engine.places
+        if not engine.is_held:
+            self.admission.max_running += engine.places
         members.announce()
         return ""
 
@@ -186,20 +187,21 @@ class FleetClient:
             self.members.announce()
             for each in self.engines:
                 if each.state is State.SILENT:
-                    self._abandon(each)  # it had to wait for another one
+                    self.abandon(each)  # it had to wait for another one
         elif engine.state is State.SILENT and self.members.has_other(engine):
             self.counts["lost"] += 1
-            self._abandon(engine)
+            self.abandon(engine)
         else:
             self._hurry()
 
     def lost(self, engine: EngineLink) -> None:
         """Leave an engine whose link has ended."""
-        self.counts["lost"] += not engine.is_draining
+        self.counts["lost"] += not (engine.is_draining or engine.is_held)
         del self.members.by_number[engine.number]
-        self._abandon(engine)
+        self.abandon(engine)
         self.router.remove(engine.number)
-        self.admission.max_running -= engine.places
+        if not engine.is_held:
+            self.admission.max_running -= engine.places
         self._hurry()
         self.members.announce()
 
@@ -209,7 +211,21 @@ class FleetClient:
             for engine in self.engines:
                 engine.warmed()
 
-    def _abandon(self, engine: EngineLink) -> None:
+    def hold(self, engine: EngineLink, *, is_held: bool) -> None:
+        """Give an engine no requests, or give it some again."""
+        if engine.is_held == is_held:
+            return
+        if engine.number in self.members.by_number:
+            self.admission.max_running -= engine.places if is_held else -engine.places
+        engine.hold(is_held=is_held)
+
+    def open_requests(self, engine: EngineLink) -> int:
+        """Return how many completions and questions an engine has not answered."""
+        load = self.router.loads.get(engine.number)
+        return self.questions.count(engine) + (0 if load is None else load.open)
+
+    def abandon(self, engine: EngineLink) -> None:
+        """Let other engines continue and answer what one has not finished."""
         self._continuing.abandon(engine)
         self.questions.abandon(engine)
 

@@ -66,11 +66,14 @@ class Members:
                     "state": engine.state.value,
                     "reason": engine.reason,
                     "device": engine.device,
+                    "process": engine.name,
                     "open": 0 if load is None else load.open,
                     "places": 0 if load is None else load.places,
                     "queued_tokens": 0 if load is None else load.queued_tokens,
                     "seconds_per_token": 0 if load is None else load.seconds_per_token,
                     "slowness": 1.0 if load is None else load.slowness,
+                    "prompt_tokens": 0 if load is None else load.prompt_tokens,
+                    "cached_tokens": 0 if load is None else load.cached_tokens,
                 }
             )
         return loads
@@ -118,7 +121,8 @@ class Members:
         """Return why no engine is ready; ``None`` if one is."""
         if any(each.state is State.READY for each in self.engines):
             return None
-        return "; ".join(f"{each.address} {each.reason}" for each in self.engines)
+        reasons = [f"{each.address} {each.reason}" for each in self.engines]
+        return "; ".join(reasons) or "there is none"
 
     def choose(
         self, call: Call, prompt: int, output_tokens: int, refused: Collection[int]

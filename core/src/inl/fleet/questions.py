@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 START_SECONDS = 5.0
 """Time that a new call waits for an engine, if none is ready."""
 
+STILL_THERE = (State.READY, State.DRAINING)
+"""States in which an engine knows what it has generated."""
+
 
 class Questions:
     """Asks engines. numbers: gives questions numbers that nothing else has.
@@ -60,7 +63,7 @@ class Questions:
     async def recall(self, number: int, message: Recall) -> Recalled:
         """Ask an engine for outputs; it remembers none if it is lost."""
         for engine in self._members.by_number.values():
-            if engine.name == message.engine and engine.state is State.READY:
+            if engine.name == message.engine and engine.state in STILL_THERE:
                 with suppress(EngineGoneError):
                     recalled: Recalled = await self._ask(engine, message)
                     return recalled
@@ -82,6 +85,10 @@ class Questions:
         waiting = self._asked.pop(message.number, None)
         if waiting is not None and not waiting[1].done():
             waiting[1].set_result(message)
+
+    def count(self, engine: EngineLink) -> int:
+        """Return how many an engine has not answered."""
+        return sum(used is engine for used, _ in self._asked.values())
 
     def abandon(self, engine: EngineLink) -> None:
         """Ask other engines what one has not answered."""
