@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -22,6 +23,7 @@ from fleets import (
 from http_servers import HashServer
 from inl.cli.fleet_api import FleetApi
 from inl.cli.fleet_roll import Roll
+from inl.cli.main import main
 from inl.errors import RequestError
 from inl.fleet.local_engines import LocalEngines
 from inl.fleet.replica_file import ReplicaFile
@@ -207,6 +209,48 @@ def test_servers_with_one_file_have_the_same_engines(plain, engines, tmp_path):
             until_ready(each, addresses[:1])
 
 
+def test_the_command_shows_and_changes_engines(engines, plain, capsys, monkeypatch):
+    one, two = addresses_of(engines)
+    monkeypatch.delenv("INL_ADMIN_KEY", raising=False)
+    with Fleet([one], config=KEYS) as fleet:
+        until_ready(fleet, [one])
+
+        def inl(*words):
+            options = "--url", fleet.url, "--admin-key", "operator"
+            status = main(["fleet", *options, *words])
+            output = capsys.readouterr()
+            return status, output.err if status else output.out
+
+        assert inl("add", two) == (
+            0,
+            f"{two}: is ready, on runner\n"
+            "this server only, until it restarts; with --replica-file it is kept\n",
+        )
+        answered(fleet)
+        table = inl("list")[1]
+        assert f"{one}  ready  runner  0 of 8" in table
+        assert f"{two}  ready  runner  0 of 8" in table
+        shown = json.loads(inl("list", "--json")[1])
+        assert [each["address"] for each in shown] == [one, two]
+        assert f"{two}: gets no requests; 0 open ones finish" in inl("drain", two)[1]
+        assert "is drained by an operator" in inl("list")[1]
+        assert inl("remove", two, "--seconds", "1")[0] == 0
+        until(lambda: [*rows(fleet)] == [one])
+        for words, text in [
+            (["stop", one], "found 'stop', accepted: list|add|drain|remove|roll"),
+            (["drain"], "drain: found no ADDRESS"),
+            (["drain", one], f"no engine but {one} is ready; add another one first"),
+            (["drain", two], f"this server has {one}"),
+            (["roll", two], f"roll: found no engine {two}"),
+            (["add", "127.0.0.1:1", "--wait", "0"], "was not ready within 0 s"),
+            (["list", "--url", "nowhere"], "accepts a URL"),
+            (["list", "--url", plain.url], "has no engines to change"),
+            (["list", "--admin-key", "other"], "admin key: found none"),
+        ]:
+            status, said = inl(*words)
+            assert (status, text in said) == (2, True), said
+
+
 def under_streams(fleet, count, work):
     """Return the tokens of ``count`` streams at a time, until ``work`` has ended."""
     bodies = [
@@ -312,7 +356,7 @@ def test_other_weights_end_a_roll_and_no_stream(plain, monkeypatch):
         def work():
             for settings, reason in [
                 ({**SLOW, "config": {"kv_dtype": "int8"}}, "is not used: has other"),
-                ({**SLOW, "config": {"kv_dtype": "none"}}, "is gone"),
+                ({**SLOW, "config": {"no_option": 1}}, "is gone"),
             ]:
                 engine.settings = settings
                 with pytest.raises(RequestError, match=reason):
