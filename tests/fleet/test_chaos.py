@@ -141,7 +141,7 @@ def test_every_stream_is_the_undisturbed_one_whatever_happens_to_engines():
         assert not fleet.counts["failed"]
         # The last answers have been sent before their places are free.
         until(lambda: not fleet.client.admission.open)
-        until(lambda: not fleet.client._groups)
+        until(lambda: not fleet.client.calls.groups)
         seconds = sorted(fleet.client.continue_seconds)
         print(
             f"{len(found)} streams, {fleet.counts['continued']} continued; noticing "

@@ -58,6 +58,14 @@ class FleetOptions:
             help="Engine that inl serve --engine-only has started; can be repeated.",
         ),
     ] = None
+    replica_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help="Engines, one HOST:PORT a line, that the server follows while it "
+            "runs; several servers can share it.",
+        ),
+    ] = None
     engine_only: Annotated[
         bool,
         typer.Option(
@@ -88,7 +96,9 @@ class FleetOptions:
     @property
     def is_given(self) -> bool:
         """Whether engines and front-ends are different processes."""
-        return bool(self.engine_only or self.replica or self.replicas)
+        return bool(
+            self.engine_only or self.replica or self.replicas or self.replica_file
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
