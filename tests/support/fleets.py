@@ -1,4 +1,4 @@
-"""Fleets to test: engines on hashes in processes, and a front-end in a thread."""
+"""Fleets to test: engines on hashes and front-ends in processes, or one in a thread."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ from http_clients import WAIT_SECONDS, HttpClient
 from inl.fleet.server import FleetServer
 from inl.serve.settings import ServerConfig
 
-SCRIPT = Path(__file__).with_name("hash_engine_process.py")
+FOLDER = Path(__file__).parent
 
 
 class EngineProcess:
     """One engine; a context manager. Options are those of the script."""
 
+    script = "hash_engine_process.py"
+
     def __init__(self, environment=(), **options):
-        paths = [str(SCRIPT.parent), os.environ.get("PYTHONPATH", "")]
+        paths = [str(FOLDER), os.environ.get("PYTHONPATH", "")]
         self.process = subprocess.Popen(
-            [sys.executable, str(SCRIPT), json.dumps(options)],
+            [sys.executable, str(FOLDER / self.script), json.dumps(options)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={
@@ -42,7 +44,7 @@ class EngineProcess:
         """``HOST:PORT``, once it listens."""
         if not self._address:
             self._address = self.process.stdout.readline().decode().strip()
-            assert self._address, "the engine has ended"
+            assert self._address, "the process has ended"
         return self._address
 
     def kill(self):
@@ -68,6 +70,16 @@ class EngineProcess:
         self.process.wait(WAIT_SECONDS)
         self.process.stdin.close()
         self.process.stdout.close()
+
+
+class FrontEndProcess(EngineProcess, HttpClient):
+    """One front-end, whose address is that of HTTP; a context manager."""
+
+    script = "front_end_process.py"
+
+    @property
+    def url(self):
+        return f"http://{self.address}"
 
 
 class Fleet(HttpClient):

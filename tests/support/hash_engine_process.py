@@ -1,6 +1,8 @@
 """An engine on hashes that serves front-ends: ``python hash_engine_process.py JSON``.
 
-Writes its address to the standard output. It ends when its standard input is closed.
+With ``is_real`` it is the default model on the CPU; ``clock`` are seconds that its
+clock is ahead. Writes its address to the standard output. It ends when its standard
+input is closed.
 """
 
 from __future__ import annotations
@@ -9,9 +11,11 @@ import asyncio
 import json
 import os
 import sys
+import time
 
 from http_servers import hash_engine
 from inl.config import EngineConfig
+from inl.engine.inference_engine import InferenceEngine
 from inl.fleet.engine_port import EnginePort
 from inl.fleet.local_engines import until_parent_ends
 from inl.serve.model_slot import ModelSource
@@ -21,8 +25,15 @@ from inl.serve.signals import handle_signals
 from inl.workers.settings import read_secret
 
 
+def set_clock(ahead: float) -> None:
+    """Let the time of day, but not the monotonic clock, be ahead by some seconds."""
+    now = time.time
+    time.time = lambda: now() + ahead
+
+
 def main() -> None:
     given = json.loads(sys.argv[1])
+    set_clock(given.get("clock", 0))
     max_batch = given.get("max_batch", 4)
     server_config = ServerConfig(**given.get("server", {}))
 
@@ -30,6 +41,8 @@ def main() -> None:
         config = engine_config(
             EngineConfig(**given.get("config", {})), server_config, max_batch
         )
+        if given.get("is_real"):
+            return InferenceEngine.from_pretrained(None, config, on_step=on_step)
         return hash_engine(
             max_batch,
             seconds=given.get("seconds", 0.0),
