@@ -311,8 +311,10 @@ decode = msgspec.msgpack.Decoder[Message](Message).decode
 
 def plain(value: Any) -> Any:
     """Return JSON-like data in place of the mappings and collections of options."""
+    if value is None or isinstance(value, str | int | float):
+        return value
     if isinstance(value, Mapping):
         return {name: plain(item) for name, item in value.items()}
-    if isinstance(value, Sequence | set | frozenset) and not isinstance(value, str):
+    if isinstance(value, Sequence | set | frozenset):
         return [plain(item) for item in value]
     return value
