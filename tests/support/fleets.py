@@ -20,15 +20,33 @@ from inl.serve.settings import ServerConfig
 FOLDER = Path(__file__).parent
 
 
+WITH_CLOCK = """
+import runpy, sys, time
+now, ahead = time.time, float(sys.argv[1])
+time.time = lambda: now() + ahead
+del sys.argv[:2]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""Runs a script with a time of day that is ahead, for whatever it imports."""
+
+
 class EngineProcess:
-    """One engine; a context manager. Options are those of the script."""
+    """One engine; a context manager. Options are those of the script.
+
+    clock: seconds that its time of day is ahead.
+    """
 
     script = "hash_engine_process.py"
 
-    def __init__(self, environment=(), **options):
+    def __init__(self, environment=(), *, clock=0, **options):
         paths = [str(FOLDER), os.environ.get("PYTHONPATH", "")]
         self.process = subprocess.Popen(
-            [sys.executable, str(FOLDER / self.script), json.dumps(options)],
+            [
+                sys.executable,
+                *(("-c", WITH_CLOCK, str(clock)) if clock else ()),
+                str(FOLDER / self.script),
+                json.dumps(options),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={

@@ -1,8 +1,7 @@
 """An engine on hashes that serves front-ends: ``python hash_engine_process.py JSON``.
 
-With ``is_real`` it is the default model on the CPU; ``clock`` are seconds that its
-clock is ahead. Writes its address to the standard output. It ends when its standard
-input is closed.
+With ``is_real`` it is the default model on the CPU; ``digest`` is that of its weights.
+Writes its address to the standard output. It ends when its standard input is closed.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import asyncio
 import json
 import os
 import sys
-import time
+from dataclasses import replace
 
 from http_servers import hash_engine
 from inl.config import EngineConfig
@@ -25,15 +24,8 @@ from inl.serve.signals import handle_signals
 from inl.workers.settings import read_secret
 
 
-def set_clock(ahead: float) -> None:
-    """Let the time of day, but not the monotonic clock, be ahead by some seconds."""
-    now = time.time
-    time.time = lambda: now() + ahead
-
-
 def main() -> None:
     given = json.loads(sys.argv[1])
-    set_clock(given.get("clock", 0))
     max_batch = given.get("max_batch", 4)
     server_config = ServerConfig(**given.get("server", {}))
 
@@ -43,12 +35,16 @@ def main() -> None:
         )
         if given.get("is_real"):
             return InferenceEngine.from_pretrained(None, config, on_step=on_step)
-        return hash_engine(
+        engine = hash_engine(
             max_batch,
             seconds=given.get("seconds", 0.0),
             config=config,
             on_step=on_step,
         )
+        if digest := given.get("digest"):
+            scheduler = engine.core.scheduler
+            scheduler.config = replace(scheduler.config, model_digest=digest)
+        return engine
 
     async def serve():
         server = Server(

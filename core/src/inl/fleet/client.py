@@ -160,6 +160,7 @@ class FleetClient:
                     "state": engine.state.value,
                     "reason": engine.reason,
                     "device": engine.device,
+                    "clock_seconds": engine.clock_seconds,
                     "open": 0 if load is None else load.open,
                     "places": 0 if load is None else load.places,
                     "queued_tokens": 0 if load is None else load.queued_tokens,
