@@ -1,4 +1,4 @@
-"""Fleets to test: engines on hashes in processes, and a front-end in a thread."""
+"""Fleets to test: engines on hashes and front-ends in processes, or one in a thread."""
 
 from __future__ import annotations
 
@@ -19,7 +19,17 @@ from inl.fleet.engine_port import EnginePort
 from inl.fleet.server import FleetServer
 from inl.serve.settings import ServerConfig
 
-SCRIPT = Path(__file__).with_name("hash_engine_process.py")
+FOLDER = Path(__file__).parent
+
+
+WITH_CLOCK = """
+import runpy, sys, time
+now, ahead = time.time, float(sys.argv[1])
+time.time = lambda: now() + ahead
+del sys.argv[:2]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""Runs a script with a time of day that is ahead, for whatever it imports."""
 
 TEXT = "/v1/completions"
 LONG = {"prompt": list(range(100)), "seed": 3, "max_tokens": 200, "ignore_eos": True}
@@ -28,12 +38,22 @@ SLOW = {"max_batch": 8, "seconds": 0.01}
 
 
 class EngineProcess:
-    """One engine; a context manager. Options are those of the script."""
+    """One engine; a context manager. Options are those of the script.
 
-    def __init__(self, environment=(), **options):
-        paths = [str(SCRIPT.parent), os.environ.get("PYTHONPATH", "")]
+    clock: seconds that its time of day is ahead.
+    """
+
+    script = "hash_engine_process.py"
+
+    def __init__(self, environment=(), *, clock=0, **options):
+        paths = [str(FOLDER), os.environ.get("PYTHONPATH", "")]
         self.process = subprocess.Popen(
-            [sys.executable, str(SCRIPT), json.dumps(options)],
+            [
+                sys.executable,
+                *(("-c", WITH_CLOCK, str(clock)) if clock else ()),
+                str(FOLDER / self.script),
+                json.dumps(options),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={
@@ -49,7 +69,7 @@ class EngineProcess:
         """``HOST:PORT``, once it listens."""
         if not self._address:
             self._address = self.process.stdout.readline().decode().strip()
-            assert self._address, "the engine has ended"
+            assert self._address, "the process has ended"
         return self._address
 
     def kill(self):
@@ -92,6 +112,16 @@ class HeldEngine(HashServer):
     @property
     def gate(self):
         return self.engine.runner.gate
+
+
+class FrontEndProcess(EngineProcess, HttpClient):
+    """One front-end, whose address is that of HTTP; a context manager."""
+
+    script = "front_end_process.py"
+
+    @property
+    def url(self):
+        return f"http://{self.address}"
 
 
 class Fleet(HttpClient):

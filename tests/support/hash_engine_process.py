@@ -1,5 +1,6 @@
 """An engine on hashes that serves front-ends: ``python hash_engine_process.py JSON``.
 
+With ``is_real`` it is the default model on the CPU; ``digest`` is that of its weights.
 Writes its address to the standard output. It ends when its standard input is closed.
 With the number of a socket in place of JSON, it is one that
 :class:`~inl.fleet.local_engines.LocalEngines` starts.
@@ -12,9 +13,11 @@ import json
 import os
 import socket
 import sys
+from dataclasses import replace
 
 from http_servers import hash_engine
 from inl.config import EngineConfig
+from inl.engine.inference_engine import InferenceEngine
 from inl.fleet.engine_port import EnginePort
 from inl.fleet.local_engines import read_settings, report_served, until_parent_ends
 from inl.serve.model_slot import ModelSource
@@ -36,12 +39,18 @@ def main() -> None:
         config = engine_config(
             EngineConfig(**given.get("config", {})), server_config, max_batch
         )
-        return hash_engine(
+        if given.get("is_real"):
+            return InferenceEngine.from_pretrained(None, config, on_step=on_step)
+        engine = hash_engine(
             max_batch,
             seconds=given.get("seconds", 0.0),
             config=config,
             on_step=on_step,
         )
+        if digest := given.get("digest"):
+            scheduler = engine.core.scheduler
+            scheduler.config = replace(scheduler.config, model_digest=digest)
+        return engine
 
     async def serve():
         server = Server(

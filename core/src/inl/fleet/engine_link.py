@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 import ssl
+import time
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
@@ -45,6 +46,9 @@ They are counted, not timed: an engine is not to blame if this process was stopp
 
 LOST_BEATS = 150
 """Beats without a byte after which its link is closed and opened again."""
+
+CLOCK_SECONDS = 5.0
+"""Difference of an engine's clock to this host's from which on the log names it."""
 
 CONNECT_SECONDS = 5.0
 FIRST_RETRY_SECONDS, MOST_RETRY_SECONDS = 0.1, 2.0
@@ -100,6 +104,8 @@ class EngineLink:
         self.device = self.name = ""
         self.places = 0
         """Requests that it computes at the same time."""
+        self.clock_seconds = 0.0
+        """Time of day there, less that of here."""
         self.number = -1
         """Of this connection, for the router; each has another one."""
         self._engines = engines
@@ -238,6 +244,12 @@ class EngineLink:
             return
         self._is_open, self.is_draining, self._problem = True, False, ""
         log.info("engine %s: connected, on %s", self.address, self.device)
+        self.clock_seconds = described.time - time.time() if described.time else 0.0
+        if abs(self.clock_seconds) >= CLOCK_SECONDS:
+            log.warning(
+                "engine %s: its clock differs by %+.0f s; requests end in time, the "
+                "times of its log are other ones", self.address, self.clock_seconds,
+            )  # fmt: skip
         self._judge("")
 
     def hold(self, *, is_held: bool) -> None:

@@ -66,6 +66,7 @@ class Members:
                     "state": engine.state.value,
                     "reason": engine.reason,
                     "device": engine.device,
+                    "clock_seconds": engine.clock_seconds,
                     "process": engine.name,
                     "open": 0 if load is None else load.open,
                     "places": 0 if load is None else load.places,

@@ -67,6 +67,8 @@ class Server:
         self.kv_events = _kv_events(config, len(sources))
         if self.kv_events is not None:
             sources = [_reporting(each, self.kv_events) for each in sources]
+            missed = partial(getattr, self.kv_events, "missed")
+            metrics.total("kv_event_batches_missed", {}, missed)
         self.models = Models(sources, config, metrics, max_batch=max_batch)
         if len(self.models) == 1:
             self.models.default.load()
