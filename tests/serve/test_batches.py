@@ -270,8 +270,9 @@ def test_an_expired_file_is_deleted(tmp_path):
 
 
 def test_a_cancelled_batch_keeps_what_was_answered(tmp_path):
-    with HashServer(max_batch=2, seconds=0.03, files=str(tmp_path)) as slow:
-        with client_of(slow) as client:
+    with HashServer(max_batch=2, files=str(tmp_path)) as slow:
+        with client_of(slow) as client, slow.paused() as gate:
+            gate.hold_after(30)  # of 8 for each request, one after the other
             lines = [line_of(at, max_tokens=8) for at in range(40)]
             file = upload(client, lines)
             batch, second = start(client, file), start(client, file)
@@ -280,6 +281,7 @@ def test_a_cancelled_batch_keeps_what_was_answered(tmp_path):
                 client.files.delete(file.id)
             client.batches.cancel(second.id)
             assert client.batches.cancel(batch.id).status == "cancelling"
+            gate.release()
             found = finished(client, batch)
             assert found.status == finished(client, second).status == "cancelled"
             good = lines_of(client, found.output_file_id)
@@ -298,11 +300,15 @@ def test_a_cancelled_batch_keeps_what_was_answered(tmp_path):
 def test_a_batch_goes_on_after_a_restart(tmp_path):
     lines = [line_of(at, max_tokens=8) for at in range(12)]
     with (
-        HashServer(max_batch=2, seconds=0.03, files=str(tmp_path)) as first,
+        HashServer(max_batch=2, files=str(tmp_path)) as first,
         client_of(first) as client,
+        first.paused() as gate,
     ):
+        gate.hold_after(30)  # of 8 for each request, one after the other
         batch = start(client, upload(client, lines))
         until(lambda: client.batches.retrieve(batch.id).request_counts.completed > 1)
+        first.stop()
+        until(lambda: first.server._batching.done())
     (part,) = tmp_path.glob("*.part")
     before = part.read_bytes().splitlines()
     assert 1 < len(before) < 12
@@ -671,7 +677,7 @@ def test_a_damaged_record_is_left_out(tmp_path, caplog):
 
 def test_without_a_folder_the_endpoints_say_so(hash_server):
     for method, path in (("GET", "files"), ("POST", "batches"), ("GET", "files/a/b")):
-        found = httpx.request(method, f"{hash_server.url}/v1/{path}")
+        found = httpx.request(method, f"{hash_server.url}/v1/{path}", timeout=300)
         assert found.status_code == 404
         assert "--files FOLDER" in found.json()["error"]["message"]
 
