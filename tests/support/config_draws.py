@@ -71,7 +71,26 @@ DELTA = {
     # float32 has few digits of small results of gelu, which are scaled to length 1.
     "hidden_act": [*["silu"] * 8, "mish"],
 }  # fmt: skip
+CONVS = {
+    "norm_eps": [0.1, ABSENT],
+    "conv_L_cache": [2, 4, ABSENT],
+    "conv_bias": [True, False, ABSENT],
+    "tie_embedding": [*[ABSENT] * 3, True, False],
+    "num_key_value_heads": [1, 2],
+    "layer_types": [*["drawn"] * 4, ABSENT, "short"],
+}
 FAMILIES: dict[str, dict[str, list[Any]]] = {
+    "lfm2": {
+        **CONVS, "block_auto_adjust_ff_dim": [False, True, ABSENT],
+        "block_multiple_of": [4, 8], "block_ffn_dim_multiplier": [0.9, 2, None, ABSENT],
+        "block_ff_dim": [*[ABSENT] * 3, 36], "full_attn_idxs": [[1], [0, 1], ABSENT],
+    },
+    "lfm2_moe": {
+        **CONVS, "num_experts": [4], "num_experts_per_tok": [1, 2],
+        "moe_intermediate_size": [12], "num_dense_layers": [0, 1, ABSENT],
+        "use_expert_bias": [True, False, ABSENT], "norm_topk_prob": [False, ABSENT],
+        "routed_scaling_factor": [0.5, ABSENT], "layer_types": [*["drawn"] * 6, ABSENT],
+    },
     "llama": {},
     "mistral": {},
     "mixtral": {"num_local_experts": [4], "num_experts_per_tok": [1, 2, ABSENT]},
@@ -227,6 +246,11 @@ ALWAYS = (
     "linear_value_head_dim", "full_attention_interval",
 )  # fmt: skip
 """Fields that keep a model small, drawn in every config."""
+OTHERS = {
+    "lfm2": "conv", "lfm2_moe": "conv", "qwen3_next": LINEAR, "qwen3_5_text": LINEAR,
+    "qwen3_5_moe_text": LINEAR,
+}  # fmt: skip
+"""What a drawn layer is that has no full attention; windows by default."""
 RENAMED = (
     "hidden_size", "num_hidden_layers", "num_attention_heads",
     "max_position_embeddings",
@@ -245,7 +269,7 @@ def draw(rng, family: str) -> dict[str, Any]:
             config[name] = rng.choice(values)
     layers = config["num_hidden_layers"]
     if config.get("layer_types") == "drawn":
-        other = LINEAR if "linear_num_key_heads" in extra else SLIDING
+        other = OTHERS.get(family, SLIDING)
         config["layer_types"] = [rng.choice([other, FULL]) for _ in range(layers)]
     elif config.get("layer_types") == "chunks":
         config["layer_types"] = [rng.choice([CHUNKS, FULL]) for _ in range(layers)]

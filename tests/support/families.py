@@ -86,6 +86,8 @@ SPARSE = {
 }  # fmt: skip
 MROPE = rope(partial_rotary_factor=0.5, mrope_section=[1, 1, 1], mrope_interleaved=True)
 
+CONVS = {"layer_types": ["conv", "full_attention", "conv", "conv"]}
+
 SIGMOID = {
     "n_routed_experts": 6, "num_experts_per_tok": 2, "n_shared_experts": 2,
     "moe_intermediate_size": 24, "n_group": 3, "topk_group": 2,
@@ -357,6 +359,30 @@ FAMILIES = {
         "MiniMaxM2",
         rope(partial_rotary_factor=0.5)
         | {"head_dim": 12, "num_local_experts": 6, "num_experts_per_tok": 3},
+    ),
+    "lfm2": (
+        "Lfm2",
+        rope()
+        | CONVS
+        | {
+            "norm_eps": 1e-3,
+            "conv_bias": True,
+            "block_multiple_of": 12,
+            "block_ffn_dim_multiplier": 0.9,
+        },
+    ),
+    "lfm2-moe": (
+        "Lfm2Moe",
+        rope()
+        | CONVS
+        | {
+            "num_dense_layers": 1,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "routed_scaling_factor": 1.7,
+            "conv_L_cache": 2,
+        },
     ),
 }
 """Name: its class in transformers and what its config has beside :data:`SIZES`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from inl.models import (
     groups,
     hunyuan_v1_dense,
     layer_norm,
+    lfm2,
     llama4,
     moe,
     nemotron,
@@ -101,17 +103,25 @@ def ranked_plainly(ops, c, w, logits):
     return ROUTED(ops, c, w._replace(bias=w.bias._replace(bias=None)), logits)
 
 
-def in_recurrent(**changes):
-    """Other tensors in every recurrent layer."""
+def in_kind(kind, **changes):
+    """Other tensors in the first block of the layers where it is a ``kind``."""
 
     def changed(layer):
         part = layer.attention
-        if not isinstance(part, qwen3_next.Delta):
+        if not isinstance(part, kind):
             return layer
-        new = {name: change(getattr(part, name)) for name, change in changes.items()}
+        new = {
+            name: change and change(getattr(part, name))
+            for name, change in changes.items()
+        }
         return layer._replace(attention=part._replace(**new))
 
     return in_layers(changed)
+
+
+in_recurrent = partial(in_kind, qwen3_next.Delta)
+in_convolutions = partial(in_kind, lfm2.ShortConv)
+in_attention = partial(in_kind, blocks.Attention)
 
 
 GATED = qwen3_next.gated_attention
@@ -314,6 +324,13 @@ SIGMOID = RANKS | {
     "shared expert": Mutant(patch=(moe, "mixture", without_shared)),
 }
 SHARED = {"shared expert": Mutant(patch=(moe, "mixture", without_shared))}
+CONVS = {
+    "convolution": in_convolutions(taps=lambda w: w._replace(weight=0 * w.weight + 1)),
+    "gate before": in_convolutions(before=lambda w: w._replace(weight=0 * w.weight)),
+    "gate after": in_convolutions(after=lambda w: w._replace(weight=w.weight[::-1])),
+    "norm of queries": in_attention(q_norm=None),
+    "norm of keys": in_attention(k_norm=None),
+}
 MUTANTS = {
     "arcee": ROPE | NORMS | BIAS | OUT_BIAS | {"activation": field(activation="relu")},
     "seed-oss": ROPE | NORMS | SILU | BIAS | OUT_BIAS,
@@ -398,6 +415,15 @@ MUTANTS = {
     },
     "olmoe": ROPE | NORMS | SILU | HEAD_NORMS | {"shares": field(renormalize=True)},
     "minimax-m2": ROPE | NORMS | SILU | TURNED | HEAD_NORMS | RANKS | {
+        "shares": field(renormalize=False),
+    },
+    "lfm2": ROPE | NORMS | CONVS | {
+        "bias of the convolution": in_convolutions(
+            shift=lambda w: w._replace(weight=0 * w.weight)
+        ),
+    },
+    "lfm2-moe": ROPE | NORMS | CONVS | RANKS | {
+        "factor on experts": field(routed_scale=7.0),
         "shares": field(renormalize=False),
     },
     "llama3": ROPE | SCALED | NORMS | SILU | HEAD | {

@@ -32,7 +32,13 @@ DELTA = {
     "linear_num_value_heads": 4, "linear_key_head_dim": 6, "linear_value_head_dim": 8,
     "partial_rotary_factor": 0.5, "head_dim": 16,
 }  # fmt: skip
+CONVS = {"layer_types": ["conv", "full_attention"] * 2, "block_multiple_of": 16}
 FIELDS = {
+    "lfm2": CONVS,
+    "lfm2_moe": CONVS | {
+        "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+        "num_dense_layers": 1,
+    },
     "llama": {"attention_bias": True},
     "mistral": {"sliding_window": 7},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 7},

@@ -29,6 +29,7 @@ REFUSED = {
     "olmo2": WHOLE, "olmo3": WHOLE,
     "olmoe": WHOLE, "minimax_m2": WHOLE,
     "qwen3_5": RECURRENT, "qwen3_5_moe": RECURRENT, "qwen3_next": RECURRENT,
+    "lfm2": RECURRENT, "lfm2_moe": RECURRENT,
 }  # fmt: skip
 
 

@@ -43,6 +43,8 @@ FAMILIES = (
     ("HeliumForCausalLM", "helium", "helium"),
     ("HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense", "hunyuan_v1_dense"),
     ("HunYuanMoEV1ForCausalLM", "hunyuan_v1_moe", "hunyuan_v1_moe"),
+    ("Lfm2ForCausalLM", "lfm2", "lfm2"),
+    ("Lfm2MoeForCausalLM", "lfm2_moe", "lfm2_moe"),
     ("LlamaForCausalLM", "llama", "llama"),
     ("Llama4ForCausalLM", "llama4_text", "llama4"),
     ("Llama4ForConditionalGeneration", "llama4", "llama4"),
