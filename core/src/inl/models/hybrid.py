@@ -46,3 +46,8 @@ def cache_index(c: Any, index: int) -> int:
     """Return the position of a layer with attention among those that have a cache."""
     before: tuple[bool, ...] = c.recurrent[:index]
     return before.count(False)
+
+
+def recurrent_indices(c: Any) -> tuple[int, ...]:
+    """Return the layers of a config that are recurrent."""
+    return tuple(index for index, recurs in enumerate(c.recurrent) if recurs)

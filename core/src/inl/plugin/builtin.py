@@ -15,6 +15,7 @@ from inl.plugin.hooks import (
 
 FAMILIES = (
     ("ArceeForCausalLM", "arcee", "arcee"),
+    ("BambaForCausalLM", "bamba", "bamba"),
     ("CohereForCausalLM", "cohere", "cohere"),
     ("Cohere2ForCausalLM", "cohere2", "cohere2"),
     ("CwmForCausalLM", "cwm", "cwm"),
@@ -24,6 +25,7 @@ FAMILIES = (
     ("Ernie4_5ForCausalLM", "ernie4_5", "ernie4_5"),
     ("Ernie4_5_MoeForCausalLM", "ernie4_5_moe", "ernie4_5_moe"),
     ("Exaone4ForCausalLM", "exaone4", "exaone4"),
+    ("FalconH1ForCausalLM", "falcon_h1", "falcon_h1"),
     ("GemmaForCausalLM", "gemma", "gemma1"),
     ("Gemma2ForCausalLM", "gemma2", "gemma2"),
     ("Gemma3ForCausalLM", "gemma3_text", "gemma3"),
@@ -39,6 +41,7 @@ FAMILIES = (
     ("GptOssForCausalLM", "gpt_oss", "gpt_oss"),
     ("GraniteForCausalLM", "granite", "granite"),
     ("GraniteMoeForCausalLM", "granitemoe", "granite_moe"),
+    ("GraniteMoeHybridForCausalLM", "granitemoehybrid", "granite_hybrid"),
     ("GraniteMoeSharedForCausalLM", "granitemoeshared", "granite_moe"),
     ("HeliumForCausalLM", "helium", "helium"),
     ("HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense", "hunyuan_v1_dense"),
@@ -55,6 +58,7 @@ FAMILIES = (
     ("MistralForCausalLM", "mistral", "mistral"),
     ("MixtralForCausalLM", "mixtral", "mixtral"),
     ("NemotronForCausalLM", "nemotron", "nemotron"),
+    ("NemotronHForCausalLM", "nemotron_h", "nemotron_h"),
     ("OlmoForCausalLM", "olmo", "olmo"),
     ("OlmoeForCausalLM", "olmoe", "olmoe"),
     ("Olmo2ForCausalLM", "olmo2", "olmo2"),
