@@ -14,12 +14,19 @@ from typing import TYPE_CHECKING, Any
 from inl.bounded_json import parse_object
 from inl.errors import RequestError
 from inl.serve.api_error import ApiError, as_api_error
-from inl.serve.batch_file import answer_all, finished_ids, read_requests
+from inl.serve.batch_calls import answer_all
+from inl.serve.batch_file import (
+    find_answers,
+    index_requests,
+    read_requests,
+    unanswered,
+)
 from inl.serve.batches.batch import Batch
 from inl.serve.request_log import Record
 
 if TYPE_CHECKING:
-    from inl.serve.batch_file import App
+    from inl.serve.batch_calls import App
+    from inl.serve.batch_file import RequestIds
     from inl.serve.batches.file_store import FileStore, StoredFile
 
 log = logging.getLogger("inl.serve")
@@ -149,12 +156,13 @@ class BatchQueue:
         part = self.files.folder / f"{batch.id}.part"
         if batch.status == "failed":
             return
-        requests = await self._requests(batch)
-        if requests is None:
+        read = await self._requests(batch)
+        if read is None:
             return
+        requests, ids = read
         if batch.status in ("validating", "in_progress"):
             try:
-                await self._answer(batch, requests, endpoints)
+                await self._answer(batch, ids, endpoints)
             except TimeoutError:
                 batch.after = "expired"
             batch.after = batch.after or "completed"
@@ -165,10 +173,13 @@ class BatchQueue:
         self.files.extra_bytes = 0
         part.unlink(missing_ok=True)
 
-    async def _requests(self, batch: Batch) -> list[dict[str, Any]] | None:
+    async def _requests(
+        self, batch: Batch
+    ) -> tuple[list[dict[str, Any]], RequestIds] | None:
         """Return the requests of a batch; ``None`` after a batch has failed."""
         path = self.files.path(batch.input_file_id)
         try:
+            ids = await asyncio.to_thread(index_requests, path)
             requests = await asyncio.to_thread(lambda: list(read_requests(path)))
         except (OSError, RequestError) as error:
             text = str(error).replace(str(path), batch.input_file_id)
@@ -187,17 +198,15 @@ class BatchQueue:
             self._fail(batch, odd[:100])
             return None
         batch.total = len(requests)
-        return requests
+        return requests, ids
 
-    async def _answer(
-        self, batch: Batch, requests: list[dict[str, Any]], endpoints: App
-    ) -> None:
+    async def _answer(self, batch: Batch, ids: RequestIds, endpoints: App) -> None:
         """Answer what has no answer yet; raises TimeoutError after the window."""
         self._enter(batch, "in_progress")
         part = self.files.folder / f"{batch.id}.part"
-        finished = await asyncio.to_thread(finished_ids, part)
-        todo = [each for each in requests if each["custom_id"] not in finished]
-        batch.completed, batch.failed = len(finished), 0
+        await asyncio.to_thread(find_answers, part, ids)
+        todo = unanswered(self.files.path(batch.input_file_id), ids)
+        batch.completed, batch.failed = ids.answered, 0
         self.files.extra_bytes = part.stat().st_size if part.exists() else 0
         with part.open("a", encoding="utf-8", errors="backslashreplace") as output:
 
@@ -217,7 +226,7 @@ class BatchQueue:
             async with asyncio.timeout(seconds):
                 await answer_all(
                     self._app(endpoints, batch.owner), todo, write,
-                    concurrency=self._concurrency,
+                    concurrency=lambda: self._concurrency,
                 )  # fmt: skip
 
     def _app(self, endpoints: App, owner: str) -> App:
