@@ -10,8 +10,8 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from fleets import (
+    FOLDER,
     LONG,
-    SCRIPT,
     SLOW,
     TEXT,
     EngineProcess,
@@ -319,8 +319,8 @@ def test_engines_at_addresses_are_rolled_under_load(plain):
 
 
 def local_engines(monkeypatch, count):
-    monkeypatch.setenv("PYTHONPATH", str(SCRIPT.parent), prepend=":")
-    return LocalEngines(SCRIPT.stem, [SLOW] * count, 30.0)
+    monkeypatch.setenv("PYTHONPATH", str(FOLDER), prepend=":")
+    return LocalEngines(EngineProcess.script.removesuffix(".py"), [SLOW] * count, 30.0)
 
 
 @pytest.mark.full

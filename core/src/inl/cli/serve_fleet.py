@@ -14,7 +14,7 @@ from inl.plugin import choose_device, registry
 from inl.workers.settings import SECRET_FILE, read_secret
 
 if TYPE_CHECKING:
-    from inl.cli.serve_options import FleetOptions
+    from inl.cli.serve_options import FleetOptions, ReplicaOptions
     from inl.config import EngineConfig
     from inl.device import Device
     from inl.fleet.server import FleetServer
@@ -60,17 +60,11 @@ def fleet_mode(
         "--replicas": options.replicas is not None,
     }
     names = [name for name, is_given in given.items() if is_given]
-    if options.router is not None and (not names or options.engine_only):
-        raise RequestError(
-            "--router: found no --replica, --replica-file or --replicas, whose "
-            "engines it chooses"
-        )
+    check_replicas(options, has_model=has_model)
     if not names:
         return Mode.CLIENTS
     if len(names) > 1 and options.engine_only:
         raise RequestError(f"{names[1]}: found it with --engine-only; accepts one")
-    if options.replica and options.replica_file is not None:
-        raise RequestError("--replica-file: found it with --replica; accepts one")
     first = names[0]
     if len(models) > 1:
         raise RequestError(f"{first}: found {len(models)} models, accepts one")
@@ -82,18 +76,30 @@ def fleet_mode(
     ):
         if is_set:
             raise RequestError(f"{first}: found it with {name}; accepts one of them")
-    others_given = options.replica or options.replica_file
-    if options.replicas is not None and not has_model and others_given:
+    return Mode.ENGINE if options.engine_only else Mode.FLEET
+
+
+def check_replicas(options: ReplicaOptions, *, has_model: bool) -> None:
+    """Raise :class:`~inl.errors.RequestError` for options that do not fit."""
+    if options.router is not None and not options.is_fleet:
+        raise RequestError(
+            "--router: found no --replica, --replica-file or --replicas, whose "
+            "engines it chooses"
+        )
+    if options.replica and options.replica_file is not None:
+        raise RequestError("--replica-file: found it with --replica; accepts one")
+    if options.replicas is None:
+        return
+    if not has_model and (options.replica or options.replica_file):
         raise RequestError("--replicas: found no MODEL, which the engines load")
-    if options.replicas is not None and sys.platform == "win32":
+    if sys.platform == "win32":
         raise RequestError(
             "--replicas: found it on Windows; start engines with --engine-only, and "
             "name them with --replica"
         )
-    return Mode.ENGINE if options.engine_only else Mode.FLEET
 
 
-def secret_of(options: FleetOptions) -> bytes | None:
+def secret_of(options: ReplicaOptions) -> bytes | None:
     """Return the secret of engines and front-ends, if there is one."""
     if options.secret_file is not None:
         return read_secret({SECRET_FILE: str(options.secret_file)})
@@ -108,7 +114,7 @@ def engine_port(server: Server, options: FleetOptions) -> FrontEndPort:
 
 
 def make_fleet(
-    options: FleetOptions,
+    options: ReplicaOptions,
     models: Sequence[tuple[str, str | None]],
     config: ServerConfig,
     engine: EngineConfig,

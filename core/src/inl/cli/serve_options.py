@@ -42,7 +42,7 @@ class NetworkOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FleetOptions:
+class ReplicaOptions:
     """Engines in other processes and on other hosts."""
 
     replicas: Annotated[
@@ -66,6 +66,32 @@ class FleetOptions:
             "runs; several servers can share it.",
         ),
     ] = None
+    secret_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="Private file with the secret of engines and front-ends on several "
+            "hosts, 64 hexadecimal digits. [default: that of INL_WORKER_SECRET_FILE, "
+            "or INL_WORKER_SECRET]"
+        ),
+    ] = None
+    router: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Router of a plugin, which chooses the engine of a request.",
+        ),
+    ] = None
+
+    @property
+    def is_fleet(self) -> bool:
+        """Whether engines of other processes answer."""
+        return bool(self.replica or self.replicas or self.replica_file)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetOptions(ReplicaOptions):
+    """Engines of other processes, or an engine for them."""
+
     engine_only: Annotated[
         bool,
         typer.Option(
@@ -76,29 +102,11 @@ class FleetOptions:
         str,
         typer.Option(metavar="HOST:PORT", help="Where an engine waits for front-ends."),
     ] = "127.0.0.1:7000"
-    secret_file: Annotated[
-        Path | None,
-        typer.Option(
-            help="Private file with the secret of engines and front-ends on several "
-            "hosts, 64 hexadecimal digits. [default: that of INL_WORKER_SECRET_FILE, "
-            "or INL_WORKER_SECRET]"
-        ),
-    ] = None
-
-    router: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Router of a plugin, which chooses the engine of a request.",
-        ),
-    ] = None
 
     @property
     def is_given(self) -> bool:
         """Whether engines and front-ends are different processes."""
-        return bool(
-            self.engine_only or self.replica or self.replicas or self.replica_file
-        )
+        return self.engine_only or self.is_fleet
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -29,11 +30,12 @@ from inl.serve.operations import json_response
 from inl.serve.web_page import page_routes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 
     from inl.fleet.local_engines import LocalEngines
     from inl.fleet.plugin_router import GuardedPolicy
     from inl.fleet.replica_file import ReplicaFile
+    from inl.serve.gate import Gate
     from inl.serve.settings import ServerConfig
 
 log = logging.getLogger("inl.serve")
@@ -82,6 +84,30 @@ class FleetServer:
         started: called with the URL once an engine is ready and connections are
         accepted.
         """
+        async with self._running_engines():
+            if (app := await self._application()) is not None:
+                await self._serve(app, started)
+
+    async def answer(self, use: Callable[[Gate], Coroutine[Any, Any, None]]) -> None:
+        """Let ``use`` call the application, once an engine is ready.
+
+        Nothing is listened to. Raises :class:`~inl.errors.RunnerError` if engines of
+        this machine cannot be started.
+        """
+        async with self._running_engines():
+            app = await self._application()
+            assert app is not None, "nobody stops it"
+            using = asyncio.create_task(use(app))
+            try:
+                await asyncio.wait([using, *self._tasks], return_when="FIRST_COMPLETED")
+                self._check_tasks()
+                await using
+            finally:
+                using.cancel()
+                await asyncio.wait([using])
+
+    @asynccontextmanager
+    async def _running_engines(self) -> AsyncIterator[None]:
         tasks = self._tasks
         tasks.append(asyncio.create_task(self.client.members.watch()))
         try:
@@ -94,31 +120,39 @@ class FleetServer:
             if self._file is not None:
                 self.membership.apply(self._file.read())
             tasks.append(asyncio.create_task(self.membership.watch()))
-            await self._serve(started)
+            yield
         finally:
             await self.membership.close()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _serve(self, started: Callable[[str], None]) -> None:
-        tasks = self._tasks
+    def _check_tasks(self) -> None:
+        """Raise why engines cannot be started."""
+        for task in self._tasks:
+            if task.done():
+                task.result()
+
+    async def _application(self) -> Gate | None:
+        """Return the application once an engine is ready; ``None`` if it stops."""
         ready = asyncio.create_task(self._until_ready())
         stopping = asyncio.create_task(self._stopping.wait())
         try:
-            await asyncio.wait([ready, stopping, *tasks], return_when="FIRST_COMPLETED")
-            for task in tasks:
-                if task.done():
-                    task.result()  # raises why engines cannot be started
+            await asyncio.wait(
+                [ready, stopping, *self._tasks], return_when="FIRST_COMPLETED"
+            )
+            self._check_tasks()
             if self._stopping.is_set():
-                return
+                return None
             models = await ready
         finally:
             ready.cancel()
             stopping.cancel()
         if self._local is not None:
             self._local.is_started = True
-        app = make_frontend_app(models, self.client, self.config)
+        return make_frontend_app(models, self.client, self.config)
+
+    async def _serve(self, app: Gate, started: Callable[[str], None]) -> None:
         self._http = HttpServer(app, self.config)
         end = listen(self.config.host, self.config.port)
         url = _url(self.config, end.getsockname()[1])

@@ -10,6 +10,7 @@ import json
 import secrets
 from array import array
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,8 +18,10 @@ from inl.bounded_json import parse_object
 from inl.serve.batch_file import (
     answered_line,
     body_of,
-    finished_ids,
-    numbered_requests,
+    find_answers,
+    index_requests,
+    placed_requests,
+    read_requests,
 )
 from inl.serve.batches.file_store import private
 
@@ -59,23 +62,20 @@ def plan(requests: Path, answers: Path, endpoint: str) -> Plan:
     Drops the answers of requests that failed, which are asked again. Raises OSError and
     :class:`~inl.errors.RequestError`.
     """
-    finished = finished_ids(answers)
-    total, starts, errors = 0, array("Q"), list[dict[str, Any]]()
-    for start, request in numbered_requests(requests):
-        total += 1
+    ids = index_requests(requests)
+    find_answers(answers, ids)
+    total, starts, errors = len(ids), array("Q"), list[dict[str, Any]]()
+    for start, request in islice(placed_requests(requests), MAX_REQUESTS):
         custom, url = request["custom_id"], request["url"]
         if url != endpoint and len(errors) < MAX_ERRORS:
             text = f"url {url!r}, accepts {endpoint!r}"
             errors.append(batch_error("mismatched_url", text, custom[:MAX_SHOWN]))
-        if total > MAX_REQUESTS:
-            break
-        if custom not in finished:
+        if not ids.is_answered(custom):
             starts.append(start)
     if not 1 <= total <= MAX_REQUESTS:
-        found = f"more than {MAX_REQUESTS}" if total else "0"
-        text = f"found {found} requests, accepts 1 to {MAX_REQUESTS}"
+        text = f"found {total} requests, accepts 1 to {MAX_REQUESTS}"
         errors = [batch_error("invalid_request_count", text)]
-    return Plan(total, len(finished), starts, errors)
+    return Plan(total, ids.answered, starts, errors)
 
 
 class BatchRequest(NamedTuple):
@@ -124,7 +124,7 @@ def write_results(
             custom, failed = answered_line(line, answers)
             finished.add(custom)
             put(line, failed=failed)
-        for _, request in numbered_requests(requests):
+        for request in read_requests(requests):
             custom = request["custom_id"]
             if custom not in finished:
                 empty = {"custom_id": custom, "response": None, "error": reason}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from inl.errors import RequestError
 from inl.serve.api_error import ApiError, as_api_error
-from inl.serve.batch_file import answer_of, at_once, end_tasks
+from inl.serve.batch_calls import answer_of, at_once, end_tasks
 from inl.serve.batches.batch import Batch
 from inl.serve.batches.batch_lines import (
     append,
@@ -30,7 +30,7 @@ from inl.serve.request_log import Record
 from inl.serve.threads import run_to_end
 
 if TYPE_CHECKING:
-    from inl.serve.batch_file import App
+    from inl.serve.batch_calls import App
     from inl.serve.batches.file_store import FileStore, StoredFile
 
 log = logging.getLogger("inl.serve")
