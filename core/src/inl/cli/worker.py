@@ -41,7 +41,7 @@ def run(
     ] = False,
 ) -> None:
     """Compute for the engine at ADDRESS, on this or another host."""
-    from inl.runners.worker_main import serve_engine
+    from inl.runners.worker_main import end_process, serve_engine
     from inl.workers.handshake import ANY_SEAT
     from inl.workers.settings import INSECURE, SECRET, SECRET_FILE, read_secret
 
@@ -58,3 +58,4 @@ def run(
         os.environ.pop(name, None)
     number = ANY_SEAT if seat is None else seat
     serve_engine(address, secret, number, seconds=wait, device=device)
+    end_process(0)

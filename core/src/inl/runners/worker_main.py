@@ -13,6 +13,7 @@ device of this interpreter.
 from __future__ import annotations
 
 import argparse
+import atexit
 import gc
 import logging
 import os
@@ -29,7 +30,7 @@ from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from inl.backend.rank_sockets import reserve_address
 from inl.errors import InlError, ModelError, OutOfMemory, ProtocolError, RunnerError
@@ -331,5 +332,17 @@ def _receive(channel: Channel) -> Frame:
     return frame
 
 
+def end_process(status: int) -> NoReturn:
+    """End this process without the interpreter's own end.
+
+    Threads of libraries that find a peer gone abort the process while it ends.
+    """
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    end_process(main())

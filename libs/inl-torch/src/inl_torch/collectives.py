@@ -9,7 +9,6 @@ batch.
 
 from __future__ import annotations
 
-import atexit
 from collections import deque
 from datetime import timedelta
 from functools import reduce
@@ -79,8 +78,6 @@ class ProcessCollectives(Collectives):
                 f"rank {rank.number} of {rank.ranks} on {device or place}: cannot join "
                 f"the group: {error}"
             ) from error
-        # Runs after the end of the runner, whose programs use the group.
-        atexit.register(distributed.destroy_process_group)
         self._mapped: torch.Tensor | None = None
         self._sending: deque[tuple[Any, torch.Tensor]] = deque()
         """Messages that have not been received, and their memory."""
