@@ -14,10 +14,37 @@ from contextlib import suppress
 from pathlib import Path
 
 from http_clients import WAIT_SECONDS, HttpClient
-from inl.fleet.server import FleetServer
+from inl.fleet import client, server
+from inl.fleet.engine_link import EngineLink
 from inl.serve.settings import ServerConfig
+from waiting import until
 
 SCRIPT = Path(__file__).with_name("hash_engine_process.py")
+
+SILENT: dict[str, bool] = {}
+"""Addresses that a test lets answer nothing, and whether they answer again."""
+TARGETS: dict[str, str] = {}
+"""Addresses behind those of proxies."""
+
+
+class PatientLink(EngineLink):
+    """Finds an engine silent only if a test lets it be: others may be slow."""
+
+    def _judge(self, problem):
+        places = self.address, TARGETS.get(self.address, "")
+        silent = [place for place in places if place in SILENT]
+        if not silent:
+            problem = self._problem = ""
+        elif not problem:
+            for place in silent:
+                if SILENT[place]:  # it has answered again
+                    del SILENT[place]
+        super()._judge(problem)
+
+
+server.EngineLink = PatientLink
+# An engine may start slowly.
+client.START_SECONDS = client.CONTINUE_SECONDS = WAIT_SECONDS
 
 
 class EngineProcess:
@@ -49,12 +76,24 @@ class EngineProcess:
         self.process.kill()
         self.process.wait(WAIT_SECONDS)
 
+    def hold(self):
+        """Let its steps wait after a few of them, until it is released."""
+        address = self.address
+        self.process.send_signal(signal.SIGUSR1)
+        assert self.process.stdout.readline() == b"held\n", address
+
+    def release(self):
+        """Hold no step; also of a process that has ended."""
+        self.process.send_signal(signal.SIGUSR2)
+
     def stop(self):
         """Let it answer nothing, as if its host had gone."""
+        SILENT[self.address] = False
         self.process.send_signal(signal.SIGSTOP)
 
     def go_on(self):
         self.process.send_signal(signal.SIGCONT)
+        SILENT[self.address] = True
 
     def terminate(self):
         """Let it finish its requests and exit."""
@@ -84,7 +123,7 @@ class Fleet(HttpClient):
         async def serve():
             self._loop = asyncio.get_running_loop()
             addresses, options = self._arguments
-            self.server = FleetServer(addresses, self._config, **options)
+            self.server = server.FleetServer(addresses, self._config, **options)
             await self.server.serve(self._started)
 
         asyncio.run(serve())
@@ -139,6 +178,30 @@ class Fleet(HttpClient):
         (found,) = [each for each in engines if each.address in busy]
         return found
 
+    def disturbed(self, engines, path, body, disturb, stream=None):
+        """Return the lines of a stream that something happens to.
+
+        That is after its first event, once each completion has tokens and the engine
+        holds the next ones; then all of ``engines`` go on. stream: in place of that of
+        the request.
+        """
+        for each in engines:
+            each.hold()
+        lines = []
+        for line in self.stream(path, body) if stream is None else stream:
+            lines.append(line)
+            if len(lines) == 1:
+                self.until_begun()
+                disturb()
+                for each in engines:
+                    each.release()
+        return lines
+
+    def until_begun(self):
+        """Wait until all completions of the open request have some tokens."""
+        counts = lambda: [len(part.handle.token_ids) for part in self.parts]  # noqa: E731
+        until(lambda: min(counts(), default=0) > 1)
+
 
 class Proxy:
     """Passes TCP connections on until a partition; a context manager.
@@ -151,6 +214,7 @@ class Proxy:
         self._target = host, int(port)
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listening.getsockname()[1]}"
+        TARGETS[self.address] = target
         self._flows = threading.Event()
         self._flows.set()
         self._sockets = [self._listening]
@@ -181,10 +245,12 @@ class Proxy:
             target.shutdown(socket.SHUT_WR)
 
     def partition(self):
+        SILENT[self.address] = False
         self._flows.clear()
 
     def heal(self):
         self._flows.set()
+        SILENT[self.address] = True
 
     def __enter__(self):
         return self

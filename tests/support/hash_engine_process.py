@@ -1,6 +1,7 @@
 """An engine on hashes that serves front-ends: ``python hash_engine_process.py JSON``.
 
 Writes its address to the standard output. It ends when its standard input is closed.
+SIGUSR1 lets steps wait after the next ``STEPS``, which it says; SIGUSR2 ends this.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sys
 
 from http_servers import hash_engine
@@ -20,6 +22,9 @@ from inl.serve.settings import ServerConfig
 from inl.serve.signals import handle_signals
 from inl.workers.settings import read_secret
 
+STEPS = 12
+"""Steps that may end before others wait."""
+
 
 def main() -> None:
     given = json.loads(sys.argv[1])
@@ -30,12 +35,20 @@ def main() -> None:
         config = engine_config(
             EngineConfig(**given.get("config", {})), server_config, max_batch
         )
-        return hash_engine(
+        engine = hash_engine(
             max_batch,
             seconds=given.get("seconds", 0.0),
             config=config,
             on_step=on_step,
         )
+        gates.append(engine.runner.gate)
+        return engine
+
+    gates = []
+
+    def hold():
+        gates[-1].hold_after(STEPS)
+        print("held", flush=True)
 
     async def serve():
         server = Server(
@@ -44,6 +57,9 @@ def main() -> None:
         address = given.get("address", "127.0.0.1:0")
         server.port = EnginePort(server, address, read_secret(os.environ))
         handle_signals(server.stop)
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGUSR1, hold)
+        loop.add_signal_handler(signal.SIGUSR2, lambda: gates[-1].release())
 
         def started(address):
             print(address, flush=True)
