@@ -23,7 +23,7 @@ BODY |= {"ignore_eos": True, "stream": True, "stream_options": {"include_usage":
 
 
 def text_of(url, disturb=lambda: None):
-    """Return the text of a stream and its usage; something happens after 20 events."""
+    """Return the text of a stream and its usage; something happens after an event."""
     host, port = url.removeprefix("http://").split(":")
     connection = http.client.HTTPConnection(host, int(port), timeout=300)
     connection.request("POST", "/v1/completions", json.dumps(BODY))
@@ -33,7 +33,7 @@ def text_of(url, disturb=lambda: None):
             event = json.loads(line.removeprefix(b"data: "))
             text += "".join(each["text"] for each in event["choices"])
             usage = event.get("usage") or usage
-        if number == 40:
+        if number == 0:
             disturb()
     connection.close()
     return text, usage["completion_tokens"]
@@ -59,20 +59,26 @@ def test_a_killed_process_of_a_real_model_changes_no_text_and_is_replaced():
         wanted = text_of(server.url)
         assert wanted[1] == BODY["max_tokens"]
 
-        def kill():
-            addresses = [
-                each["address"] for each in get(server.url, "/load")["replicas"]
-            ]
-            loads = get(server.url, "/load")["replicas"]
-            (busy,) = [each["address"] for each in loads if each["open"]]
-            os.kill(pids[addresses.index(busy)], signal.SIGKILL)
+        killed = []
 
-        assert text_of(server.url, kill) == wanted
-        assert get(server.url, "/load")["continued"] == 1
+        def kill():
+            loads = get(server.url, "/load")["replicas"]
+            killed.extend(pid for pid, each in zip(pids, loads, strict=True)
+                          if each["open"])  # fmt: skip
+            for pid in killed:
+                os.kill(pid, signal.SIGKILL)
+
+        # A busy machine may run this process again only after the last token.
+        for _ in range(20):
+            assert text_of(server.url, kill) == wanted
+            if killed:
+                break
+        # The other one may have been silent meanwhile.
+        assert get(server.url, "/load")["continued"] >= len(killed) == 1
         until(lambda: len(STARTS.findall(server.log)) == 3 and all(ready()))
         pids = [int(pid) for pid in STARTS.findall(server.log)]
         assert text_of(server.url) == wanted
-    assert not any(map(is_running, pids))
+    until(lambda: not any(map(is_running, pids)))
 
 
 def test_engines_end_with_the_process_that_has_started_them():

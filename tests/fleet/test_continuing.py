@@ -32,16 +32,6 @@ def undisturbed(plain, path, body):
     return text.decode().splitlines()
 
 
-def disturbed(fleet, path, body, disturb, after=12):
-    """Return the lines of a stream that something happens to after some events."""
-    lines = []
-    for line in fleet.stream(path, body):
-        lines.append(line)
-        if len(lines) == after:
-            disturb()
-    return lines
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -58,7 +48,8 @@ def test_a_stream_of_a_killed_engine_goes_on_as_if_nothing_had_happened(
     wanted = joined(undisturbed(plain, path, body))
     with Fleet([each.address for each in engines]) as fleet:
         until(lambda: fleet.send("GET", "/load")[2]["replicas"][1]["state"] == "ready")
-        lines = disturbed(fleet, path, body, lambda: fleet.engine_of(engines).kill())
+        kill = lambda: fleet.engine_of(engines).kill()  # noqa: E731
+        lines = fleet.disturbed(engines, path, body, kill)
         assert joined(lines) == wanted
         assert fleet.counts["continued"] >= 1
         assert not fleet.counts["diverged"]
@@ -76,9 +67,13 @@ def test_log_probabilities_of_a_prompt_come_once_from_the_engine_that_answers(
         ThreadPoolExecutor(1) as pool,
     ):
         until(lambda: fleet.send("GET", "/load")[2]["replicas"][1]["state"] == "ready")
+        for each in engines:
+            each.hold()
         asked = pool.submit(fleet.send, "POST", path, body)
-        until(lambda: any(part.handle.token_ids for part in fleet.parts))
+        fleet.until_begun()
         fleet.engine_of(engines).kill()
+        for each in engines:
+            each.release()
         status, _, found = asked.result()
         assert status == 200
         assert without_names(found) == without_names(wanted)
@@ -92,6 +87,7 @@ def test_a_stop_string_may_lie_across_the_loss_of_an_engine(plain, engines):
     wanted = joined(undisturbed(plain, TEXT, body))
     with Fleet([each.address for each in engines]) as fleet:
         until(lambda: fleet.send("GET", "/load")[2]["replicas"][1]["state"] == "ready")
-        lines = disturbed(fleet, TEXT, body, lambda: fleet.engine_of(engines).kill())
+        kill = lambda: fleet.engine_of(engines).kill()  # noqa: E731
+        lines = fleet.disturbed(engines, TEXT, body, kill)
         assert joined(lines) == wanted
         assert fleet.counts["continued"] == 1

@@ -99,7 +99,8 @@ def test_a_stream_goes_on_behind_any_of_its_events(name, engine):
         # Behind the opening, nothing had been generated yet.
         generated = [place for place in places if any(tokens_of(numbers[place]))]
         assert other.counts["resumed"] == len(generated) > 0
-        assert not other.client.admission.open
+        # The last answer has been sent before its place is free.
+        until(lambda: not other.client.admission.open)
         assert not other.counts["diverged"]
 
 
@@ -128,8 +129,9 @@ def test_events_of_responses_keep_their_numbers_and_names(engine):
     path, body = request_of("responses")
     with Fleet([engine.address]) as first, Fleet([engine.address]) as other:
         whole = list(events_of(first, path, body))
-        rest = list(events_of(other, path, body, whole[20][0]))
-        found = [json.loads(data) for _, data in [*whole[:21], *rest]]
+        begun = whole[: len(whole) // 2]  # tokens that come at once are one event
+        rest = list(events_of(other, path, body, begun[-1][0]))
+        found = [json.loads(data) for _, data in [*begun, *rest]]
         assert [each["sequence_number"] for each in found] == list(range(len(found)))
         ids = {each["response"]["id"] for each in found if "response" in each}
         assert len(ids) == 1
@@ -162,12 +164,15 @@ def test_a_stream_goes_on_after_its_engine_is_lost_with_what_it_knew():
             ready(fleet, 2)
             whole = list(events_of(fleet, TEXT, LONG))
             begun = []
-            for number, event in enumerate(events_of(fleet, TEXT, LONG)):
+            for each in engines:
+                each.hold()
+            for event in events_of(fleet, TEXT, LONG):
                 begun.append(event)
-                if number == 30:
-                    busy = fleet.engine_of(engines)
+                if any(tokens_of(event[0])):
+                    fleet.engine_of(engines).kill()
                     break
-            busy.kill()
+            for each in engines:
+                each.release()
             rest = list(events_of(fleet, TEXT, LONG, begun[-1][0]))
             assert joined(lines_of([*begun, *rest])) == joined(lines_of(whole))
 

@@ -150,11 +150,9 @@ def test_requests_go_where_the_policy_says_also_after_a_loss():
         assert cached.pop(chosen.address) == 128
         assert list(cached.values()) == [0]
         engines = {one.address: one, two.address: two}
-        lines = []
-        for line in fleet.stream(TEXT, {**body, "max_tokens": 60}):
-            lines.append(line)
-            if len(lines) == 10:
-                engines[chosen.address].kill()
+        lines = fleet.disturbed(
+            [one, two], TEXT, {**body, "max_tokens": 60}, engines[chosen.address].kill
+        )
         assert lines[-1] == "data: [DONE]"
         assert fleet.counts["continued"] == 1
         moved, replicas = policy.asked[-1]

@@ -56,6 +56,12 @@ def client():
     return FleetClient(ServerConfig())
 
 
+async def turns():
+    """Let tasks go on that wait for no time."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
 def prompts_of(engine):
     return [each.prompts[0] for each in engine.submitted()]
 
@@ -71,7 +77,7 @@ def test_it_is_ready_once_it_has_computed_them(client):
             client.warming.remember(call(number, [*prompt[:64], 5]))  # begins alike
         two.begin()
         assert two.state is State.WARMING
-        await asyncio.sleep(0.01)
+        await turns()
         assert prompts_of(two) == prompts[1:]
         for message in two.submitted():
             assert message.options["max_tokens"] == 1
@@ -82,12 +88,12 @@ def test_it_is_ready_once_it_has_computed_them(client):
         *numbers, last = [message.first for message in two.submitted()]
         for number in numbers:
             two.end(client, number)
-        await asyncio.sleep(0.01)
+        await turns()
         assert two.state is State.WARMING
         # One that is refused counts as well.
         failure = Failure(503, "full")
         client.received(two, Answered(last, failure))
-        await asyncio.sleep(0.01)
+        await turns()
         assert two.state is State.READY
         assert len([each for each in two.sent if isinstance(each, Leave)]) == 8
         assert not client.warming.open
@@ -106,7 +112,7 @@ def test_it_does_not_wait_if_no_other_one_is_left(client):
         one._fail("has closed its connection")
         one._close()
         assert two.state is State.READY
-        await asyncio.sleep(0.01)
+        await turns()
 
     asyncio.run(run())
 

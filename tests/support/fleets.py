@@ -15,9 +15,12 @@ from pathlib import Path
 
 from http_clients import WAIT_SECONDS, HttpClient
 from http_servers import HashServer
+from inl.fleet import client, continuing, membership, questions
+from inl.fleet.engine_link import EngineLink
 from inl.fleet.engine_port import EnginePort
 from inl.fleet.server import FleetServer
 from inl.serve.settings import ServerConfig
+from waiting import until
 
 FOLDER = Path(__file__).parent
 
@@ -35,6 +38,32 @@ TEXT = "/v1/completions"
 LONG = {"prompt": list(range(100)), "seed": 3, "max_tokens": 200, "ignore_eos": True}
 LONG |= {"return_token_ids": True}
 SLOW = {"max_batch": 8, "seconds": 0.01}
+
+SILENT: dict[str, bool] = {}
+"""Addresses that a test lets answer nothing, and whether they answer again."""
+TARGETS: dict[str, str] = {}
+"""Addresses behind those of proxies."""
+
+
+class PatientLink(EngineLink):
+    """Finds an engine silent only if a test lets it be: others may be slow."""
+
+    def _judge(self, problem):
+        places = self.address, TARGETS.get(self.address, "")
+        silent = [place for place in places if place in SILENT]
+        if not silent:
+            problem = self._problem = ""
+        elif not problem:
+            for place in silent:
+                if SILENT[place]:  # it has answered again
+                    del SILENT[place]
+        super()._judge(problem)
+
+
+membership.EngineLink = PatientLink
+# An engine may start slowly.
+client.START_SECONDS = questions.START_SECONDS = WAIT_SECONDS
+continuing.CONTINUE_SECONDS = WAIT_SECONDS
 
 
 class EngineProcess:
@@ -76,12 +105,24 @@ class EngineProcess:
         self.process.kill()
         self.process.wait(WAIT_SECONDS)
 
+    def hold(self):
+        """Let its steps wait after a few of them, until it is released."""
+        address = self.address
+        self.process.send_signal(signal.SIGUSR1)
+        assert self.process.stdout.readline() == b"held\n", address
+
+    def release(self):
+        """Hold no step; also of a process that has ended."""
+        self.process.send_signal(signal.SIGUSR2)
+
     def stop(self):
         """Let it answer nothing, as if its host had gone."""
+        SILENT[self.address] = False
         self.process.send_signal(signal.SIGSTOP)
 
     def go_on(self):
         self.process.send_signal(signal.SIGCONT)
+        SILENT[self.address] = True
 
     def terminate(self):
         """Let it finish its requests and exit."""
@@ -193,6 +234,30 @@ class Fleet(HttpClient):
         (found,) = [each for each in engines if each.address in busy]
         return found
 
+    def disturbed(self, engines, path, body, disturb, stream=None):
+        """Return the lines of a stream that something happens to.
+
+        That is after its first event, once each completion has tokens and the engine
+        holds the next ones; then all of ``engines`` go on. stream: in place of that of
+        the request.
+        """
+        for each in engines:
+            each.hold()
+        lines = []
+        for line in self.stream(path, body) if stream is None else stream:
+            lines.append(line)
+            if len(lines) == 1:
+                self.until_begun()
+                disturb()
+                for each in engines:
+                    each.release()
+        return lines
+
+    def until_begun(self):
+        """Wait until all completions of the open request have some tokens."""
+        counts = lambda: [len(part.handle.token_ids) for part in self.parts]  # noqa: E731
+        until(lambda: min(counts(), default=0) > 1)
+
 
 def ids_of(lines):
     datas = [
@@ -202,14 +267,9 @@ def ids_of(lines):
     return [token for each in choices for token in each.get("token_ids") or ()]
 
 
-def disturbed(fleet, disturb, body=LONG):
-    """Return the tokens of a stream that something happens to after ten events."""
-    lines = []
-    for line in fleet.stream(TEXT, body):
-        lines.append(line)
-        if len(lines) == 10:
-            disturb()
-    return ids_of(lines)
+def disturbed(fleet, engines, disturb, body=LONG):
+    """Return the tokens of a stream that something happens to."""
+    return ids_of(fleet.disturbed(engines, TEXT, body, disturb))
 
 
 def answered(server, body=LONG):
@@ -229,6 +289,7 @@ class Proxy:
         self._target = host, int(port)
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listening.getsockname()[1]}"
+        TARGETS[self.address] = target
         self._flows = threading.Event()
         self._flows.set()
         self._sockets = [self._listening]
@@ -259,10 +320,12 @@ class Proxy:
             target.shutdown(socket.SHUT_WR)
 
     def partition(self):
+        SILENT[self.address] = False
         self._flows.clear()
 
     def heal(self):
         self._flows.set()
+        SILENT[self.address] = True
 
     def __enter__(self):
         return self

@@ -4,6 +4,7 @@ With ``is_real`` it is the default model on the CPU; ``digest`` is that of its w
 Writes its address to the standard output. It ends when its standard input is closed.
 With the number of a socket in place of JSON, it is one that
 :class:`~inl.fleet.local_engines.LocalEngines` starts.
+SIGUSR1 lets steps wait after the next ``STEPS``, which it says; SIGUSR2 ends this.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import socket
 import sys
 from dataclasses import replace
@@ -25,6 +27,9 @@ from inl.serve.server import Server, engine_config
 from inl.serve.settings import ServerConfig
 from inl.serve.signals import handle_signals
 from inl.workers.settings import read_secret
+
+STEPS = 12
+"""Steps that may end before others wait."""
 
 
 def main() -> None:
@@ -50,7 +55,14 @@ def main() -> None:
         if digest := given.get("digest"):
             scheduler = engine.core.scheduler
             scheduler.config = replace(scheduler.config, model_digest=digest)
+        gates.append(engine.runner.gate)
         return engine
+
+    gates = []
+
+    def hold():
+        gates[-1].hold_after(STEPS)
+        print("held", flush=True)
 
     async def serve():
         server = Server(
@@ -59,6 +71,9 @@ def main() -> None:
         address = given.get("address", "127.0.0.1:0")
         server.port = EnginePort(server, address, read_secret(os.environ), listening)
         handle_signals(server.stop)
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGUSR1, hold)
+        loop.add_signal_handler(signal.SIGUSR2, lambda: gates[-1].release())
 
         def started(address):
             if listening is None:

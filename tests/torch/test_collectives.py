@@ -63,7 +63,7 @@ def begin(language, monkeypatch, tmp_path):
 
     def make(ranks, *, restart=False, language=language, **options):
         config = EngineConfig(
-            tensor_parallel=ranks, context=128, worker_seconds=60,
+            tensor_parallel=ranks, context=128, worker_seconds=600,
             **{
                 "backend": "cpu", "dtype": "float32", "max_batch": 3,
                 "token_budget": 16, **options,
@@ -181,7 +181,7 @@ def test_ranks_that_were_started_by_hand(begin, made, monkeypatch):
         assert {each.pid for each in core.runner.runners} == {w.pid for w in workers}
         core.runner.close()
         said = sorted(
-            each.communicate(timeout=60)[1].split(b"\n")[0] for each in workers
+            each.communicate(timeout=300)[1].split(b"\n")[0] for each in workers
         )
         assert said == [f"inl: worker {at} of {address}".encode() for at in range(2)]
         assert [each.returncode for each in workers] == [0, 0]

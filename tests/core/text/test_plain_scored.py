@@ -194,7 +194,7 @@ def test_after_many_characters_the_library_encodes(monkeypatch) -> None:
     rules = tokenizer.rules
     for _ in range(4):
         assert tokenizer.encode(text) == right
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not rules._built and time.monotonic() < deadline:
         time.sleep(0.01)
     (library,) = rules._built.values()
@@ -215,6 +215,6 @@ def test_a_vocabulary_that_the_library_refuses_stays_in_python(monkeypatch) -> N
     refused = threading.Event()
     rules._long = refuse
     right = rules.encode("ab").ids
-    assert refused.wait(60)
+    assert refused.wait(300)
     assert rules.encode("ab").ids == right
     assert not rules._built

@@ -47,7 +47,7 @@ def begin(made, tmp_path, monkeypatch):
 
     def make(placement, **options):
         config = EngineConfig(
-            backend="cpu", placement=placement, context=128, worker_seconds=60,
+            backend="cpu", placement=placement, context=128, worker_seconds=600,
             max_batch=3, token_budget=16, **{"dtype": "float32", **options},
         )  # fmt: skip
 

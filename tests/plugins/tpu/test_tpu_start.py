@@ -48,7 +48,7 @@ def test_programs_are_compiled_in_parallel(monkeypatch):
     meeting = threading.Barrier(2)
 
     def compile_both():
-        meeting.wait(timeout=60)
+        meeting.wait(timeout=300)
         return "compiled"
 
     class Waiting(programs.Compiler):
