@@ -11,7 +11,7 @@ import pytest
 from depth import SEED, scaled
 from fleets import EngineProcess, Fleet
 from http_servers import HashServer, ServerProcess
-from inl.serve.frontends.transcripts import Transcripts
+from inl.serve.frontends.transcripts import ENTRY_TOKENS, Transcripts
 from inl.serve.resuming import last_event_id
 from stream_requests import QUICK, REQUESTS, TEXT, joined
 from waiting import until
@@ -266,9 +266,18 @@ class _Item:
         self.token_ids, self.cached_tokens = list(range(tokens)), tokens
 
 
+def test_outputs_without_tokens_are_bounded_too():
+    found = Transcripts(max_tokens=20 * ENTRY_TOKENS, seconds=10)
+    for number in range(100):
+        item = _Item(0)
+        found.begin(bytes([number]), 0, item)
+        found.end(bytes([number]), 0, item)
+    assert len(found) == 20
+
+
 def test_outputs_are_remembered_for_a_time_and_up_to_a_size():
     now = 0.0
-    found = Transcripts(max_tokens=100, seconds=10, clock=lambda: now)
+    found = Transcripts(max_tokens=250, seconds=10, clock=lambda: now)
 
     def remember(name, tokens):
         item = _Item(tokens)
@@ -278,7 +287,7 @@ def test_outputs_are_remembered_for_a_time_and_up_to_a_size():
 
     for number in range(5):
         remember(bytes([number]), 40)
-    assert (len(found), found.tokens) == (2, 80)
+    assert (len(found), found.tokens) == (2, 2 * (40 + ENTRY_TOKENS))
     assert found.find(b"\x03", 2) == ([list(range(40)), []], [40, 0])
     assert found.find(b"\x02", 1) == ([[]], [0])
     now = 11
@@ -291,4 +300,4 @@ def test_outputs_are_remembered_for_a_time_and_up_to_a_size():
     found.end(b"x", 0, old)
     assert len(found.find(b"x", 1)[0][0]) == 7
     found.end(b"x", 0, new)
-    assert found.tokens == 7
+    assert found.tokens == 7 + ENTRY_TOKENS

@@ -199,6 +199,26 @@ def test_a_key_over_its_bound_is_refused_before_the_body():
             assert server.send("POST", "/tokenize", {"prompt": "a"}, other)[0] == 200
 
 
+def test_bodies_of_a_key_leave_room_for_those_of_others(monkeypatch):
+    monkeypatch.setattr(gate, "OPEN_BYTES", 100_000)
+    keys = [f"authorization: Bearer {key}\r\n" for key in ("one", "two")]
+    with HashServer(max_body_bytes=40_000, api_keys=("one", "two")) as server:
+        part = b'{"prompt": "' + b"a" * 29_988
+        path = "/v1/completions"
+        held = [begin(server, path, 40_000, part, headers=keys[0])]
+        until(lambda: server.server.app._held_of["key 0"] >= 24_000)
+        with begin(server, path, 40_000, part, headers=keys[0]) as client:
+            answer = received(client)
+        assert answer.startswith(b"HTTP/1.1 503")
+        assert b"this key's open requests" in answer
+        held.append(begin(server, path, 40_000, part, headers=keys[1]))
+        until(lambda: server.server.app._held_of["key 1"] >= 24_000)
+        for client in held:
+            client.close()
+        until(lambda: not server.server.app._held)
+        assert not server.server.app._held_of
+
+
 def test_bodies_of_open_requests_are_bounded_together(monkeypatch):
     monkeypatch.setattr(gate, "OPEN_BYTES", 90_000)
     with HashServer(max_body_bytes=40_000) as server:

@@ -116,6 +116,14 @@ def test_the_fields_of_an_editor_are_accepted_and_chosen_ones_returned(server):
     assert sorted(body) == sorted(names)
 
 
+@pytest.mark.parametrize("fields", [["a"] * 65, ["a/" * 200]])
+def test_fields_of_a_response_are_bounded(server, fields):
+    """Each is looked for by the event loop."""
+    found = httpx.post(f"{server.url}/infill", json={**GAP, "response_fields": fields})
+    assert found.status_code == 400
+    assert found.json()["error"]["param"] == "response_fields"
+
+
 def test_no_token_is_generated_where_an_editor_only_fills_the_cache(server):
     body = answer(server.url, "/infill", {**GAP, "n_predict": 0, "samplers": []})
     assert (body["content"], body["tokens_predicted"]) == ("", 0)

@@ -195,6 +195,8 @@ def test_vectors_are_those_of_the_other_dialect(server_url_of):
     long = "sky " * 5000
     cut = server_url_of("/api/embed", input=long, truncate=True)
     assert cut["prompt_eval_count"] == 2048
+    many = server_url_of("/api/embed", input=["a"] * 2049)
+    assert "found 2049 texts" in many["error"], "as of /v1/embeddings"
     refused = server_url_of("/api/embed", input=long, truncate=False)
     assert "2048" in refused["error"]
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import openai
 import pytest
 
 from http_servers import HashServer
 from inl.serve.api_error import ApiError
+from inl.serve.openai import responses_endpoint
 from inl.serve.openai.response_store import ResponseStore
+from inl.serve.openai.responses_exchange import ResponsesExchange
 
 TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
 TOOL |= {"strict": False}
@@ -177,6 +180,46 @@ def test_the_client_with_the_most_bytes_loses_its_oldest():
     put(store, "b", "large", size=101)
     assert stored(store, "b", "large") is None
     assert stored(store, "b", "9")
+
+
+def test_the_client_with_the_most_responses_loses_its_oldest():
+    """Many small ones of a client take no place of another one's large one."""
+    store = ResponseStore(count=4, max_bytes=1000, seconds=60)
+    put(store, "a", "large", size=500)
+    put(store, "b", *"123456")
+    assert stored(store, "a", "large")
+    assert [stored(store, "b", name) is not None for name in "123456"] == [
+        False, False, False, True, True, True,
+    ]  # fmt: skip
+
+
+def test_a_response_that_is_stored_again_is_counted_once():
+    store = ResponseStore(count=4, max_bytes=1000, seconds=60)
+    put(store, "a", "1", "1", "1", size=400)
+    assert (len(store), store.total_bytes) == (1, 400)
+
+
+def test_a_large_response_is_read_on_a_thread(hash_server, monkeypatch):
+    """Decoding millions of bytes stops the event loop, and all streams."""
+    threads = []
+    for owner, name in (
+        (responses_endpoint, "response_of"),
+        (ResponsesExchange, "continue_from"),
+    ):
+        work = getattr(owner, name)
+
+        def noted(*given, work=work):
+            threads.append(threading.current_thread().name)
+            return work(*given)
+
+        monkeypatch.setattr(owner, name, noted)
+    with client_of(hash_server) as client:
+        large = {str(at): "\U0001f600" * 512 for at in range(16)}
+        first = ask(client, "a", metadata=large, max_output_tokens=1)
+        assert client.responses.retrieve(first.id).metadata == large
+        ask(client, "b", previous_response_id=first.id, max_output_tokens=1)
+    assert len(threads) == 2
+    assert all(name.startswith("inl-bodies") for name in threads), threads
 
 
 def test_responses_are_forgotten_after_a_time():

@@ -10,6 +10,7 @@ import pytest
 
 from http_servers import HashServer
 from inl.engine.answers.conversation import Conversation, Gap, Tool
+from inl.serve import http_messages
 from inl.serve.prompt_threads import LONG, LONG_PROMPTS, is_long
 from inl.serve.threads import run_to_end
 
@@ -93,3 +94,23 @@ def test_a_short_prompt_does_not_wait_for_long_ones():
         status, _, answer = long.result(300)
         assert status == 400, answer
         assert all(each.result(300) for each in held)
+
+
+@pytest.mark.parametrize("path", ["/api/show", "/v1/batches", "/abort_requests"])
+def test_large_bodies_of_all_endpoints_are_decoded_on_threads(
+    path, tmp_path, monkeypatch
+):
+    names = []
+    parse = http_messages.parse
+
+    def noted(*given, **options):
+        names.append(threading.current_thread().name)
+        return parse(*given, **options)
+
+    monkeypatch.setattr(http_messages, "parse", noted)
+    with HashServer(files=str(tmp_path), admin_keys=("admin",)) as server:
+        key = {"authorization": "Bearer admin"}
+        status, _, answer = server.send("POST", path, {"a": "x" * 40_000}, key)
+        assert status == 400, answer
+    (name,) = names
+    assert name.startswith("inl-bodies")

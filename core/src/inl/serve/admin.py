@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from inl.serve.api_error import ApiError, unsupported
-from inl.serve.dialect import parse
+from inl.serve.http_messages import parsed
 from inl.serve.operations import json_response
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class Admin:
     async def abort_requests(self, request: Request) -> Response:
         """End open requests with an error."""
         found = []
-        for name in parse(await request.body(), AbortRequest).request_ids:
+        for name in (await parsed(request, AbortRequest)).request_ids:
             number = PREFIX.sub("", name).partition("_")[0]
             if number and sum(slot.abort(number) for slot in self._models):
                 found.append(name)
@@ -132,7 +132,7 @@ class Admin:
 
     async def load_adapter(self, request: Request) -> Response:
         """Load an adapter, which requests then name as their model."""
-        fields = parse(await request.body(), LoadAdapterRequest)
+        fields = await parsed(request, LoadAdapterRequest)
         name, path = fields.lora_name, fields.lora_path
         await self._models.load_adapter(fields.model, name, path)
         log.info("adapter %s loaded from %s", name, path)
@@ -140,7 +140,7 @@ class Admin:
 
     async def unload_adapter(self, request: Request) -> Response:
         """Unload an adapter; its open requests finish."""
-        fields = parse(await request.body(), UnloadAdapterRequest)
+        fields = await parsed(request, UnloadAdapterRequest)
         await self._models.unload_adapter(fields.lora_name)
         log.info("adapter %s unloaded", fields.lora_name)
         return json_response({"lora_name": fields.lora_name, "status": "unloaded"})

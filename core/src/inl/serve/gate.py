@@ -8,6 +8,7 @@ import hmac
 import itertools
 import re
 import secrets
+from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, urlsplit
@@ -67,7 +68,10 @@ CORS = {
 
 
 OPEN_BYTES = 256 << 20
-"""Bytes that the bodies of open requests may take together, or one body if more."""
+"""Bytes that the bodies of open requests may take together, or one body if more.
+
+Of several keys each may have as many as it leaves to the others.
+"""
 
 
 class Gate:
@@ -105,6 +109,8 @@ class Gate:
         self._numbers = itertools.count()
         self._held = 0
         """Bytes of the bodies of all open requests."""
+        self._held_of = Counter[str]()
+        """As much, of each client."""
         self._run = secrets.token_hex(6)
         hosts = set(config.allowed_hosts)
         if hosts or config.is_loopback:
@@ -130,10 +136,12 @@ class Gate:
                 message["headers"] = [*message["headers"], *extra]
             await send(message)
 
-        receive_on = self._limited(receive, record)
+        client = ANONYMOUS
+        receive_on = receive
         try:
             scope.setdefault("state", {})
             client = self._check(scope, headers)
+            receive_on = self._limited(receive, record, client)
             owner = self._owners.get(client, b"")
             scope["state"] |= {"record": record, "client": client, "owner": owner}
             await self._pass_on(scope, receive_on, send_on)
@@ -141,6 +149,9 @@ class Gate:
             await send_error(send_on, error, self._error_body(scope["path"], error))
         finally:
             self._held -= record.body_bytes
+            self._held_of[client] -= record.body_bytes
+            if not self._held_of[client]:
+                del self._held_of[client]
             record.finish()
             record.write()
             if self._tracing is not None and record.model is not None:
@@ -224,7 +235,7 @@ class Gate:
         pairs = {"access-control-allow-origin": origin, "vary": "origin", **CORS}
         return [(name.encode(), value.encode()) for name, value in pairs.items()]
 
-    def _limited(self, receive: Receive, record: Record) -> Receive:
+    def _limited(self, receive: Receive, record: Record, client: str) -> Receive:
         """Count the bytes of a body, which need not have a length, and their time."""
         most = self._config.max_body_bytes
         loop = asyncio.get_running_loop()
@@ -252,19 +263,32 @@ class Gate:
             size = len(message.get("body", b""))
             record.body_bytes += size
             self._held += size
+            self._held_of[client] += size
             if record.body_bytes > most:
                 raise self._too_large(str(record.body_bytes))
-            if self._held > max(OPEN_BYTES, most):
-                raise ApiError(
-                    503,
-                    f"body: the bodies of open requests have {self._held} bytes, "
-                    f"accepts {max(OPEN_BYTES, most)}; try again later",
-                    code="queue_full",
-                    retry_after=1,
-                )
+            self._check_held(client)
             return message
 
         return receive_on
+
+    def _check_held(self, client: str) -> None:
+        """Raise :class:`ApiError` 503 if bodies have too many bytes together."""
+        one = self._config.max_body_bytes
+        limit = max(OPEN_BYTES, one)
+        found, whose = self._held, "open requests"
+        mine = self._held_of[client]
+        if len(self._keys) > 1 and mine > max(limit - self._held, one):
+            found, whose = mine, "this key's open requests"
+            limit = max((limit - self._held + mine) // 2, one)
+        elif found <= limit:
+            return
+        raise ApiError(
+            503,
+            f"body: the bodies of {whose} have {found} bytes, accepts {limit}; try "
+            "again later",
+            code="queue_full",
+            retry_after=1,
+        )
 
     def _too_large(self, length: str) -> ApiError:
         return ApiError(

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from inl.serve.api_error import ApiError
+from inl.serve.dialect import parse
 from inl.serve.event_stream import Receive, Send, encode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from starlette.requests import Request
 
     from inl.serve.job import Answer, Delta
 
@@ -90,6 +94,13 @@ def _decoded(body: bytes, decode: Callable[[bytes], T]) -> T:
         raise failure
     finally:
         del failure, body, decode  # its traceback has this frame
+
+
+async def parsed(request: Request, schema: type[T]) -> T:
+    """Return the fields of a request's body; raises :class:`ApiError`."""
+    return await decoded(
+        await read_body(request.receive), partial(parse, schema=schema)
+    )
 
 
 async def send_json(

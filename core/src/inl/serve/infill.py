@@ -43,6 +43,11 @@ DEFAULTS: Defaults = {
 STOP_TYPES = {"stop": "eos", "stop_string": "word", "length": "limit"}
 
 
+ResponseFields = Annotated[
+    list[Annotated[str, Meta(max_length=256)]], Meta(max_length=64)
+]
+
+
 class OtherFile(msgspec.Struct, kw_only=True):
     """A part of another file."""
 
@@ -69,7 +74,7 @@ class InfillRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     ignore_eos: bool | None = None
-    response_fields: list[str] | None = None
+    response_fields: ResponseFields | None = None
     stream: bool | None = False
     id_slot: int | None = None
     n_indent: int | None = None

@@ -38,6 +38,9 @@ KEPT_BATCHES = 10_000
 MOST_EVENTS = 1_000
 """Events of a batch."""
 
+MOST_BYTES = 1 << 10
+"""Bytes of a request for batches, which needs 8."""
+
 WAIT_SECONDS = 0.1
 """Time between two looks for subscribers that ask for batches again."""
 
@@ -140,6 +143,7 @@ class KVEventPublisher:
 
         socket = self._context.socket(kind)
         socket.linger = 0
+        socket.maxmsgsize = MOST_BYTES  # of what anyone who can connect may send
         try:
             if "*" in endpoint or kind == zmq.ROUTER:
                 socket.bind(endpoint)

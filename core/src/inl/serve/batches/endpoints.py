@@ -18,8 +18,7 @@ from inl.serve.batches.batch import Batch
 from inl.serve.batches.file_store import StoredFile
 from inl.serve.batches.multipart import Part, parse_form
 from inl.serve.bounded_calls import BoundedCalls
-from inl.serve.dialect import parse
-from inl.serve.http_messages import read_body
+from inl.serve.http_messages import parsed
 from inl.serve.operations import json_response
 
 if TYPE_CHECKING:
@@ -172,7 +171,7 @@ class Batches:
 
     async def create(self, request: Request) -> Response:
         """Queue a batch."""
-        fields = parse(await read_body(request.receive), BatchRequest)
+        fields = await parsed(request, BatchRequest)
         file = self._files.find(self._owner(request), fields.input_file_id)
         if file.purpose != "batch":
             raise unsupported("input_file_id", f"found purpose {file.purpose!r}")

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 MAX_TOKENS = 1 << 22
 """Tokens of all outputs that have ended, of four bytes each."""
 
+ENTRY_TOKENS = 64
+"""Tokens that take the memory of what else an output is remembered with."""
+
 SECONDS = 600.0
 """Time that an output is remembered after its end."""
 
@@ -43,7 +46,7 @@ class Transcripts:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.tokens = 0
-        """Of all that have ended."""
+        """Of all that have ended, with the :data:`ENTRY_TOKENS` of each."""
         self._max_tokens, self._seconds, self._clock = max_tokens, seconds, clock
         self._open: dict[Key, Generation] = {}
         self._ended: OrderedDict[Key, _Ended] = OrderedDict()
@@ -65,7 +68,7 @@ class Transcripts:
         tokens = array("i", item.handle.token_ids)
         ended = _Ended(tokens, item.first_request.cached_tokens, self._clock())
         self._ended[key] = ended
-        self.tokens += len(tokens)
+        self.tokens += len(tokens) + ENTRY_TOKENS
         self._forget_old()
 
     def find(self, name: bytes, count: int) -> tuple[list[list[int]], list[int]]:
@@ -87,7 +90,7 @@ class Transcripts:
 
     def _forget(self, key: Key) -> None:
         if (ended := self._ended.pop(key, None)) is not None:
-            self.tokens -= len(ended.tokens)
+            self.tokens -= len(ended.tokens) + ENTRY_TOKENS
 
     def _forget_old(self) -> None:
         oldest = self._clock() - self._seconds

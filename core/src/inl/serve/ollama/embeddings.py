@@ -14,7 +14,13 @@ from starlette.routing import Route
 from inl.serve.dialect import parse
 from inl.serve.ollama.exchange import nanoseconds
 from inl.serve.ollama.fields import KeepAlive, Options, served_name
-from inl.serve.openai.embeddings import Embeddings, EmbeddingsForm, Ids, encode_texts
+from inl.serve.openai.embeddings import (
+    Embeddings,
+    EmbeddingsForm,
+    Ids,
+    check_count,
+    encode_texts,
+)
 
 if TYPE_CHECKING:
     from inl.serve.served_model import ServedModel
@@ -71,6 +77,7 @@ class _Embed(EmbeddingsForm):
 
     def read(self, body: bytes) -> str | None:
         self._request = request = parse(body, EmbedRequest)
+        check_count(request.input)
         self.dimensions = request.dimensions
         return served_name(request.model)
 

@@ -17,7 +17,7 @@ import inl
 from inl.device import DeviceType
 from inl.engine.stored_models import ModelCard, read_card
 from inl.serve.api_error import ApiError
-from inl.serve.dialect import parse
+from inl.serve.http_messages import parsed
 from inl.serve.ollama.fields import LATEST, served_name
 from inl.serve.operations import json_response
 
@@ -101,7 +101,7 @@ class OllamaModels:
 
     async def show(self, request: Request) -> Response:
         """Describe one model."""
-        slot = self._models.find(model_name(parse(await request.body(), ModelRequest)))
+        slot = self._models.find(model_name(await parsed(request, ModelRequest)))
         card = await self._card(slot)
         config = card.config
         family = str(config.get("model_type", ""))

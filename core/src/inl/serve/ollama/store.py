@@ -16,7 +16,7 @@ from starlette.routing import Route
 from inl.engine.stored_models import pull_model, remove_model
 from inl.errors import CheckpointError
 from inl.serve.api_error import ApiError, as_api_error
-from inl.serve.dialect import parse
+from inl.serve.http_messages import parsed
 from inl.serve.ollama.exchange import MEDIA_TYPE, line
 from inl.serve.ollama.models import ModelRequest, model_name
 from inl.serve.operations import json_response
@@ -64,7 +64,7 @@ class OllamaStore:
 
     async def pull(self, request: Request) -> Response:
         """Download a model, one at a time; a served model is there already."""
-        fields = parse(await request.body(), PullRequest)
+        fields = await parsed(request, PullRequest)
         name = model_name(fields)
         statuses = self._served() if self._serves(name) else self._pull(name)
         if fields.stream is not False:
@@ -105,7 +105,7 @@ class OllamaStore:
     async def delete(self, request: Request) -> Response:
         """Remove a model that is not served from the cache."""
         self._check("rm")
-        name = model_name(parse(await request.body(), ModelRequest))
+        name = model_name(await parsed(request, ModelRequest))
         if self._serves(name):
             raise ApiError(409, f"model: {name!r:.80} is served; stop its server first")
         try:

@@ -171,12 +171,17 @@ def texts_of(given: Any) -> list[Any]:
         )  # fmt: skip
     if kinds == {int}:
         return [given]
-    if len(given) > MOST_TEXTS:
+    check_count(given)
+    return list(given)
+
+
+def check_count(given: str | Sequence[Any]) -> None:
+    """Raise :class:`ApiError` 400 for too many texts; a single one may be long."""
+    if not isinstance(given, str) and len(given) > MOST_TEXTS:
         raise ApiError(
             400, f"input: found {len(given)} texts, accepts up to {MOST_TEXTS}",
             param="input", code="invalid_value",
         )  # fmt: skip
-    return list(given)
 
 
 def encode_texts(model: ServedModel, texts: list[Any]) -> list[Ids]:

@@ -29,8 +29,9 @@ class _Entry(NamedTuple):
 class ResponseStore:
     """Stored responses of this process. Used by the event loop only.
 
-    Of the client with the most bytes, the oldest is forgotten first, so that no client
-    takes the room of others. count, max_bytes: of all clients together. seconds: after
+    Of the client with the most bytes, or where there are too many of the one with the
+    most responses, the oldest is forgotten first, so that no client takes the room of
+    others. count, max_bytes: of all clients together. seconds: after
     which a response is forgotten.
     """
 
@@ -54,11 +55,16 @@ class ResponseStore:
         if len(data) > self._max_bytes or not self._count:
             return
         entries = self._entries.setdefault(client, OrderedDict())
+        if (before := entries.pop(name, None)) is not None:  # its stream was resumed
+            self._bytes[client] -= len(before.data)
         entries[name] = _Entry(data, time.monotonic() + self._seconds)
         self._bytes[client] = self._bytes.get(client, 0) + len(data)
-        while self.total_bytes > self._max_bytes or len(self) > self._count:
-            largest = max(self._bytes, key=self._bytes.__getitem__)
-            self._remove(largest, next(iter(self._entries[largest])))
+        while self.total_bytes > self._max_bytes:
+            self._forget_of(max(self._bytes, key=self._bytes.__getitem__))
+        while len(self) > self._count:
+            self._forget_of(
+                max(self._entries, key=lambda each: len(self._entries[each]))
+            )
 
     async def get(self, client: str, name: str) -> bytes:
         """Return a response of a client; raises :class:`ApiError` 404."""
@@ -88,6 +94,10 @@ class ResponseStore:
         self._bytes[client] -= len(self._entries[client].pop(name).data)
         if not self._entries[client]:
             del self._entries[client], self._bytes[client]
+
+    def _forget_of(self, client: str) -> None:
+        """Forget the oldest response of a client."""
+        self._remove(client, next(iter(self._entries[client])))
 
     def _expire(self) -> None:
         """Forget what has ended: the oldest of each client come first."""

@@ -9,11 +9,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from inl.bounded_json import parse_object
 from inl.serve.api_error import unsupported
-from inl.serve.event_stream import encode
 from inl.serve.generate_endpoint import GenerateEndpoint
-from inl.serve.openai.responses_exchange import ResponsesExchange
+from inl.serve.http_messages import decoded
+from inl.serve.openai.responses_exchange import ResponsesExchange, response_of
 from inl.serve.operations import json_response
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ class ResponsesEndpoint(GenerateEndpoint):
                 "previous_response_id", "this server stores no responses "
                 "(--stored-responses 0); send the whole input",
             )  # fmt: skip
-        exchange.continue_from(await store.get(client, name))
+        await decoded(await store.get(client, name), exchange.continue_from)
 
     async def end(self, exchange: Exchange, client: str) -> None:
         """Store a response, before the client can name it."""
@@ -75,8 +74,7 @@ async def _read(store: ResponseStore, request: Request) -> Response:
         raise unsupported("stream", "is not supported for a stored response")
     name = request.path_params["name"]
     data = await store.get(request.state.client, name)
-    stored = parse_object(data, name, max_bytes=len(data))
-    return Response(encode(stored["response"]), media_type="application/json")
+    return Response(await decoded(data, response_of), media_type="application/json")
 
 
 async def _delete(store: ResponseStore, request: Request) -> Response:

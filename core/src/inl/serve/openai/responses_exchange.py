@@ -40,6 +40,15 @@ class _Stored(msgspec.Struct):
     items: list[Item]
 
 
+class _StoredResponse(msgspec.Struct):
+    response: msgspec.Raw
+
+
+def response_of(stored: bytes) -> bytes:
+    """Return the finished response of :meth:`ResponsesExchange.stored`."""
+    return bytes(msgspec.json.decode(stored, type=_StoredResponse).response)
+
+
 class ResponsesExchange(ResumableExchange):
     """One response: reasoning, a message and calls, each an item of its output."""
 
