@@ -138,8 +138,7 @@ class Fleet:
     def until_idle(self):
         """Wait until nothing takes a place, and count what has happened."""
         for each in self.front_ends:
-            until(lambda each=each: not each.load()["server_load"])
-            assert not any(engine["open"] for engine in each.load()["replicas"])
+            until(lambda each=each: is_idle(each.load()))
             self._count(each)
 
     def _count(self, front_end):
@@ -225,6 +224,11 @@ class Fleet:
                 raise AssertionError(act)
         self.until_ready()
         self.until_streams_end(1)
+
+
+def is_idle(load):
+    """Whether no request is open, at any engine."""
+    return not load["server_load"] and not any(e["open"] for e in load["replicas"])
 
 
 def check(fleet, requests, wanted, clients, acts):

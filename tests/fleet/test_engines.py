@@ -8,14 +8,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from fleets import EngineProcess, Fleet, Proxy
+from fleets import LONG, SLOW, TEXT, EngineProcess, Fleet, Proxy, answered, disturbed
 from http_servers import HashServer
 from waiting import until
-
-TEXT = "/v1/completions"
-LONG = {"prompt": list(range(100)), "seed": 3, "max_tokens": 200, "ignore_eos": True}
-LONG |= {"return_token_ids": True}
-SLOW = {"max_batch": 8, "seconds": 0.01}
 
 SECRET = bytes(range(32))
 
@@ -38,30 +33,6 @@ def states(fleet):
 
 def until_states(fleet, *wanted):
     until(lambda: states(fleet) == list(wanted))
-
-
-def ids_of(lines):
-    datas = [
-        line.removeprefix("data: ") for line in lines if line.startswith("data: {")
-    ]
-    choices = [each for data in datas for each in json.loads(data)["choices"]]
-    return [token for each in choices for token in each.get("token_ids") or ()]
-
-
-def disturbed(fleet, disturb, body=LONG):
-    """Return the tokens of a stream that something happens to after ten events."""
-    lines = []
-    for line in fleet.stream(TEXT, body):
-        lines.append(line)
-        if len(lines) == 10:
-            disturb()
-    return ids_of(lines)
-
-
-def answered(server, body=LONG):
-    status, _, found = server.send("POST", TEXT, body)
-    assert status == 200, found
-    return found["choices"][0]["token_ids"]
 
 
 def test_a_stopped_engine_loses_its_requests_and_gets_others_once_it_answers(
@@ -120,8 +91,8 @@ def test_an_engine_computes_recent_prompts_before_it_gets_requests(plain):
                 details = found["usage"]["prompt_tokens_details"]
                 assert details["cached_tokens"] == 96
                 assert found["choices"][0]["token_ids"] == answered(plain, body)
-            assert not fleet.client._warming
-            assert not fleet.client._tasks
+            assert not fleet.client.warming.open
+            assert not fleet.client.warming.tasks
 
 
 def test_clocks_may_differ_by_minutes(plain, caplog):
@@ -305,8 +276,8 @@ def test_a_client_that_leaves_ends_its_request_at_the_engine(engines):
             if index == 5:
                 break
         until(lambda: not fleet.client.admission.open)
-        assert not fleet.client._parts
-        assert not fleet.client._groups
+        assert not fleet.client.calls.parts
+        assert not fleet.client.calls.groups
 
 
 def test_other_requests_are_answered_by_an_engine_that_lives(engines):

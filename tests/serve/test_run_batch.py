@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -17,7 +15,14 @@ from http_servers import hash_engine
 from inl.cli.main import main
 from inl.config import EngineConfig
 from inl.errors import RequestError
-from inl.serve.batch_file import finished_ids, only_run, read_requests, run_batch
+from inl.serve.batch_calls import run_batch
+from inl.serve.batch_file import (
+    find_answers,
+    index_requests,
+    only_run,
+    read_requests,
+    unanswered,
+)
 from inl.serve.model_slot import ModelSource
 from inl.serve.server import Server, engine_config
 from inl.serve.settings import ServerConfig
@@ -47,15 +52,21 @@ async def echo(scope, receive, send):
 
 
 def run(app, requests, path, concurrency=3):
-    """Do what the command does; returns the number of requests that it sent."""
-    finished = finished_ids(path)
-    todo = [
-        each for each in read_requests(requests) if each["custom_id"] not in finished
-    ]
+    """Do what the command does; returns how many it sent, and how many failed."""
+    ids = index_requests(requests)
+    find_answers(path, ids)
     with path.open("a", encoding="utf-8") as output:
-        work = run_batch(app, todo, output, concurrency=concurrency, tick=lambda: None)
-        assert asyncio.run(work) == 0
-    return len(todo)
+        failed = answer(app, unanswered(requests, ids), output, concurrency)
+    return len(ids) - ids.answered, failed
+
+
+def answer(app, requests, output, concurrency):
+    async def work():
+        return await run_batch(
+            app, requests, output, concurrency=lambda: concurrency, tick=lambda: None
+        )
+
+    return asyncio.run(work())
 
 
 def answers(path):
@@ -67,15 +78,15 @@ def answers(path):
 def test_a_file_cut_at_any_byte_is_completed_without_a_loss(tmp_path, depth):
     requests = write(tmp_path / "in.jsonl", map(line_of, range(5)))
     path = tmp_path / "out.jsonl"
-    assert run(echo, requests, path) == 5
+    assert run(echo, requests, path) == (5, 0)
     whole, wanted = path.read_bytes(), answers(path)
     assert len(wanted) == 5
     assert all(each["status_code"] == 200 for each in wanted.values())
     for cut in range(0, len(whole) + 1, depth(9, 2)):
         path.write_bytes(whole[:cut])
-        assert run(echo, requests, path) == 5 - whole[:cut].count(b"\n")
+        assert run(echo, requests, path) == (5 - whole[:cut].count(b"\n"), 0)
         assert answers(path) == wanted, cut
-    assert run(echo, requests, path) == 0
+    assert run(echo, requests, path) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +96,7 @@ def test_a_file_that_is_not_of_answers_is_left_alone(tmp_path, text):
     path = tmp_path / "out.jsonl"
     path.write_text(text)
     with pytest.raises(RequestError, match="line 1: found"):
-        finished_ids(path)
+        find_answers(path, index_requests(write(tmp_path / "in.jsonl", [line_of(0)])))
     assert path.read_text() == text
 
 
@@ -109,7 +120,7 @@ def test_a_bad_line_is_named_before_anything_runs(tmp_path, name):
     path = tmp_path / "in.jsonl"
     path.write_text("\n".join(BAD[name]))
     with pytest.raises(RequestError, match=f"line {len(BAD[name])}: "):
-        list(read_requests(path))
+        index_requests(path)
 
 
 def test_more_requests_than_the_queue_holds_are_answered(tmp_path):
@@ -125,8 +136,12 @@ def test_more_requests_than_the_queue_holds_are_answered(tmp_path):
     with Server([ModelSource("hash", open_engine)], config, max_batch=4) as server:
         todo = list(read_requests(requests))
         todo[3]["body"]["stop"] = 7  # refused by its schema
-        work = run_batch(server.app, todo, output, concurrency=6, tick=lambda: None)
-        assert asyncio.run(work) == 1
+
+        async def given():
+            for each in todo:
+                yield each
+
+        assert answer(server.app, given(), output, 6) == 1
     lines = [json.loads(line) for line in output.getvalue().split("\n")[:-1]]
     by_id = {line["custom_id"]: line["response"] for line in lines}
     assert sorted(by_id) == [line_of(at)["custom_id"] for at in range(6)]
@@ -165,7 +180,7 @@ def test_a_run_that_was_killed_continues(tmp_path):
                 if process.poll() is not None:
                     break
                 time.sleep(0.005)
-            os.kill(process.pid, signal.SIGKILL)
+            process.kill()  # if it has not ended
         return path.read_bytes().count(b"\n")
 
     # A busy machine may run this process again only after the last answer.
@@ -241,7 +256,7 @@ def test_a_line_that_cannot_be_read_is_refused_by_its_number(tmp_path, name):
     good = [json.dumps(line_of(at)).encode() for at in (5, 6)]
     path.write_bytes(b"\n\n".join([good[0], odd, good[1]]))
     with pytest.raises(RequestError, match="line 3: "):
-        list(read_requests(path))
+        index_requests(path)
     assert main(["run-batch", str(path), str(out)]) == 2
     assert not out.exists()
 
@@ -268,12 +283,7 @@ def test_failed_requests_run_again_and_their_lines_are_replaced(tmp_path):
         await echo(scope, again, answer)
 
     def once():
-        todo = list(read_requests(requests))
-        finished = finished_ids(path)
-        todo = [each for each in todo if each["custom_id"] not in finished]
-        with path.open("a", encoding="utf-8") as output:
-            work = run_batch(app, todo, output, concurrency=2, tick=lambda: None)
-            return len(todo), asyncio.run(work)
+        return run(app, requests, path, concurrency=2)
 
     assert once() == (4, 2)
     status = {name[:4]: each["status_code"] for name, each in answers(path).items()}
@@ -299,12 +309,12 @@ def test_what_cannot_be_encoded_is_escaped(tmp_path, monkeypatch):
         def __exit__(self, *_):
             """Nothing to close."""
 
-    async def write_half(app, todo, output, **_):
+    async def write_half(app, lines, output, **_):
         output.write(json.dumps({"a": "\ud83d é"}, ensure_ascii=False) + "\n")
         return 0
 
     monkeypatch.setattr("inl.cli.run_batch.make_server", lambda *_: Fake())
-    monkeypatch.setattr("inl.serve.batch_file.run_batch", write_half)
+    monkeypatch.setattr("inl.serve.batch_calls.run_batch", write_half)
     assert main(["run-batch", str(requests), str(path)]) == 0
     assert json.loads(path.read_bytes()) == {"a": "\ud83d é"}
 
@@ -337,5 +347,6 @@ def test_embeddings_are_asked_for_without_a_stream(tmp_path):
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"{}"})
 
-    assert run(app, write(tmp_path / "in.jsonl", [line]), tmp_path / "out.jsonl") == 1
+    path = write(tmp_path / "in.jsonl", [line])
+    assert run(app, path, tmp_path / "out.jsonl") == (1, 0)
     assert seen == [("/v1/embeddings", body)]

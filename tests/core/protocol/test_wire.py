@@ -113,7 +113,7 @@ def test_the_end_of_the_other_side(ends):
     ("data", "words"),
     [
         (b"HTTP/1.1", "HTTP/1.1"),
-        (struct.pack("<HHI", 0x4C49, 16, 0), "kind 16, accepts 1 to 15"),
+        (struct.pack("<HHI", 0x4C49, 17, 0), "kind 17, accepts 1 to 16"),
         (struct.pack("<HHI", 0x4C49, 0, 0), "kind 0"),
         (struct.pack("<HHI", 0x4C49, 5, MAX_BYTES + 1), "accepts 268,435,456"),
         (struct.pack("<HHI", 0x4C49, 1, MAX_TEXT + 1), "HELLO of 1,048,577 bytes"),

@@ -14,7 +14,7 @@ from inl.plugin import choose_device, registry
 from inl.workers.settings import SECRET_FILE, read_secret
 
 if TYPE_CHECKING:
-    from inl.cli.serve_options import FleetOptions
+    from inl.cli.serve_options import FleetOptions, ReplicaOptions
     from inl.config import EngineConfig
     from inl.device import Device
     from inl.fleet.server import FleetServer
@@ -22,6 +22,12 @@ if TYPE_CHECKING:
     from inl.serve.settings import ServerConfig
 
 MODULE = "inl.cli.serve_replica"
+
+FIXED = (
+    "address: found none; with --kv-events, whose addresses are those of --replicas, "
+    "engines can be restarted only"
+)
+"""Why no further engine can be started."""
 
 
 class Mode(Enum):
@@ -50,13 +56,11 @@ def fleet_mode(
     given = {
         "--engine-only": options.engine_only,
         "--replica": bool(options.replica),
+        "--replica-file": options.replica_file is not None,
         "--replicas": options.replicas is not None,
     }
     names = [name for name, is_given in given.items() if is_given]
-    if options.router is not None and (not names or options.engine_only):
-        raise RequestError(
-            "--router: found no --replica and no --replicas, whose engines it chooses"
-        )
+    check_replicas(options, has_model=has_model)
     if not names:
         return Mode.CLIENTS
     if len(names) > 1 and options.engine_only:
@@ -72,17 +76,30 @@ def fleet_mode(
     ):
         if is_set:
             raise RequestError(f"{first}: found it with {name}; accepts one of them")
-    if options.replicas is not None and not has_model and options.replica:
+    return Mode.ENGINE if options.engine_only else Mode.FLEET
+
+
+def check_replicas(options: ReplicaOptions, *, has_model: bool) -> None:
+    """Raise :class:`~inl.errors.RequestError` for options that do not fit."""
+    if options.router is not None and not options.is_fleet:
+        raise RequestError(
+            "--router: found no --replica, --replica-file or --replicas, whose "
+            "engines it chooses"
+        )
+    if options.replica and options.replica_file is not None:
+        raise RequestError("--replica-file: found it with --replica; accepts one")
+    if options.replicas is None:
+        return
+    if not has_model and (options.replica or options.replica_file):
         raise RequestError("--replicas: found no MODEL, which the engines load")
-    if options.replicas is not None and sys.platform == "win32":
+    if sys.platform == "win32":
         raise RequestError(
             "--replicas: found it on Windows; start engines with --engine-only, and "
             "name them with --replica"
         )
-    return Mode.ENGINE if options.engine_only else Mode.FLEET
 
 
-def secret_of(options: FleetOptions) -> bytes | None:
+def secret_of(options: ReplicaOptions) -> bytes | None:
     """Return the secret of engines and front-ends, if there is one."""
     if options.secret_file is not None:
         return read_secret({SECRET_FILE: str(options.secret_file)})
@@ -97,7 +114,7 @@ def engine_port(server: Server, options: FleetOptions) -> FrontEndPort:
 
 
 def make_fleet(
-    options: FleetOptions,
+    options: ReplicaOptions,
     models: Sequence[tuple[str, str | None]],
     config: ServerConfig,
     engine: EngineConfig,
@@ -107,10 +124,20 @@ def make_fleet(
     """Return the server of a fleet, which starts its own engines when it serves."""
     from inl.cli.plugin_router import make_plugin_router
     from inl.fleet.local_engines import LocalEngines
+    from inl.fleet.replica_file import ReplicaFile
     from inl.fleet.server import FleetServer
 
     policy = None if options.router is None else make_plugin_router(options.router)
-    local = None
+    local = file = None
+    if options.replica_file is not None:
+        file = ReplicaFile(options.replica_file, config.drain_seconds)
+        try:
+            file.read()
+        except OSError as error:
+            raise RequestError(
+                f"--replica-file {options.replica_file}: {error.strerror}; accepted: "
+                "a file with HOST:PORT a line"
+            ) from error
     if options.replicas is not None:
         # The front-end checks keys and counts those of all engines together.
         inner = replace(config, api_keys=(), admin_keys=(), max_per_key=None)
@@ -122,7 +149,8 @@ def make_fleet(
             }
             for index, device in enumerate(_devices(engine.backend, options.replicas))
         ]
-        local = LocalEngines(MODULE, settings, config.drain_seconds)
+        fixed = "" if config.kv_events is None else FIXED
+        local = LocalEngines(MODULE, settings, config.drain_seconds, fixed)
     return FleetServer(
         options.replica or (),
         config,
@@ -131,6 +159,7 @@ def make_fleet(
         place=model,
         local=local,
         policy=policy,
+        file=file,
     )
 
 

@@ -42,7 +42,7 @@ class NetworkOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FleetOptions:
+class ReplicaOptions:
     """Engines in other processes and on other hosts."""
 
     replicas: Annotated[
@@ -58,6 +58,40 @@ class FleetOptions:
             help="Engine that inl serve --engine-only has started; can be repeated.",
         ),
     ] = None
+    replica_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help="Engines, one HOST:PORT a line, that the server follows while it "
+            "runs; several servers can share it.",
+        ),
+    ] = None
+    secret_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="Private file with the secret of engines and front-ends on several "
+            "hosts, 64 hexadecimal digits. [default: that of INL_WORKER_SECRET_FILE, "
+            "or INL_WORKER_SECRET]"
+        ),
+    ] = None
+    router: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Router of a plugin, which chooses the engine of a request.",
+        ),
+    ] = None
+
+    @property
+    def is_fleet(self) -> bool:
+        """Whether engines of other processes answer."""
+        return bool(self.replica or self.replicas or self.replica_file)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetOptions(ReplicaOptions):
+    """Engines of other processes, or an engine for them."""
+
     engine_only: Annotated[
         bool,
         typer.Option(
@@ -68,27 +102,11 @@ class FleetOptions:
         str,
         typer.Option(metavar="HOST:PORT", help="Where an engine waits for front-ends."),
     ] = "127.0.0.1:7000"
-    secret_file: Annotated[
-        Path | None,
-        typer.Option(
-            help="Private file with the secret of engines and front-ends on several "
-            "hosts, 64 hexadecimal digits. [default: that of INL_WORKER_SECRET_FILE, "
-            "or INL_WORKER_SECRET]"
-        ),
-    ] = None
-
-    router: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Router of a plugin, which chooses the engine of a request.",
-        ),
-    ] = None
 
     @property
     def is_given(self) -> bool:
         """Whether engines and front-ends are different processes."""
-        return bool(self.engine_only or self.replica or self.replicas)
+        return self.engine_only or self.is_fleet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,6 +239,14 @@ class StorageOptions:
     max_file_bytes: Annotated[
         int, typer.Option(help="Bytes of all files of --files together.", min=1)
     ] = 1 << 30
+    max_file_bytes_per_key: Annotated[
+        int | None,
+        typer.Option(
+            help="Bytes of the files of one key together. [default: an equal part of "
+            "--max-file-bytes for each key]",
+            min=1,
+        ),
+    ] = None
     stored_responses: Annotated[
         int,
         typer.Option(
@@ -315,6 +341,7 @@ def server_config(
         idle_unload=limits.idle_unload,
         files=storage.files,
         max_file_bytes=storage.max_file_bytes,
+        max_file_bytes_per_key=storage.max_file_bytes_per_key,
         stored_responses=storage.stored_responses,
         stored_response_bytes=storage.stored_response_bytes,
         stored_response_seconds=storage.stored_response_seconds,

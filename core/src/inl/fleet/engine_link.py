@@ -70,7 +70,8 @@ class State(Enum):
     SILENT = "silent"
     """It answers nothing, but may again."""
     DRAINING = "draining"
-    """It finishes its open requests and gets no other ones."""
+    """It finishes its open requests and gets no other ones: it stops, or operators
+    have said so."""
 
 
 class Engines(Protocol):
@@ -115,6 +116,8 @@ class EngineLink:
         self._theirs: Hello | None = None
         self.is_draining = False
         """Whether it has said that it stops."""
+        self.is_held = False
+        """Whether operators let it get no requests."""
         self.is_warming = False
         """Whether it computes recent prompts and gets no requests yet."""
         self._is_open = False
@@ -191,6 +194,8 @@ class EngineLink:
             self._set(State.SILENT, problem)
         elif self.is_draining:
             self._set(State.DRAINING, "is stopping")
+        elif self.is_held:
+            self._set(State.DRAINING, "is drained by an operator")
         elif self.is_warming:
             self._set(State.WARMING, "computes recent prompts first")
         else:
@@ -246,6 +251,12 @@ class EngineLink:
                 "times of its log are other ones", self.address, self.clock_seconds,
             )  # fmt: skip
         self._judge("")
+
+    def hold(self, *, is_held: bool) -> None:
+        """Give it no requests, or give it some again."""
+        self.is_held = is_held
+        if self.state in (State.READY, State.WARMING, State.DRAINING):
+            self._judge("")
 
     def warmed(self) -> None:
         """Give it requests from now on, if it was warming up."""

@@ -83,7 +83,7 @@ class FleetMetrics:
 
     def text(self) -> bytes:
         """Return the exposition format of Prometheus."""
-        for load in self._client.engine_loads():
+        for load in self._client.members.engine_loads():
             address = load["address"]
             self._open.labels(address=address).set(load["open"])
             self._seconds.labels(address=address).set(load["seconds_per_token"])

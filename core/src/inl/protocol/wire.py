@@ -4,6 +4,8 @@ Each frame is a prefix of 8 bytes, little-endian - :data:`MAGIC` (2), kind (2), 
 of the payload (4) - and the payload::
 
     HELLO     worker   JSON: protocol, contract, message, core, python, features
+    CHECK     both     JSON: what the worker is asked about its place before OPEN, see
+                       inl.runners.place_check, and its answer
     OPEN      parent   JSON: options of the worker's factory
     PROGRESS  worker   int64 [3]: done, total, index of the LoadStage
     READY     worker   JSON: limits, device, dtype, cache layout
@@ -81,10 +83,19 @@ class Kind(IntEnum):
     ADAPTER = 13
     READ = 14
     WRITE = 15
+    CHECK = 16
 
 
 TEXTS = frozenset(
-    {Kind.HELLO, Kind.OPEN, Kind.READY, Kind.ERROR, Kind.FULL, Kind.ADAPTER}
+    {
+        Kind.HELLO,
+        Kind.CHECK,
+        Kind.OPEN,
+        Kind.READY,
+        Kind.ERROR,
+        Kind.FULL,
+        Kind.ADAPTER,
+    }
 )
 KINDS = {kind.value: kind for kind in Kind}
 

@@ -36,6 +36,7 @@ from inl.errors import InlError, ModelError, OutOfMemory, ProtocolError, RunnerE
 from inl.progress import LoadStage
 from inl.protocol import wire_arrays, wire_json
 from inl.protocol.wire import Channel, Frame, Kind
+from inl.runners.place_check import inspect
 from inl.spec.message import STEP, header
 from inl.workers.connection import connect_to_parent
 from inl.workers.handshake import ANY_SEAT, join
@@ -185,7 +186,11 @@ def _serve(
     """
     channel.send(Kind.HELLO, wire_json.text({**wire_json.hello(), **offers}))
     try:
-        frame = _receive(channel)
+        while (frame := _receive(channel)).kind is Kind.CHECK:
+            asked = wire_json.read_text(frame.payload, "CHECK") | dict(changed)
+            channel.send(Kind.CHECK, wire_json.text(inspect(asked)))
+        if frame.kind is Kind.CLOSE:
+            return
         if frame.kind is not Kind.OPEN:
             raise ProtocolError(f"worker: found {frame.kind.name}, expected OPEN")
         options = wire_json.read_text(frame.payload, "OPEN") | dict(changed)

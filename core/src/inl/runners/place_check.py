@@ -1,0 +1,162 @@
+"""Checks a place before a model is loaded there: versions, clock, device and files."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from inl.backend.rank_sockets import split_address
+from inl.errors import InlError, ProtocolError
+from inl.protocol import wire_json
+from inl.protocol.wire import Frame, Kind
+from inl.workers.place import start_worker
+
+if TYPE_CHECKING:
+    from inl.workers.address import WorkerAddress
+
+PINGS = 5
+"""Questions for the clock; the fastest answer counts."""
+ANSWER_SECONDS = 60.0
+"""Time for one answer: interpreters start and digests are read from cold disks."""
+REACH_SECONDS = 5.0
+"""Time for another host to answer."""
+
+
+def inspect(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the process of a worker finds; called there.
+
+    asked: "device": a name; "model": a path; "reach": the HOST:PORT of another rank.
+    Each may be absent.
+    """
+    found: dict[str, Any] = {"clock": time.time()}
+    for name, check in (
+        ("device", _check_device),
+        ("model", _digest),
+        ("reach", _reach),
+    ):
+        if name in asked:
+            try:
+                found[name] = check(str(asked[name]))
+            except (InlError, OSError) as error:
+                found[f"{name}_problem"] = str(error)
+    return found
+
+
+def _check_device(name: str) -> str:
+    from inl.plugin import check_device
+
+    return str(check_device(name))
+
+
+def _digest(path: str) -> str:
+    from inl.checkpoints.digest import model_digest
+    from inl.executor.model_loader import open_model
+
+    return model_digest(open_model(path).checkpoint)
+
+
+def _reach(address: str) -> str:
+    """Connect to a port at which nobody listens yet, so a refusal is an answer."""
+    with suppress(ConnectionRefusedError):
+        socket.create_connection(split_address(address), REACH_SECONDS).close()
+    return address
+
+
+class PlaceReport(NamedTuple):
+    """What a worker has found at its place."""
+
+    process: int
+    """Process id, on its host."""
+    core: str
+    """Version of inl-core there."""
+    python: str
+    clock_ahead: float
+    """Seconds by which its clock is ahead of this host's, but for half of the next."""
+    round_trip: float
+    """Seconds of the fastest question and answer."""
+    rank_address: str
+    """HOST:PORT at which other ranks would reach it; empty for a child process."""
+    found: Mapping[str, Any]
+    """See :func:`inspect`."""
+
+
+class PlaceCheck:
+    """A worker that loads nothing; close it.
+
+    model: path of its files there. seconds: time for the worker to connect. abandoned:
+    ends the waiting once it is set. Raises as
+    :func:`~inl.workers.place.start_worker`, and :class:`~inl.errors.ProtocolError` if
+    it has another protocol.
+    """
+
+    def __init__(
+        self,
+        address: WorkerAddress,
+        model: str,
+        *,
+        seat: int,
+        seconds: float,
+        abandoned: threading.Event,
+    ) -> None:
+        self._worker = start_worker(
+            address, seat=seat, seconds=seconds, abandoned=abandoned
+        )
+        self._where = f"worker {self._worker.name}"
+        try:
+            payload = self._receive(Kind.HELLO).payload
+            hello = wire_json.check_hello(payload, self._where)
+            pings = [self._clock() for _ in range(PINGS)]
+            trip, ahead = min(pings)
+            self.report = PlaceReport(
+                process=self._worker.pid,
+                core=str(hello.get("core")),
+                python=str(hello.get("python")),
+                clock_ahead=ahead,
+                round_trip=trip,
+                rank_address=str(hello.get("rank_address", "")),
+                found=self.ask(device=address.device, model=model),
+            )
+        except BaseException:
+            self._worker.stop(0.0)
+            raise
+
+    def ask(self, **asked: str) -> dict[str, Any]:
+        """Let the worker :func:`inspect` something."""
+        self._worker.channel.send(Kind.CHECK, wire_json.text(asked))
+        payload = self._receive(Kind.CHECK).payload
+        return wire_json.read_text(payload, f"{self._where}: CHECK")
+
+    def _clock(self) -> tuple[float, float]:
+        """Return the time of a question and its answer, and how far the clock is."""
+        began = time.monotonic(), time.time()
+        clock = self.ask().get("clock")
+        trip = time.monotonic() - began[0]
+        if not isinstance(clock, float | int):
+            raise ProtocolError(f"{self._where}: CHECK: found the clock {clock!r:.40}")
+        return trip, clock - (began[1] + trip / 2)
+
+    def _receive(self, kind: Kind) -> Frame:
+        try:
+            frame = self._worker.channel.receive(ANSWER_SECONDS)
+        except EOFError:
+            raise self._worker.lost("checking its place") from None
+        if frame is None:
+            how = f"sent nothing for {ANSWER_SECONDS:g} s, and was stopped,"
+            raise self._worker.lost("checking its place", how=how)
+        if frame.kind is Kind.ERROR:
+            raise wire_json.read_failure(frame.payload, self._where)
+        if frame.kind is not kind:
+            raise ProtocolError(
+                f"{self._where}: found {frame.kind.name}, expected {kind.name}"
+            )
+        return frame
+
+    def close(self) -> None:
+        """End the worker."""
+        with suppress(EOFError):
+            self._worker.channel.send(Kind.CLOSE)
+        self._worker.stop()
