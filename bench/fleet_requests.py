@@ -1,6 +1,7 @@
 """Time that the front-end of a fleet adds to a request, beside one engine.
 
     python bench/fleet_requests.py --requests 2000
+    python bench/fleet_requests.py --path
 
 One client sends requests of one token, one after the other, in turns to
 
@@ -12,6 +13,11 @@ Each runs in processes of its own, on an engine that answers at once
 (``serve_instant.py``). Printed are p10, p50 and p99 of the time of a request, what the
 first two are above those of one engine, and medians of the processor time of a request
 in front-end and engine. On a busy machine only p10 and processor time say much.
+
+``--path`` is what a fleet's front-end does with a request in Python beyond any
+front-end's work: it admits it, chooses an engine, and passes the answer on. Messages
+are encoded and decoded, but no other process or network is asked, so that other
+programs count little; printed is processor time for prompts of several lengths.
 """
 
 from __future__ import annotations
@@ -34,8 +40,23 @@ from urllib.parse import urlsplit
 from serve_instant import instant_engine
 
 from inl.config import EngineConfig
+from inl.fleet.client import FleetClient
+from inl.fleet.engine_link import EngineLink
 from inl.fleet.engine_port import EnginePort
 from inl.fleet.server import FleetServer
+from inl.serve.frontends.messages import (
+    Answered,
+    End,
+    Leave,
+    ModelSettings,
+    News,
+    Replica,
+    Submit,
+    ToEngine,
+    decode,
+    encode,
+)
+from inl.serve.frontends.outputs import RemoteHandle, RemoteRequest
 from inl.serve.http_server import loop_factory
 from inl.serve.model_slot import ModelSource
 from inl.serve.server import Server, engine_config
@@ -136,6 +157,63 @@ class Target:
             process.join()
 
 
+class Answering(EngineLink):
+    """The link to an engine that answers in this process."""
+
+    def __init__(self, client: FleetClient) -> None:
+        super().__init__("127.0.0.1:1", None, client)
+        self._client = client
+        client.engines.append(self)
+        model = ModelSettings("m", (), None, 1 << 20)
+        identity = {"model": "m"}
+        self._open(
+            Replica(b"", [model], identity, "cpu:0", PLACES, 1 << 20, 1 << 20, {}, [0])
+        )
+
+    def send(self, message: ToEngine) -> None:
+        """Answer a request, through the bytes of all messages."""
+        found = decode(encode(message))
+        if isinstance(found, Submit):
+            number = found.first
+            end = End(number, "length", False, None, None)
+            news = News([number], [[7]], [(number, 0)], [], [end])
+            loop = asyncio.get_running_loop()
+            loop.call_soon(self._receive, decode(encode(Answered(number))))
+            loop.call_soon(self._receive, decode(encode(news)))
+
+
+async def measure_path(requests: int) -> None:
+    """Print the processor time of a request in the client of a fleet."""
+    client = FleetClient(ServerConfig())
+    Answering(client)
+    print("| prompt tokens | µs of a processor |\n|---|---|")
+    for tokens in (64, 512, 4096):
+        rounds = []
+        for round_ in range(-1, 7):
+            began = time.thread_time()
+            for number in range(requests):
+                await _ask(client, [round_ * requests + number] + [5] * (tokens - 1))
+            rounds.append((time.thread_time() - began) / requests * 1e6)
+        print(f"| {tokens} | {statistics.median(rounds[1:]):.0f} |")
+
+
+async def _ask(client: FleetClient, prompt: list[int]) -> None:
+    """Let the client answer one request."""
+    number = client.numbers(1)
+    handle = RemoteHandle(RemoteRequest(number, prompt, None, None), None, {})
+    done = asyncio.Event()
+    handle.listener = done.set
+    with client.outputs.open([handle], lambda _: None):
+        options = {"max_tokens": 1, "seed": 1, "stop_ids": []}
+        await client.call(
+            number, Submit(number, "m", "key", [prompt], options, 1, None, "request")
+        )
+        while not handle.completed:
+            await done.wait()
+            done.clear()
+        client.send(Leave(number, finished=True))
+
+
 def run_seconds(pids: list[int]) -> float:
     """Return the processor time of all threads of processes, to the nanosecond."""
     return 1e-9 * sum(
@@ -163,7 +241,11 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--tokens", type=int, default=1)
     parser.add_argument("--stream", action="store_true")
+    parser.add_argument("--path", action="store_true")
     given = parser.parse_args()
+    if given.path:
+        asyncio.run(measure_path(given.requests))
+        return
     targets = [
         Target("one engine", "engine"),
         Target("its front-end process", "front-end"),

@@ -1,10 +1,12 @@
 """Four times the capacity for a minute: goodput, memory, rejections and answers.
 
     python bench/serve_overload.py --seconds 60 --rounds 6
+    python bench/serve_overload.py --replicas 2 --keys 8 1
 
 Alternates between the capacity, with as many clients as the server runs and queues, and
 Poisson arrivals at four times that rate, so that other processes disturb both alike.
-Prints the ratio of medians.
+Prints the ratio of medians. ``--keys`` divides the arrivals between keys that send so
+many requests each: the answers of each one show whether the server is fair.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import random
 import statistics
 import time
 from collections import Counter
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -44,9 +46,11 @@ def resident(process: int) -> int:
 
 
 def processor_seconds(process: int) -> float:
-    """Return the processor time that a process has used."""
+    """Return the processor time that a process and its children have used."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    own = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    return own + sum(processor_seconds(int(each)) for each in children)
 
 
 @dataclass(frozen=True)
@@ -72,19 +76,28 @@ def sum_of(windows: list[Window]) -> Window:
 class Load:
     """Sends requests and counts their answers."""
 
-    def __init__(self, host: str, port: int, process: int, tokens: int) -> None:
+    def __init__(
+        self, host: str, port: int, process: int, tokens: int, keys: Sequence[str]
+    ) -> None:
         self._host, self._port, self._tokens = host, port, tokens
+        self._keys = keys
+        """Those of requests that follow each other, again and again; or none."""
+        self.answers: Counter[str] = Counter()
+        """Of each key, while there are more requests than the server can do."""
         self._process = process
+        self._is_open = False
         self.counts: Counter[str] = Counter()
         self.wanted: dict[int, Any] = {}
 
     async def send(self, number: int) -> None:
         """Send a request and count its answer."""
+        key = self._keys[number % len(self._keys)] if self._keys else None
         status, headers, answer = await post(
-            self._host, self._port, PATH, body(number, self._tokens)
+            self._host, self._port, PATH, body(number, self._tokens), key
         )
         self.counts[str(status)] += 1
         if status == 200:
+            self.answers[key or "all"] += self._is_open
             ids = answer["choices"][0]["token_ids"]
             wanted = self.wanted.setdefault(number % len(TEXTS), ids)
             self.counts["differing answers"] += ids != wanted
@@ -93,7 +106,8 @@ class Load:
 
     async def state(self) -> dict[str, Any]:
         """Return what the server does now."""
-        return await get(self._host, self._port, "/load")
+        key = self._keys[0] if self._keys else None
+        return await get(self._host, self._port, "/load", key)
 
     async def closed(self, clients: int, seconds: float) -> Window:
         """Measure clients that never pause: the capacity."""
@@ -110,6 +124,7 @@ class Load:
     async def open(self, rate: float, seconds: float) -> Window:
         """Measure Poisson arrivals."""
         draw, began, now = random.Random(1), time.perf_counter(), 0.0
+        self._is_open = True
         tasks = []
 
         async def arrive() -> None:
@@ -120,7 +135,10 @@ class Load:
                 now += draw.expovariate(rate)
             await asyncio.gather(*tasks)
 
-        return await self._watched(arrive(), seconds)
+        try:
+            return await self._watched(arrive(), seconds)
+        finally:
+            self._is_open = False
 
     async def _watched(self, load: Awaitable[Any], seconds: float) -> Window:
         """Measure a window within a load, when the queue is full already."""
@@ -141,10 +159,12 @@ class Load:
 
 async def measure(host: str, port: int, process: int, given: Any) -> dict[str, Any]:
     """Alternate between the capacity and four times of it."""
-    load = Load(host, port, process, given.tokens)
+    names = [f"key{at}" for at, count in enumerate(given.keys) for _ in range(count)]
+    load = Load(host, port, process, given.tokens, names)
     for number in range(len(TEXTS)):
         await load.send(number)  # unloaded: the wanted answers
-    clients, part = given.batch + given.queue, given.seconds / given.rounds
+    clients = given.batch * (given.replicas or 1) + given.queue
+    part = given.seconds / given.rounds
     rounds: dict[str, list[Window]] = {"capacity": [], "overload": []}
     memory = []
     for round_ in range(given.rounds):
@@ -176,7 +196,8 @@ async def measure(host: str, port: int, process: int, given: Any) -> dict[str, A
             if name.isdigit() and name not in ("200", "503")
         },
         "open_requests_after": (await load.state())["server_load"],
-        "kv_cache_usage_after": (await load.state())["kv_cache_usage"],
+        "kv_cache_usage_after": (await load.state()).get("kv_cache_usage"),
+        "answers_of_each_key_at_four_times": dict(load.answers),
     }
 
 
@@ -200,9 +221,15 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=16)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--queue", type=int, default=16)
+    parser.add_argument("--replicas", type=int, help="engines of a fleet")
+    parser.add_argument("--keys", type=int, nargs="+", default=[])
     given = parser.parse_args()
     options = ("--max-batch", str(given.batch), "--max-queue", str(given.queue))
     options += ("--device", "cpu", "--context", "512")
+    if given.replicas:
+        options += ("--replicas", str(given.replicas))
+    for at in range(len(given.keys)):
+        options += ("--api-key", f"key{at}")
     with server(*options) as (host, port, process):
         found = asyncio.run(measure(host, port, process, given))
     show(found)

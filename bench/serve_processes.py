@@ -39,25 +39,27 @@ def server(
             process.wait()
 
 
-async def get(host: str, port: int, path: str) -> Any:
-    """Return the body of an answer."""
-    return (await _request("GET", host, port, path, b""))[2]
+async def get(host: str, port: int, path: str, key: str | None = None) -> Any:
+    """Return the body of an answer; key: of the API."""
+    return (await _request("GET", host, port, path, b"", key))[2]
 
 
 async def post(
-    host: str, port: int, path: str, body: dict[str, Any]
+    host: str, port: int, path: str, body: dict[str, Any], key: str | None = None
 ) -> tuple[int, dict[str, str], Any]:
-    """Return status, headers and body of an answer."""
-    return await _request("POST", host, port, path, json.dumps(body).encode())
+    """Return status, headers and body of an answer; key: of the API."""
+    return await _request("POST", host, port, path, json.dumps(body).encode(), key)
 
 
 async def _request(
-    method: str, host: str, port: int, path: str, data: bytes
+    method: str, host: str, port: int, path: str, data: bytes, key: str | None = None
 ) -> tuple[int, dict[str, str], Any]:
     """Send a request on a connection of its own."""
     reader, writer = await asyncio.open_connection(host, port)
     try:
         head = f"{method} {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n"
+        if key is not None:
+            head += f"authorization: Bearer {key}\r\n"
         writer.write(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
         answer = await reader.read(-1)
     finally:

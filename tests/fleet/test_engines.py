@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
@@ -239,6 +240,41 @@ def test_requests_wait_for_room_of_all_engines_and_the_rest_is_refused():
             assert all(int(headers["retry-after"]) >= 1 for headers in refused)
             until(lambda: not fleet.client.admission.open)
             assert not any(load.open for load in fleet.client.router.loads.values())
+
+
+def test_keys_divide_the_room_of_all_engines():
+    body = json.dumps({**LONG, "max_tokens": 900, "stream": True})
+    keys = {"max_queue": 2, "api_keys": ("one", "two")}
+    one, two = ({"Authorization": f"Bearer {key}"} for key in keys["api_keys"])
+    with (
+        EngineProcess(max_batch=2, seconds=0.05) as engine,
+        Fleet([engine.address], config=keys) as fleet,
+        ExitStack() as stack,
+    ):
+        admission = fleet.client.admission
+
+        def begin(headers):
+            """Send a request that stays open."""
+            connection = stack.enter_context(fleet.connection())
+            before = admission.open
+            connection.request("POST", TEXT, body, headers)
+            until(lambda: admission.open == before + 1)
+            return connection
+
+        def refused(headers):
+            status, found, _ = fleet.send("POST", TEXT, json.loads(body), headers)
+            return status == 503 and int(found["retry-after"]) >= 1
+
+        opened = [begin(one) for _ in range(4)]
+        assert refused(two)
+        for connection in opened[2:]:
+            connection.close()
+        until(lambda: admission.open == 2)
+        # The other key is expected again, and two of four places are the share of one.
+        assert refused(one)
+        begin(two)
+        begin(two)
+        assert refused(two)
 
 
 def test_a_client_that_leaves_ends_its_request_at_the_engine(engines):
