@@ -7,7 +7,8 @@ engine by clients that send as lm-eval does (``echo``, ``logprobs``, one generat
 token, ``--concurrency`` at a time). Prints the least seconds of each, wall and
 processor, and the median ratio of the turns. A prefill computes logits of one token of
 a prompt, a scored one those of all: the product with the vocabulary is part of the
-difference.
+difference. The log-likelihoods of continuations, the last ``--continuation`` tokens of
+each prompt, need those of these tokens only (``prompt_logprobs_start``).
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ def main() -> None:
     parser.add_argument("--backend", default="auto")
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--tokens", type=int, default=64, help="of each prompt")
+    parser.add_argument("--continuation", type=int, default=16, help="its last tokens")
     parser.add_argument("--concurrency", type=int, default=32, help="of HTTP clients")
     parser.add_argument("--turns", type=int, default=5)
     given = parser.parse_args()
@@ -54,6 +56,9 @@ def main() -> None:
         ]
         print(f"{given.requests} prompts of {given.tokens} tokens on {engine.device}")
         compare("engine", engine_run(engine, prompts), given.turns)
+        start = given.tokens - given.continuation
+        name = f"engine, last {given.continuation} tokens"
+        compare(name, engine_run(engine, prompts, start), given.turns)
         with serving(engine, given) as url:
             run = http_run(url, prompts, given.concurrency)
             compare("HTTP", run, given.turns)
@@ -80,12 +85,20 @@ def compare(name: str, run: Run, turns: int) -> None:
         )
 
 
-def engine_run(engine: InferenceEngine, prompts: list[list[int]]) -> Run:
-    """Return a function that answers prompts through the engine."""
+def engine_run(
+    engine: InferenceEngine, prompts: list[list[int]], start: int = 0
+) -> Run:
+    """Return a function that answers prompts through the engine.
+
+    start: the first token with a log-probability.
+    """
 
     def run(is_scored: bool) -> None:
         # One token, as lm-eval asks for.
-        engine.generate(prompts, max_tokens=1, prompt_logprobs=1 if is_scored else None)
+        scores = 1 if is_scored else None
+        engine.generate(
+            prompts, max_tokens=1, prompt_logprobs=scores, prompt_logprobs_start=start
+        )
 
     return run
 

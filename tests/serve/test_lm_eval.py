@@ -1,6 +1,8 @@
-"""lm-evaluation-harness against a server: its log-likelihoods are transformers'.
+"""lm-evaluation-harness against a server, and on an engine of its own process: its
+log-likelihoods are transformers'.
 
-Needs lm-eval in this environment, or ``INL_LM_EVAL_PYTHON``, a Python that has it.
+Needs lm-eval in this environment, or ``INL_LM_EVAL_PYTHON``, a Python that has it, for
+the engine with what INL needs.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import math
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +22,7 @@ import transformers
 from byte_tokens import byte_rules
 from http_servers import ServerProcess
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "python" / "lm_eval_engine.py"
 VARIABLE = "INL_LM_EVAL_PYTHON"
 ROWS = [
     {"question": "The sky is", "choices": ["blue", "made of cheese", "a river"]},
@@ -77,7 +81,23 @@ def model(tmp_path):
     return found, folder, rules
 
 
-def evaluate(python, url, folder):
+def server_words(url):
+    """The command's words for a server."""
+    settings = f"model=default,base_url={url}/v1/completions,tokenizer_backend=remote"
+    settings += ",tokenized_requests=False,num_concurrent=4,max_length=512"
+    return ["-m", "lm_eval", "--model", "local-completions", "--model_args", settings]
+
+
+def engine_words(python, model):
+    """The command's words for an engine; skips the test where INL cannot be loaded."""
+    loads = [python, "-c", "import lm_eval, inl, pluggy, tokenizers"]
+    if subprocess.run(loads, capture_output=True).returncode:
+        pytest.skip(f"needs INL and tokenizers in {python}")
+    settings = f"model={model},backend=reference,dtype=float32"
+    return [EXAMPLE, "--model", "inl", "--model_args", settings]
+
+
+def evaluate(python, words, folder, **variables):
     """Return the requests and results of each task, by name."""
     tasks = folder / "tasks"
     tasks.mkdir()
@@ -86,10 +106,7 @@ def evaluate(python, url, folder):
     for name, text in TASKS.items():
         text = f"task: {name}\n" + text.replace("FOLDER", str(tasks))
         (tasks / f"{name}.yaml").write_text(text)
-    settings = f"model=default,base_url={url}/v1/completions,tokenizer_backend=remote"
-    settings += ",tokenized_requests=False,num_concurrent=4,max_length=512"
-    command = [python, "-m", "lm_eval", "--model", "local-completions"]
-    command += ["--model_args", settings, "--tasks", ",".join(TASKS)]
+    command = [python, *words, "--tasks", ",".join(TASKS)]
     command += [
         "--include_path",
         tasks,
@@ -98,6 +115,7 @@ def evaluate(python, url, folder):
         folder / "out",
     ]
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": folder}
+    offline |= variables
     clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     subprocess.run(
         [*map(str, command)], check=True, env={**clean, **{k: str(v) for k, v in
@@ -120,12 +138,33 @@ def log_likelihood(model, ids, count):
     )
 
 
+def is_greedy(model, ids, count):
+    """Whether each of the last ``count`` ids is the most likely one."""
+    with torch.no_grad():
+        best = model(torch.tensor([ids])).logits[0].argmax(-1).tolist()
+    return best[len(ids) - count - 1 : -1] == ids[len(ids) - count :]
+
+
 @pytest.mark.long
 def test_log_likelihoods_of_a_task_are_those_of_transformers(model, tmp_path):
     reference, folder, rules = model
     python = interpreter()
     with ServerProcess(str(folder), "--dtype", "float32") as server:
-        found = evaluate(python, server.url, tmp_path)
+        found = evaluate(python, server_words(server.url), tmp_path)
+    compare(found, reference, rules)
+
+
+@pytest.mark.long
+def test_log_likelihoods_of_an_engine_are_those_of_transformers(model, tmp_path):
+    reference, folder, rules = model
+    python = interpreter()
+    words = engine_words(python, folder)
+    path = os.environ.get("PYTHONPATH", "")
+    compare(evaluate(python, words, tmp_path, PYTHONPATH=path), reference, rules)
+
+
+def compare(found, reference, rules):
+    """Check the log-likelihoods of both tasks, and which of them are greedy."""
 
     def encode(text):
         return rules.encode(text).ids
@@ -135,8 +174,10 @@ def test_log_likelihoods_of_a_task_are_those_of_transformers(model, tmp_path):
         for index, response in enumerate(sample["filtered_resps"]):
             text, continuation = sample["arguments"][f"gen_args_{index}"].values()
             ids = encode(text) + encode(continuation)
-            wanted = log_likelihood(reference, ids, len(encode(continuation)))
+            count = len(encode(continuation))
+            wanted = log_likelihood(reference, ids, count)
             assert math.isclose(float(response[0]), wanted, abs_tol=2e-3)
+            assert (str(response[1]) == "True") == is_greedy(reference, ids, count)
             compared += 1
     for sample in found["tiny_lines"]:
         text = sample["arguments"]["gen_args_0"]["arg_0"]

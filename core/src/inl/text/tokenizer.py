@@ -212,10 +212,16 @@ class Tokenizer:
         return SPACE in json.dumps(state, ensure_ascii=False)
 
     def token_bytes(self, index: int) -> bytes:
-        """Return the bytes of a token; valid only if :attr:`byte_level` is true."""
+        """Return the bytes of a token, empty for an unknown id.
+
+        Valid only if :attr:`byte_level` is true.
+        """
         data = self._bytes.get(index)
         if data is None:
-            data = self._bytes[index] = bytes_of(self.token(index))
+            token = self.token(index)
+            if token is None:
+                return b""
+            data = self._bytes[index] = bytes_of(token)
         return data
 
     def is_byte(self, index: int) -> bool:

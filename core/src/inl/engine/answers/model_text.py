@@ -269,11 +269,11 @@ class VocabularyTexts:
     def __call__(self, token: int) -> bytes:
         """Return the bytes of a token within a text; empty for an unknown id."""
         tokenizer = self._source.tokenizer
+        if tokenizer.byte_level:
+            return tokenizer.token_bytes(token)
         spelled = tokenizer.token(token)
         if spelled is None:
             return b""
-        if tokenizer.byte_level:
-            return tokenizer.token_bytes(token)
         if token in tokenizer.special_ids:
             return spelled.encode()
         if not tokenizer.marks_spaces:

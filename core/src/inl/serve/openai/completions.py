@@ -112,6 +112,8 @@ class CompletionExchange(ChunkedExchange):
         self._has_token_ids = bool(request.return_token_ids)
         self.token_text: TokenTexts = NoTokenTexts()
         self._places: dict[int, TokenPlaces] = {}
+        self._texts: dict[int, str] = {}
+        """Of prompts of token ids."""
         self.begin(
             {
                 "id": f"cmpl-{number}",
@@ -141,9 +143,12 @@ class CompletionExchange(ChunkedExchange):
         """Return the text of the prompt, if it is part of the completion."""
         if not self._echo:
             return ""
-        prompt = self.job.prompts[index // self.job.count]
+        number = index // self.job.count
+        prompt = self.job.prompts[number]
         if isinstance(prompt, list):
-            return self._text_of(prompt)
+            if number not in self._texts:
+                self._texts[number] = self._text_of(prompt)
+            return self._texts[number]
         assert isinstance(prompt, str), "conversations are not completed here"
         return prompt
 
@@ -187,9 +192,10 @@ class CompletionExchange(ChunkedExchange):
 
         def is_shown(token: int) -> bool:
             """Whether the client wrote it: a tokenizer adds some."""
+            if not self.token_text.is_special(token):
+                return True
             name = self.token_text(token).decode("utf-8", "replace")
-            special = self.token_text.is_special(token)
-            return not special or text.startswith(name, places.offset)
+            return text.startswith(name, places.offset)
 
         echoed = completion_logprobs(known, places, is_shown)
         places.offset = len(text)
