@@ -33,6 +33,10 @@ DEFAULTS: Final = {
     "mamba_d_ssm": 1024,
 }  # fmt: skip
 """Defaults of config fields that differ from Llama's."""
+UNUSED: Final = (
+    "num_logits_to_keep", "attn_layer_indices", "mamba_use_mlp", "mlp_expansion_factor"
+)  # fmt: skip
+"""Fields without an effect on the logits."""
 RENAMES: Final = {
     r"^model\.final_layernorm\.": "model.norm.",
     r"\.pre_ff_layernorm\.": ".post_attention_layernorm.",
@@ -80,7 +84,8 @@ class Layer(NamedTuple):
 def config(hf: Mapping[str, Any]) -> FalconConfig:
     """Read a Hugging Face config; raises :class:`CheckpointError` naming the field."""
     hf = with_defaults(hf, DEFAULTS)
-    hf.get("num_logits_to_keep")  # no effect on the logits
+    for name in UNUSED:
+        hf.get(name)
     base = llama.config(hf)
     inner, expand = hf["mamba_d_ssm"], whole(hf, "mamba_expand", 2)
     if inner is None:
