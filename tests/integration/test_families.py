@@ -108,7 +108,9 @@ def test_scaled_embeddings_are_rounded_as_in_transformers(made):
     assert not torch.equal(embedded(made, "float32"), expected)
 
 
-@pytest.mark.parametrize("name", ["gemma3", "qwen3-next"])
+@pytest.mark.parametrize(
+    "name", mostly_long(["gemma3", "qwen3-next", "nemotron-h", "lfm2"], 2)
+)
 def test_jax_chooses_the_same_tokens(name, made, jax_module):
     from inl_jax.xla import recurrent
 

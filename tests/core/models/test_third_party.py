@@ -111,6 +111,6 @@ def test_without_the_plugin_the_architecture_is_unknown(folder, tmp_path_factory
     assert done.returncode != 0
     assert "'AcmeForCausalLM'" in done.stderr
     assert (
-        "registered: ArceeForCausalLM, BertForMaskedLM, BertForSequenceClassification"
+        "registered: ArceeForCausalLM, BambaForCausalLM, BertForMaskedLM, Bert"
         in done.stderr
     )

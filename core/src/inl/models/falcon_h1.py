@@ -16,9 +16,9 @@ from inl.errors import CheckpointError
 from inl.models import blocks, granite, llama, mamba2, mlp
 from inl.models.config import LEAST, MOST, flag, number, whole
 from inl.models.fields import with_defaults
-from inl.models.mlp import OpenMlp
 from inl.models.renames import renamed
 from inl.models.views import FULL
+from inl.ops.linear import Linear
 from inl.ops.mlp import ACTIVATIONS as FUSED
 from inl.ops.norm import Norm
 from inl.spec.cache import Paged, Slotted, State
@@ -33,6 +33,10 @@ DEFAULTS: Final = {
     "mamba_d_ssm": 1024,
 }  # fmt: skip
 """Defaults of config fields that differ from Llama's."""
+UNUSED: Final = (
+    "num_logits_to_keep", "attn_layer_indices", "mamba_use_mlp", "mlp_expansion_factor"
+)  # fmt: skip
+"""Fields without an effect on the logits."""
 RENAMES: Final = {
     r"^model\.final_layernorm\.": "model.norm.",
     r"\.pre_ff_layernorm\.": ".post_attention_layernorm.",
@@ -74,13 +78,16 @@ class Layer(NamedTuple):
     mixer: mamba2.Mixer
     attention: blocks.Attention
     mlp_norm: Norm | Group
-    mlp: OpenMlp
+    up: Linear | Group
+    down: Linear | Group
+    gate: Linear | Group
 
 
 def config(hf: Mapping[str, Any]) -> FalconConfig:
     """Read a Hugging Face config; raises :class:`CheckpointError` naming the field."""
     hf = with_defaults(hf, DEFAULTS)
-    hf.get("num_logits_to_keep")  # no effect on the logits
+    for name in UNUSED:
+        hf.get(name)
     base = llama.config(hf)
     inner, expand = hf["mamba_d_ssm"], whole(hf, "mamba_expand", 2)
     if inner is None:
@@ -133,16 +140,15 @@ def weights(c: FalconConfig) -> llama.Weights:
 
 def _layer(c: FalconConfig, at: str, plain: llama.Layer) -> Layer:
     assert c.mamba is not None, "the config was read"
-    names = ("up", "down", "gate")
-    inner = (
+    up, down, gate = (
         mlp.open_linear(c, f"{at}mlp.{name}_proj", c.mlp_bias, name == "down")
-        for name in names
+        for name in ("up", "down", "gate")
     )
     mixer = mamba2.weights(
         c.mamba, f"{at}mamba", c.hidden_size, normed=c.normed, out_bias=c.mamba_bias
     )
     own = plain.attention
-    return Layer(own.norm, mixer, own, plain.mlp.norm, OpenMlp(*inner))
+    return Layer(own.norm, mixer, own, plain.mlp.norm, up, down, gate)
 
 
 def state(c: FalconConfig) -> tuple[Paged | Slotted, ...]:
@@ -183,13 +189,13 @@ def feed_forward(
     residual, x = ops.reduce_add_norm(
         carry.residual, carry.delta, w.mlp_norm, eps=c.norm_eps
     )
-    gate = ops.linear(x, w.mlp.gate) * c.gate_scale
-    up = ops.linear(x, w.mlp.up)
+    gate = ops.linear(x, w.gate) * c.gate_scale
+    up = ops.linear(x, w.up)
     if c.activation in FUSED:
         inner = ops.gated_activation(gate, up, activation=c.activation)
     else:
         inner = ops.activate(gate, kind=c.activation) * up
-    delta = ops.linear(inner, w.mlp.down) * c.down_scale
+    delta = ops.linear(inner, w.down) * c.down_scale
     return carry._replace(residual=residual, delta=delta)
 
 

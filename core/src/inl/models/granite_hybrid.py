@@ -39,6 +39,8 @@ class HybridConfig(granite_moe.GraniteMoeConfig):
 def config(hf: Mapping[str, Any]) -> HybridConfig:
     """Read a Hugging Face config; raises :class:`CheckpointError` naming the field."""
     hf = with_defaults(hf, {**granite_moe.DEFAULTS, **DEFAULTS})
+    for name in ("init_method", "normalization_function"):
+        hf.get(name)  # of published configs, without an effect
     if hf["layer_types"] is None and "layers_block_type" in hf:
         hf = changed(hf, layer_types=hf["layers_block_type"])
     base = llama.config(hf)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from inl.ops.norm import Norm
+from inl.spec.step import Array
 from inl.spec.weights import Group, Param, RowSlices
 
 Spans = tuple[tuple[int, int], ...]
@@ -44,6 +46,12 @@ def norm(
     """Return a norm of ``size`` elements; ``offset`` is added to the stored weight."""
     weight = Param(f"{name}.weight", (size,), axis=axis, offset=offset)
     return Group("rms_norm", weight=weight)
+
+
+def vector(w: Norm | Group) -> Array:
+    """Return the elements of a vector that is loaded as the weight of a norm."""
+    assert not isinstance(w, Group), "loading replaces it by tensors"
+    return w.weight
 
 
 def rotated_norm(name: str, c: Any, heads: int = 1) -> Group:

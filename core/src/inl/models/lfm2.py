@@ -18,7 +18,7 @@ from inl.ops.linear import Linear
 from inl.ops.norm import Norm
 from inl.ops.recurrent import Taps
 from inl.spec.cache import Paged, Slotted, State
-from inl.spec.step import Array, Step
+from inl.spec.step import Step
 from inl.spec.weights import Group, Param
 
 if TYPE_CHECKING:
@@ -176,9 +176,12 @@ def _conv(c: Lfm2Config, at: str) -> ShortConv:
         return Group("linear", **params)
 
     shift = Group("rms_norm", weight=Param(f"{own}conv.bias", (h,)))
+    before, after, value = map(projection, range(3))
     return ShortConv(
         groups.norm(f"{at}input_layernorm", h),
-        *map(projection, range(3)),
+        before,
+        after,
+        value,
         Group("causal_conv", weight=Param(f"{own}conv.weight", (h, 1, c.taps))),
         groups.linear(f"{own}out_proj", h, h, bias=c.conv_bias),
         shift if c.conv_bias else None,
@@ -233,18 +236,13 @@ def short_conv(
         given, tables[_name(index)], step, w.taps
     )
     if w.shift is not None:
-        mixed = mixed + _vector(w.shift)
+        mixed = mixed + groups.vector(w.shift)
     mixed = ops.linear(x, w.after) * mixed
     if sampled_step is not None:
         residual = ops.take_rows(residual, step.samples)
         mixed = ops.take_rows(mixed, step.samples)
     carry = carry._replace(residual=residual, delta=ops.linear(mixed, w.out))
     return carry, state._replace(slotted=tables)
-
-
-def _vector(w: Norm | Group) -> Array:
-    assert not isinstance(w, Group), "a group is replaced by tensors when loaded"
-    return w.weight
 
 
 def adapt(

@@ -42,8 +42,9 @@ def weights(c: lfm2.Lfm2Config) -> llama.Weights:
     """Return the weight tree, by the names of :func:`adapt`."""
 
     def mixture(_: moe.MoeConfig, at: str, norm: Group) -> moe.Moe:
+        bias = sigmoid_moe.rank_bias(c, at).params["bias"]
+        bias = bias._replace(optional=not c.rank_bias)
         found = sigmoid_moe.feed_forward(c, at, norm)
-        bias = found.bias.params["bias"]._replace(optional=not c.rank_bias)
         return found._replace(bias=Group("group_route", bias=bias))
 
     return lfm2.with_convolutions(c, moe.weights(c, mixture))

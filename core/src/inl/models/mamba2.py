@@ -21,7 +21,7 @@ from inl.checkpoints.adapted import AdaptedCheckpoint, Piece
 from inl.checkpoints.checkpoint import Checkpoint
 from inl.dtypes import wrap
 from inl.errors import CheckpointError
-from inl.models import blocks, groups, hybrid
+from inl.models import blocks, groups, hybrid, llama
 from inl.models.config import flag, one_of, refuse_unless, whole
 from inl.models.mlp import ACTIVATIONS
 from inl.models.views import View
@@ -170,8 +170,11 @@ def weights(
         name: Param(f"{stem}.{source}", (s.heads,), finite=True, wide=True)
         for name, source in (("rate", "A_log"), ("shift", "dt_bias"))
     }
+    value, key, query = (_part(s, stem, h, *each) for each in bounds)
     return Mixer(
-        *(_part(s, stem, h, *each) for each in bounds),
+        value,
+        key,
+        query,
         gate=_project(s, stem, h, ((0, s.inner),)),
         rate=_project(s, stem, h, times),
         time=Group(
@@ -245,14 +248,14 @@ class Block(NamedTuple):
     mixer: Mixer
 
 
-def in_layer(c: Any, index: int, plain: Any, module: str = "mamba") -> Any:
+def in_layer(c: Any, index: int, plain: llama.Layer) -> llama.Layer:
     """Return a layer with Mamba-2 in place of attention if the layer is recurrent.
 
-    c: a config with ``recurrent`` and ``mamba``. module: name of the recurrent module.
+    c: a config with ``recurrent`` and ``mamba``.
     """
     if not c.recurrent[index]:
         return plain
-    stem = f"model.layers.{index}.{module}"
+    stem = f"model.layers.{index}.mamba"
     mixer = Block(plain.attention.norm, weights(c.mamba, stem, c.hidden_size))
     return plain._replace(attention=mixer)
 
@@ -331,7 +334,7 @@ def mix(
             ops.linear(_scaled(x, factor), part.project), tables[key], step, part.taps
         )
         if part.shift is not None:
-            found = found + part.shift.weight
+            found = found + groups.vector(part.shift)
         found = ops.activate(found, kind=s.activation)
         return found.reshape(tokens, heads, -1)
 
@@ -345,7 +348,9 @@ def mix(
         query * SHORT, key * SHORT, timed * (2 / LENGTH), rate, ops.zeros_like(rate),
         tables[matrix], step, w.decay, tiled=False,
     )  # fmt: skip
-    out = out * (s.state_dim**0.5 / LENGTH) + value * w.skip.weight.reshape(s.heads, 1)
+    out = out * (s.state_dim**0.5 / LENGTH) + value * groups.vector(w.skip).reshape(
+        s.heads, 1
+    )
     out = out.reshape(tokens, s.inner)
     if sampled_step is not None:
         out, x = ops.take_rows(out, step.samples), ops.take_rows(x, step.samples)
@@ -382,4 +387,4 @@ def _normed(ops: Ops, s: Sizes, w: Mixer, out: Array, eps: float) -> Array:
         return ops.rms_norm(out, w.norm, eps=eps)
     parts = out.reshape(out.shape[0], s.groups, -1)
     parts = ops.rms_norm(parts, w.ones, eps=eps)
-    return parts.reshape(out.shape[0], -1) * w.norm.weight
+    return parts.reshape(out.shape[0], -1) * groups.vector(w.norm)

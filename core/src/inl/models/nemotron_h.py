@@ -60,6 +60,7 @@ UNUSED: Final = (
     "residual_in_fp32", "mamba_proj_bias", "moe_shared_expert_overlap",
     "mamba_ssm_cache_dtype", "mtp_layers_block_type", "mtp_hybrid_override_pattern",
     "n_shared_experts", "attention_bias", "sliding_window", "num_hidden_layers",
+    "rope_theta", "partial_rotary_factor", "norm_eps", "rms_norm_eps",
 )  # fmt: skip
 """Fields without an effect on the logits."""
 PATTERN: Final = {
@@ -116,6 +117,7 @@ def config(hf: Mapping[str, Any]) -> NemotronConfig:
     for name in UNUSED:
         hf.get(name)
     refuse_unless(hf, "use_bias", False)
+    refuse_unless(hf, "attention_head_dim", hf["head_dim"])
     kinds = _kinds(hf)
     tokens = whole(hf, "max_position_embeddings", least=MIN_CONTEXT)
     plain = changed(

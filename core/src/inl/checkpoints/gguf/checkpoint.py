@@ -191,7 +191,7 @@ class GgufCheckpoint(Checkpoint):
 
 def _shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the shape in the Hugging Face layout: GGUF files leave out axes of 1."""
-    if name.endswith("conv1d.weight") and len(shape) == 2:
+    if name.endswith(("conv1d.weight", "conv.conv.weight")) and len(shape) == 2:
         return shape[0], 1, shape[1]
     if name.endswith("shared_expert_gate.weight") and len(shape) == 1:
         return 1, shape[0]

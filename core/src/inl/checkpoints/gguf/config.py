@@ -43,6 +43,8 @@ EXPERT_COUNTS: Final = {
 WHOLE_EXPERTS: Final = ("mixtral", "minimax_m2", "gpt_oss", "olmoe")
 """Families whose experts have the width of a config's ``intermediate_size``."""
 
+KEY_HEADS: Final = "attention.head_count_kv"
+
 YARN: Final = (
     ("rope.scaling.yarn_beta_fast", "beta_fast"),
     ("rope.scaling.yarn_beta_slow", "beta_slow"),
@@ -137,11 +139,36 @@ def _sizes(field: _Fields) -> dict[str, Any]:
         ),
         "num_hidden_layers": field.integer("block_count", most=MAX_LAYERS),
         "num_attention_heads": heads,
-        "num_key_value_heads": field.integer("attention.head_count_kv", heads),
+        "num_key_value_heads": _key_heads(field, heads),
         "head_dim": head_dim,
         "partial_rotary_factor": rotated / head_dim,
         "max_position_embeddings": field.integer("context_length"),
     }
+
+
+def _key_heads(field: _Fields, heads: int) -> int:
+    """Return the heads of keys: one number, or one a layer, 0 where it has no cache."""
+    if not isinstance(field.metadata.get(f"{field.name}.{KEY_HEADS}"), np.ndarray):
+        return field.integer(KEY_HEADS, heads)
+    counts = _layer_heads(field)
+    found = sorted(set(counts) - {0})
+    if len(found) != 1:
+        field.refuse(KEY_HEADS, counts, "the same number in all layers with a cache")
+    return found[0]
+
+
+def _layer_heads(field: _Fields) -> list[int]:
+    """Return the heads of keys of each layer."""
+    layers = field.integer("block_count", most=MAX_LAYERS)
+    value = np.asarray(field.metadata.get(f"{field.name}.{KEY_HEADS}", 1))
+    if value.ndim == 0:
+        return [int(value)] * layers
+    if value.ndim != 1 or len(value) != layers or value.dtype.kind not in "iu":
+        field.refuse(KEY_HEADS, value.tolist(), "one integer, or one a layer")
+    counts = [int(count) for count in value]
+    if min(counts) < 0:
+        field.refuse(KEY_HEADS, counts, "0 or more")
+    return counts
 
 
 def _experts(field: _Fields, kind: str, inner: int) -> dict[str, Any]:
@@ -368,6 +395,27 @@ def _gpt_oss(field: _Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _lfm2(field: _Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of LFM2: a layer without heads of keys is a convolution."""
+    kinds = "conv", "full_attention"
+    counts = _layer_heads(field)
+    return {
+        "layer_types": [kinds[count > 0] for count in counts],
+        "conv_L_cache": field.integer("shortconv.l_cache"),
+        "conv_bias": False,
+        "norm_eps": fields["rms_norm_eps"],
+        "block_auto_adjust_ff_dim": False,
+    }
+
+
+def _lfm2_moe(field: _Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
+    kind = field.metadata.get(f"{field.name}.{GATING}", SIGMOID)
+    if kind != SIGMOID:
+        field.refuse(GATING, kind, f"{SIGMOID}, sigmoid scores")
+    dense = field.metadata.get(f"{field.name}.leading_dense_block_count", 0)
+    return {**_lfm2(field, fields), "num_dense_layers": dense}
+
+
 EXTRAS: Final[Mapping[str, Callable[[_Fields, Mapping[str, Any]], dict[str, Any]]]] = {
     "gemma2": _gemma2,
     "gemma3": _gemma3,
@@ -385,6 +433,8 @@ EXTRAS: Final[Mapping[str, Callable[[_Fields, Mapping[str, Any]], dict[str, Any]
     "glm4moe": _glm4_moe,
     "dots1": _dots1,
     "gpt-oss": _gpt_oss,
+    "lfm2": _lfm2,
+    "lfm2moe": _lfm2_moe,
 }
 """Functions for the fields that only one architecture has."""
 

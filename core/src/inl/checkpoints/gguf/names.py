@@ -17,6 +17,7 @@ NUMBER: Final = "0|[1-9][0-9]*"
 GLOBAL_NAMES: Final = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
+    "token_embd_norm": "model.norm",  # its name in files of LFM2
     "output": "lm_head",
 }
 
@@ -136,6 +137,13 @@ GPT_OSS_NAMES: Final = (
 )
 
 
+LFM2_NAMES: Final = QWEN3_NAMES | {
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.conv": "conv.conv",
+    "shortconv.out_proj": "conv.out_proj",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """Conventions of the files of one ``general.architecture``."""
@@ -173,6 +181,7 @@ FAMILIES: Final = {
     ),
     "exaone4": Family("Exaone4ForCausalLM", "exaone4", EXAONE4_NAMES),
     "gemma": Family("GemmaForCausalLM", "gemma", LAYER_NAMES, norm_offset=1.0),
+    "lfm2": Family("Lfm2ForCausalLM", "lfm2", LFM2_NAMES),
 }
 """Dense families by ``general.architecture``; Mistral files use "llama"."""
 
@@ -189,6 +198,9 @@ MOE_FAMILIES: Final = {
     "dots1": Family("Dots1ForCausalLM", "dots1", DOTS1_NAMES),
     "minimax-m2": Family("MiniMaxM2ForCausalLM", "minimax_m2", MINIMAX_M2_NAMES),
     "olmoe": Family("OlmoeForCausalLM", "olmoe", QWEN3_MOE_NAMES),
+    "lfm2moe": Family(
+        "Lfm2MoeForCausalLM", "lfm2_moe", QWEN3_MOE_NAMES | LFM2_NAMES | ROUTER_BIAS
+    ),
     "gpt-oss": Family("GptOssForCausalLM", "gpt_oss", GPT_OSS_NAMES),
 }
 """Mixtures of experts by ``general.architecture``; Mixtral files use "llama"."""
