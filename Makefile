@@ -72,6 +72,9 @@ test-long: .venv-all/.test
 		tests/core/guidance/test_hostile.py tests/core/guidance/test_schemas.py \
 		tests/core/checkpoints/test_structure_fuzz.py \
 		tests/core/checkpoints/test_fuzz.py tests/core/kv_tiers/test_tier_soak.py \
+		tests/core/checkpoints/test_sentencepiece.py \
+		tests/core/checkpoints/test_tiktoken_file.py \
+		tests/core/scheduling/test_waiting_queue.py tests/core/text/test_plain_scored.py \
 		tests/core/runners/test_stages.py \
 		tests/core/engine/test_moved_requests.py \
 		tests/core/engine/test_remote_prefill.py tests/fleet \
