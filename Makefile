@@ -25,6 +25,10 @@ PYTEST = -m pytest -n 2 --dist worksteal --durations=20 --durations-min=10
 # Torch and NumPy start a thread for each core. Those of two workers on two cores wait for
 # each other most of the time; backends set the number of their threads themselves.
 test test-deep test-others test-long test-tpu-compiler: export OMP_NUM_THREADS = 1
+# Tests start hundreds of processes: these read compiled modules, and those of them that
+# run pytest do not import the plugin of a client library.
+unexport PYTHONDONTWRITEBYTECODE
+test test-deep test-others test-long: export PYTEST_ADDOPTS = -p no:langsmith_plugin
 # Without a framework: the core, the native backend, and the default model's oracle.
 ORACLE = tests/integration/test_oracle.py tests/integration/test_inl_oracle.py
 CORE_TESTS = tests/core tests/plugins/cpu $(ORACLE)
