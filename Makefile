@@ -2,7 +2,7 @@
 # .venv has no framework; .venv-all has torch, JAX, Triton and the linters as well.
 
 PYTHON ?= python3
-# The native library is compiled meanwhile. pip compiles Python one file after the other.
+# The native library is compiled meanwhile. Python is compiled where it is first imported.
 PIP = INL_BUILD_NATIVE=0 $(1)/bin/python -m pip --disable-pip-version-check install -q -q \
 	--no-compile -c constraints.txt
 PROJECTS = $(wildcard core/pyproject.toml libs/*/pyproject.toml plugins/*/pyproject.toml)
@@ -40,9 +40,6 @@ OTHER_TESTS = tests/plugins/tpu tests/integration/test_wheels.py \
 	tests/plugins tests/support tests/torch tests/typing, \
 	$(patsubst %/,%,$(wildcard tests/*/))) tests/torch tests/plugins/cuda \
 	tests/plugins/directml tests/plugins/intel tests/plugins/rocm
-
-COMPILE = $(1)/bin/python -m compileall -qq -j 2 \
-	-x '/tests?/|/transformers/models/|/torch/_inductor/' $(1)/lib || true
 
 .PHONY: demo native-host native-all test test-all test-deep test-others test-long test-hosts test-ray test-router test-tpu-compiler test-intel-compiler \
 	test-webgpu test-torch-directml lint wheels docs clean
@@ -201,7 +198,6 @@ native-all:
 	$(call PIP,.venv-all) -U $(BUILD)
 	$(call PIP,.venv-all) $(EDITABLE) $(EVERYTHING) --group test --group outside --group lint
 	$(call PIP,.venv-all) --no-deps triton
-	@$(call COMPILE,.venv-all)
 	@touch $@
 
 # libtpu compiles for TPUs on any x86-64 Linux and takes 700 MB. Without it, the tests
