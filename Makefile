@@ -32,13 +32,12 @@ test test-deep test-others test-long: export PYTEST_ADDOPTS = -p no:langsmith_pl
 # Without a framework: the core, the native backend, and the default model's oracle.
 ORACLE = tests/integration/test_oracle.py tests/integration/test_inl_oracle.py
 CORE_TESTS = tests/core tests/plugins/cpu $(ORACLE)
-# Those first that take minutes each, on one core: the checks and compilations for TPUs,
-# the wheels, and, for the second worker, which begins in the middle, the Triton
-# interpreter's.
-OTHER_TESTS = tests/plugins/tpu tests/integration/test_wheels.py \
+# Those first that have tests of a minute on one core, at whose end no other would be
+# left: the compilations for TPUs and Triton's interpreter.
+OTHER_TESTS = tests/plugins/tpu tests/torch \
 	$(filter-out tests/__pycache__ tests/core tests/data \
 	tests/plugins tests/support tests/torch tests/typing, \
-	$(patsubst %/,%,$(wildcard tests/*/))) tests/torch tests/plugins/cuda \
+	$(patsubst %/,%,$(wildcard tests/*/))) tests/plugins/cuda \
 	tests/plugins/directml tests/plugins/intel tests/plugins/rocm
 
 .PHONY: demo native-host native-all test test-all test-deep test-others test-long test-hosts test-ray test-router test-tpu-compiler test-intel-compiler \
