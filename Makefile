@@ -21,7 +21,10 @@ NATIVE = native-host
 PARALLEL = $(MAKE) --no-print-directory -j2
 SOURCES = $(wildcard core/src libs/*/src plugins/*/src)
 
-PYTEST = -m pytest -n 2 --dist worksteal --durations=20 --durations-min=10
+PYTEST = -m pytest -n $(WORKERS) --dist worksteal --durations=20 --durations-min=10
+WORKERS = 2
+# A fifth of the time, these wait for processes that are stopped, killed and restarted.
+test-others: WORKERS = 3
 # Torch and NumPy start a thread for each core. Those of two workers on two cores wait for
 # each other most of the time; backends set the number of their threads themselves.
 test test-deep test-others test-long test-tpu-compiler: export OMP_NUM_THREADS = 1
