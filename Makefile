@@ -2,7 +2,7 @@
 # .venv has no framework; .venv-all has torch, JAX, Triton and the linters as well.
 
 PYTHON ?= python3
-# The native library is compiled meanwhile. pip compiles Python one file after the other.
+# The native library is compiled meanwhile. Python is compiled where it is first imported.
 PIP = INL_BUILD_NATIVE=0 $(1)/bin/python -m pip --disable-pip-version-check install -q -q \
 	--no-compile -c constraints.txt
 PROJECTS = $(wildcard core/pyproject.toml libs/*/pyproject.toml plugins/*/pyproject.toml)
@@ -21,24 +21,27 @@ NATIVE = native-host
 PARALLEL = $(MAKE) --no-print-directory -j2
 SOURCES = $(wildcard core/src libs/*/src plugins/*/src)
 
-PYTEST = -m pytest -n 2 --dist worksteal --durations=20 --durations-min=10
+PYTEST = -m pytest -n $(WORKERS) --dist worksteal --durations=20 --durations-min=10
+WORKERS = 2
+# A fifth of the time, these wait for processes that are stopped, killed and restarted.
+test-others: WORKERS = 3
 # Torch and NumPy start a thread for each core. Those of two workers on two cores wait for
 # each other most of the time; backends set the number of their threads themselves.
 test test-deep test-others test-long test-tpu-compiler: export OMP_NUM_THREADS = 1
+# Tests start hundreds of processes: these read compiled modules, and those of them that
+# run pytest do not import the plugin of a client library.
+unexport PYTHONDONTWRITEBYTECODE
+test test-deep test-others test-long: export PYTEST_ADDOPTS = -p no:langsmith_plugin
 # Without a framework: the core, the native backend, and the default model's oracle.
 ORACLE = tests/integration/test_oracle.py tests/integration/test_inl_oracle.py
 CORE_TESTS = tests/core tests/plugins/cpu $(ORACLE)
-# Those first that take minutes each, on one core: the checks and compilations for TPUs,
-# the wheels, and, for the second worker, which begins in the middle, the Triton
-# interpreter's.
-OTHER_TESTS = tests/plugins/tpu tests/integration/test_wheels.py \
+# Those first that have tests of a minute on one core, at whose end no other would be
+# left: the compilations for TPUs and Triton's interpreter.
+OTHER_TESTS = tests/plugins/tpu tests/torch \
 	$(filter-out tests/__pycache__ tests/core tests/data \
 	tests/plugins tests/support tests/torch tests/typing, \
-	$(patsubst %/,%,$(wildcard tests/*/))) tests/torch tests/plugins/cuda \
+	$(patsubst %/,%,$(wildcard tests/*/))) tests/plugins/cuda \
 	tests/plugins/directml tests/plugins/intel tests/plugins/rocm
-
-COMPILE = $(1)/bin/python -m compileall -qq -j 2 \
-	-x '/tests?/|/transformers/models/|/torch/_inductor/' $(1)/lib || true
 
 .PHONY: demo native-host native-all test test-all test-deep test-others test-long test-hosts test-ray test-router test-tpu-compiler test-intel-compiler \
 	test-webgpu test-torch-directml lint wheels docs clean
@@ -72,6 +75,9 @@ test-long: .venv-all/.test
 		tests/core/guidance/test_hostile.py tests/core/guidance/test_schemas.py \
 		tests/core/checkpoints/test_structure_fuzz.py \
 		tests/core/checkpoints/test_fuzz.py tests/core/kv_tiers/test_tier_soak.py \
+		tests/core/checkpoints/test_sentencepiece.py \
+		tests/core/checkpoints/test_tiktoken_file.py \
+		tests/core/scheduling/test_waiting_queue.py tests/core/text/test_plain_scored.py \
 		tests/core/runners/test_stages.py \
 		tests/core/engine/test_moved_requests.py \
 		tests/core/engine/test_remote_prefill.py tests/fleet \
@@ -194,7 +200,6 @@ native-all:
 	$(call PIP,.venv-all) -U $(BUILD)
 	$(call PIP,.venv-all) $(EDITABLE) $(EVERYTHING) --group test --group outside --group lint
 	$(call PIP,.venv-all) --no-deps triton
-	@$(call COMPILE,.venv-all)
 	@touch $@
 
 # libtpu compiles for TPUs on any x86-64 Linux and takes 700 MB. Without it, the tests

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 MARKS = re.compile(r"mark\.long\b|\b(mostly_long|only_long|mostly_drawn)\(")
-VALUES = re.compile(r"\b(scaled|depth)\(")
+VALUES = re.compile(r"\b(scaled|depth|examples)\(")
 STARTED = re.compile(r"from triton_place import")
 """In test files that :data:`STARTER` starts."""
 STARTER = "tests/torch/triton/test_interpreted.py"
@@ -34,7 +34,7 @@ def has_more(source):
         return False
     calls = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
     return any(
-        getattr(call.func, "id", "") in ("scaled", "depth") and len(call.args) == 3
+        VALUES.match(f"{getattr(call.func, 'id', '')}(") and len(call.args) == 3
         for call in calls
     )
 

@@ -128,7 +128,7 @@ def test_a_subscriber_knows_at_any_time_what_is_cached():
     draw = Random(SEED)
     prompts = [[draw.randrange(1000) for _ in range(200)] for _ in range(4)]
     with watched() as (server, router):
-        for _ in range(scaled(40, 200, 2000)):
+        for _ in range(scaled(40, 100, 2000)):
             prompt = list(draw.choice(prompts)[: draw.randrange(1, 200)])
             prompt += [draw.randrange(1000) for _ in range(draw.randrange(300))]
             body = {"prompt": prompt, "max_tokens": draw.randrange(1, 40)}

@@ -91,7 +91,7 @@ def test_a_stream_goes_on_behind_any_of_its_events(name, engine):
         assert len(set(numbers)) == len(whole)
         wanted = joined(lines_of(whole))
         places = [0, 1, len(whole) - 2, len(whole) - 1]
-        places += [draw.randrange(2, len(whole)) for _ in range(scaled(4, 40, 400))]
+        places += [draw.randrange(2, len(whole)) for _ in range(scaled(4, 10, 400))]
         for place in places:
             rest = list(events_of(other, path, body, numbers[place]))
             assert joined(lines_of([*whole[: place + 1], *rest])) == wanted, place

@@ -59,9 +59,9 @@ if DEPTH != "long":
     providers.is_local_module_file = lambda _file: False
 
 
-def examples(quick, full, **options):
+def examples(quick, full, long=None, **options):
     """Decorate a property test: the number of examples by depth."""
-    return settings(max_examples=scaled(quick, full), **options)
+    return settings(max_examples=scaled(quick, full, long), **options)
 
 
 def mostly_full(values, quick=1, mark=pytest.mark.full):

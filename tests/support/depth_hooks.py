@@ -17,6 +17,8 @@ from depth import DEPTH, SEED, SEED_VARIABLE, VARIABLE, seed_of
 TESTS = Path(__file__).parents[1]
 LEFT_OUT = pytest.StashKey[Counter]()
 """Tests that the depth deselects or reduces."""
+FILE = pytest.StashKey[Path]()
+"""The file of the last test."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -35,6 +37,9 @@ def pytest_runtest_setup(item):
     """Seed what draws without a generator: no test depends on those before it."""
     from inl.engine import options
 
+    if item.config.stash.get(FILE, item.path) != item.path:
+        settle()
+    item.config.stash[FILE] = item.path
     random.seed(SEED)
     np.random.seed(SEED)
     if "torch" in sys.modules:
@@ -45,7 +50,15 @@ def pytest_runtest_setup(item):
 
 
 def pytest_collection_finish():
-    """Leave modules and tests out of collections of garbage: half a second each."""
+    settle()
+
+
+def settle():
+    """Leave out of later collections of garbage what is left: modules and tests.
+
+    Collections would take half a second each, and a server in this process makes one
+    when it ends.
+    """
     gc.collect()
     gc.freeze()
 

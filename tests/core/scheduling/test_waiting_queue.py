@@ -70,7 +70,7 @@ def test_no_priority_starves_another(low, gap):
     assert arrival <= 2 + HEAD_START * gap
 
 
-@examples(6, 40)
+@examples(6, 12, 80)
 @given(st.data(), st.integers(2, 4), st.integers(1, 3))
 def test_waiting_keys_get_equal_shares(data, keys, rows):
     """Whatever the lengths, the shares of keys with waiting requests stay close."""

@@ -58,7 +58,7 @@ def random_text(rng: random.Random, tokens: list[str]) -> str:
     return "".join(rng.choices(parts, k=rng.randint(0, 30)))
 
 
-@examples(60, 1000)
+@examples(60, 120, 2000)
 @given(seed=st.integers(0, 1 << 32))
 def test_ids_and_texts_of_random_vocabularies_match_the_package(seed):
     rng = random.Random(seed)
