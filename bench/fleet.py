@@ -1,6 +1,7 @@
 """The router of ``inl.fleet`` over thousands of simulated replicas.
 
     python bench/fleet.py --replicas 10000 --requests 1000000
+    python bench/fleet.py --replicas 1000 --requests 100000 --plot fleet.svg
     python bench/fleet.py --lookup
 
 Requests are turns of conversations that begin with one of some system prompts. A
@@ -9,7 +10,7 @@ its cache has, which forgets the least recent ones; then it generates with up to
 others. Some replicas are slower. The same requests go to the router, round robin, and
 to the replica with the fewest open requests. ``--lookup`` prints the time of a look-up
 and a choice from 1 to 10,000 replicas, and the memory of the index. Times are those of
-the processor, so that other processes count little.
+the processor, so that other processes count little. ``--plot`` draws the table.
 """
 
 from __future__ import annotations
@@ -23,8 +24,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, cycle
+from pathlib import Path
 from random import Random
 from statistics import quantiles
+
+from peers.picture import check_picture
 
 from inl.fleet.prefix_index import BLOCK_TOKENS, PrefixIndex, block_keys
 from inl.fleet.router import HOLDERS, Assignment, Router
@@ -223,24 +227,51 @@ class Simulation:
 
 
 def simulate(options: argparse.Namespace) -> None:
-    """Print a table of all policies."""
-    print(
+    """Print a table of all policies, and draw it if that was asked for."""
+    title = (
         f"{options.replicas:,} replicas ({options.slow:.0%} slower by "
         f"{SLOW_TIMES:g}), {options.requests:,} requests at "
-        f"{options.rate * options.replicas:,.0f}/s\n"
+        f"{options.rate * options.replicas:,.0f}/s"
     )
+    print(f"{title}\n")
+    figures: dict[str, list[float]] = {}
     print("| policy | cached | first token p50 | p99 | most open | µs a choice |")
     print("|---|---|---|---|---|---|")
     for policy in ("router", "least load", "round robin"):
         found = Simulation(policy, options).run(options)
         cuts = quantiles(found.first_seconds, n=100)
+        cached = found.cached_tokens / found.prompt_tokens
+        figures[policy] = [100 * cached, cuts[49] * 1e3, cuts[98] * 1e3]
         print(
-            f"| {policy} | {found.cached_tokens / found.prompt_tokens:.1%} "
+            f"| {policy} | {cached:.1%} "
             f"| {cuts[49] * 1e3:.0f} ms | {cuts[98] * 1e3:,.0f} ms "
             f"| {found.most_open} "
             f"| {found.choose_seconds / options.requests * 1e6:.1f} |",
             flush=True,
         )
+    if options.plot is not None:
+        draw(figures, title, options.plot)
+
+
+def draw(figures: dict[str, list[float]], title: str, path: Path) -> None:
+    """Draw a panel for each column, with a bar for each policy."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    labels = "prompt tokens cached, %", "first token p50, ms", "first token p99, ms"
+    figure, axes = pyplot.subplots(
+        1, len(labels), figsize=(11, 3), layout="constrained"
+    )
+    for at, (axis, label) in enumerate(zip(axes, labels, strict=True)):
+        heights = [found[at] for found in figures.values()]
+        bars = axis.bar([*figures], heights, color=["#c2410c", "#64748b", "#64748b"])
+        axis.bar_label(bars, fmt="{:,.0f}", fontsize=8)
+        axis.set_title(label, fontsize=9)
+        axis.tick_params(labelsize=8)
+    figure.suptitle(title, fontsize=10)
+    figure.savefig(path, dpi=130)
 
 
 def look_up(options: argparse.Namespace) -> None:
@@ -304,7 +335,10 @@ def main() -> None:
     parser.add_argument("--max-blocks", type=int, default=1 << 22)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--lookup", action="store_true")
+    parser.add_argument("--plot", type=Path, help="picture; needs matplotlib")
     options = parser.parse_args()
+    if options.plot is not None:
+        check_picture(options.plot)
     (look_up if options.lookup else simulate)(options)
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from select import select
 from shutil import which
 
 import pytest
@@ -61,6 +62,7 @@ def test_a_process_of_another_group_is_not_waited_for():
 )
 def test_a_process_that_hangs_is_killed(script):
     with child(script) as process:
+        assert select([process.stdout], [], [], 300)[0], "it has begun"
         output, errors, is_late = read_output(process, 1.0)
         assert (output, is_late) == (b"out\n", True)
         assert process.returncode == -signal.SIGKILL

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
 
-from fleets import EngineProcess, Fleet, Proxy
+from fleets import LONG, SLOW, TEXT, EngineProcess, Fleet, Proxy, answered, disturbed
 from http_servers import HashServer
 from waiting import until
-
-TEXT = "/v1/completions"
-LONG = {"prompt": list(range(100)), "seed": 3, "max_tokens": 200, "ignore_eos": True}
-LONG |= {"return_token_ids": True}
-SLOW = {"max_batch": 8, "seconds": 0.01}
 
 SECRET = bytes(range(32))
 
@@ -38,30 +32,6 @@ def states(fleet):
 
 def until_states(fleet, *wanted):
     until(lambda: states(fleet) == list(wanted))
-
-
-def ids_of(lines):
-    datas = [
-        line.removeprefix("data: ") for line in lines if line.startswith("data: {")
-    ]
-    choices = [each for data in datas for each in json.loads(data)["choices"]]
-    return [token for each in choices for token in each.get("token_ids") or ()]
-
-
-def disturbed(fleet, disturb, body=LONG):
-    """Return the tokens of a stream that something happens to after ten events."""
-    lines = []
-    for line in fleet.stream(TEXT, body):
-        lines.append(line)
-        if len(lines) == 10:
-            disturb()
-    return ids_of(lines)
-
-
-def answered(server, body=LONG):
-    status, _, found = server.send("POST", TEXT, body)
-    assert status == 200, found
-    return found["choices"][0]["token_ids"]
 
 
 def test_a_stopped_engine_loses_its_requests_and_gets_others_once_it_answers(
@@ -87,14 +57,17 @@ def test_a_stopped_engine_loses_its_requests_and_gets_others_once_it_answers(
         assert answered(fleet) == answered(plain)
 
 
-def test_an_engine_behind_a_broken_network_loses_its_requests(plain, engines):
+def test_an_engine_behind_a_broken_network_loses_its_requests(plain, engines, caplog):
     with ExitStack() as stack:
         proxies = [stack.enter_context(Proxy(each.address)) for each in engines]
         fleet = stack.enter_context(Fleet([each.address for each in proxies]))
         until_states(fleet, "ready", "ready")
         found = disturbed(fleet, lambda: fleet.engine_of(proxies).partition())
         assert found == answered(plain)
-        assert fleet.counts["continued"] == 1
+        assert fleet.counts["continued"] == fleet.counts["lost"] == 1
+        assert sum("does not answer" in each.message for each in caplog.records) == 1
+        text = fleet.send("GET", "/metrics")[2].decode()
+        assert 'inl:fleet_engines{state="silent"} 1.0' in text
         for proxy in proxies:
             proxy.heal()
         until_states(fleet, "ready", "ready")
@@ -117,8 +90,33 @@ def test_an_engine_computes_recent_prompts_before_it_gets_requests(plain):
                 details = found["usage"]["prompt_tokens_details"]
                 assert details["cached_tokens"] == 96
                 assert found["choices"][0]["token_ids"] == answered(plain, body)
-            assert not fleet.client._warming
-            assert not fleet.client._tasks
+            assert not fleet.client.warming.open
+            assert not fleet.client.warming.tasks
+
+
+def test_clocks_may_differ_by_minutes(plain, caplog):
+    with EngineProcess(clock=600, **SLOW) as one, EngineProcess(**SLOW) as two:
+        engines = [one, two]
+        with Fleet([each.address for each in engines]) as fleet:
+            until_states(fleet, "ready", "ready")
+            loads = fleet.send("GET", "/load")[2]["replicas"]
+            assert loads[0]["clock_seconds"] == pytest.approx(600, abs=60)
+            text = fleet.send("GET", "/metrics")[2].decode()
+            (line,) = [
+                each
+                for each in text.splitlines()
+                if each.startswith("inl:fleet_clock_seconds{") and one.address in each
+            ]
+            assert float(line.split()[1]) == pytest.approx(600, abs=60)
+            assert f"engine {one.address}: its clock differs by +600 s" in caplog.text
+            assert f"engine {two.address}: its clock differs" not in caplog.text
+            # A time of one clock would have been over at the other one, or far away.
+            body = {**LONG, "timeout_seconds": 300}
+            two.kill()
+            until_states(fleet, "ready", "absent")
+            assert answered(fleet, body) == answered(plain)
+            body = {**LONG, "timeout_seconds": 0.3, "max_tokens": 900}
+            assert len(answered(fleet, body)) < 900
 
 
 def test_the_only_engine_is_waited_for(plain):
@@ -182,7 +180,7 @@ def test_an_engine_that_stops_in_time_hands_its_requests_on(plain):
 
 
 def test_engines_of_another_identity_or_secret_are_refused(caplog):
-    other = {**SLOW, "config": {"kv_dtype": "int8"}}
+    other = {**SLOW, "config": {"kv_dtype": "int8"}, "digest": "other weights"}
     secret = {"INL_WORKER_SECRET": SECRET.hex()}
     with ExitStack() as stack:
         engines = [
@@ -196,6 +194,7 @@ def test_engines_of_another_identity_or_secret_are_refused(caplog):
         until_states(fleet, "ready", "refused", "refused")
         reasons = [each["reason"] for each in fleet.send("GET", "/load")[2]["replicas"]]
         assert "kv_dtype: int8, the fleet's: auto" in reasons[1]
+        assert "model: other weights, the fleet's: " in reasons[1]
         assert "wrong secret" in reasons[2]
         assert fleet.counts["refused"] == 2
         assert b"inl:fleet_refused_total" in fleet.send("GET", "/metrics")[2]
@@ -241,8 +240,8 @@ def test_a_client_that_leaves_ends_its_request_at_the_engine(engines):
             if index == 5:
                 break
         until(lambda: not fleet.client.admission.open)
-        assert not fleet.client._parts
-        assert not fleet.client._groups
+        assert not fleet.client.calls.parts
+        assert not fleet.client.calls.groups
 
 
 def test_other_requests_are_answered_by_an_engine_that_lives(engines):

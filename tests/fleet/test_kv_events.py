@@ -166,6 +166,28 @@ def all_there(router, key):
     return True
 
 
+def test_a_subscriber_that_comes_too_late_is_logged_and_counted(monkeypatch, caplog):
+    monkeypatch.setattr("inl.serve.kv_events.KEPT_BATCHES", 3)
+    with watched() as (server, router):
+        events = server.server.kv_events
+        for number in range(8):
+            before = events._kept[-1][0] if events._kept else -1
+            body = {"prompt": [number] * 40, "max_tokens": 1}
+            assert server.send("POST", TEXT, body)[0] == 200
+            # Each in a batch of its own.
+            until(lambda at=before: events._kept and events._kept[-1][0] > at)
+        newest = events._kept[-1][0]
+        found = [number for number, _ in router.again(0)]
+        assert found == [newest - 2, newest - 1, newest]
+        assert events.missed == newest - 2 > 0
+        assert f"it knows nothing of {newest - 2}" in caplog.text
+        text = server.send("GET", "/metrics")[2].decode()
+        assert f"inl:kv_event_batches_missed_total {newest - 2}.0" in text
+        # Nothing is missing of what is kept.
+        router.again(newest)
+        assert events.missed == newest - 2
+
+
 def test_blocks_that_tokens_do_not_name_are_not_reported():
     with watched() as (server, router):
         body = {"prompt": list(range(100)), "max_tokens": 1, "cache_salt": "mine"}

@@ -133,7 +133,7 @@ def test_requests_go_where_the_policy_says_also_after_a_loss():
             [one.address, two.address], policy=GuardedPolicy(policy, "r")
         ) as fleet,
     ):  # fmt: skip
-        until(lambda: len(fleet.client._by_number) == 2)
+        until(lambda: len(fleet.client.members.by_number) == 2)
         numbers = {each.number: each for each in fleet.client.engines}
         chosen = numbers[max(numbers)]
         for _ in range(2):

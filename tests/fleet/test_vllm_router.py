@@ -117,7 +117,7 @@ def run(client, metrics=None):
 def test_it_sends_conversations_to_the_engine_that_has_them(tmp_path: Path):
     path = "/v1/chat/completions"
     with HashServer(max_batch=8) as plain:
-        wanted, _ = run(plain)
+        wanted, alone = run(plain)
     with routed("round_robin", tmp_path / "log") as (client, _, engines):
         texts, by_turns = run(client)
         assert texts == wanted
@@ -134,5 +134,10 @@ def test_it_sends_conversations_to_the_engine_that_has_them(tmp_path: Path):
             connection.request("POST", path, data, JSON)
             assert b"data: [DONE]" in connection.getresponse().read()
     assert "kv_index decode" not in log.read_text(), "it understands all events"
-    assert aware > 1.5 * by_turns
-    print(f"cached prompt tokens: {aware} by events, {by_turns} by turns")
+    # By turns, the second turn of a talk finds nothing, of three that could.
+    assert aware >= 0.95 * alone
+    assert by_turns <= 0.75 * alone
+    print(
+        f"cached prompt tokens: {alone} of one engine, of two {aware} by events, "
+        f"{by_turns} by turns"
+    )

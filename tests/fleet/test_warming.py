@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
-from inl.fleet.client import WARM_PROMPTS, FleetClient
+from inl.fleet.client import FleetClient
 from inl.fleet.engine_link import EngineLink, State
+from inl.fleet.warming import WARM_PROMPTS
 from inl.serve.frontends.messages import (
     Answered,
     End,
@@ -66,8 +67,8 @@ def test_it_is_ready_once_it_has_computed_them(client):
         assert one.state is State.READY, "there is nothing to compute"
         prompts = [[number] * 100 for number in range(WARM_PROMPTS + 1)]
         for number, prompt in enumerate(prompts):
-            client._remember(call(number, prompt, cache_salt=f"salt {number}"))
-            client._remember(call(number, [*prompt[:64], 5]))  # it begins as that
+            client.warming.remember(call(number, prompt, cache_salt=f"salt {number}"))
+            client.warming.remember(call(number, [*prompt[:64], 5]))  # begins alike
         two.begin()
         assert two.state is State.WARMING
         await asyncio.sleep(0.01)
@@ -89,7 +90,7 @@ def test_it_is_ready_once_it_has_computed_them(client):
         await asyncio.sleep(0.01)
         assert two.state is State.READY
         assert len([each for each in two.sent if isinstance(each, Leave)]) == 8
-        assert not client._warming
+        assert not client.warming.open
         assert client.router.choose([], 100, {one.number})[0] == two.number
 
     asyncio.run(run())
@@ -99,7 +100,7 @@ def test_it_does_not_wait_if_no_other_one_is_left(client):
     async def run():
         one, two = Engine(1, client), Engine(2, client)
         one.begin()
-        client._remember(call(0, [1, 2, 3]))
+        client.warming.remember(call(0, [1, 2, 3]))
         two.begin()
         assert two.state is State.WARMING
         one._fail("has closed its connection")
@@ -111,5 +112,5 @@ def test_it_does_not_wait_if_no_other_one_is_left(client):
 
 
 def test_prompts_with_images_are_not_remembered(client):
-    client._remember(call(0, [1, 2, 3], images=["data"]))
-    assert not client._recent
+    client.warming.remember(call(0, [1, 2, 3], images=["data"]))
+    assert not client.warming.recent

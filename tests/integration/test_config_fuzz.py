@@ -76,7 +76,7 @@ def expected(config, seed):
         ids = ids[:, : context(config)]
         logits = model(ids).logits[0].numpy()
     tensors = {name: value.numpy() for name, value in model.state_dict().items()}
-    if hf.tie_word_embeddings:
+    if model.get_output_embeddings().weight is model.get_input_embeddings().weight:
         tensors.pop("lm_head.weight")
     return tensors, ids[0].tolist(), logits
 

@@ -41,7 +41,7 @@ from inl.serve import (
     model_slot,
     settings,
 )  # fmt: skip
-from inl.serve.batches import batch_queue, file_store
+from inl.serve.batches import batch_lines, batch_queue, file_store
 from inl.serve.frontends import processes
 from inl.spec.step import TOP
 from inl.speculation import draft_counts, planner
@@ -107,7 +107,7 @@ STATEMENTS = [
     ("serving.md", "unless `store` is false: the last {} for", SERVER.stored_responses),
     ("serving.md", "of {} MiB together", SERVER.stored_response_bytes / MIB),
     ("serving.md", "All files have up to {} GiB", SERVER.max_file_bytes / GIB),
-    ("serving.md", "A batch has up to {:,}", batch_queue.MAX_REQUESTS),
+    ("serving.md", "A batch has up to {:,}", batch_lines.MAX_REQUESTS),
     ("serving.md", "number up to {:,}", file_store.MAX_FILES),
     ("serving.md", "expires after {} hours", batch_queue.WINDOW_SECONDS // 3600),
     ("serving.md", "and together by {} MiB", gate.OPEN_BYTES / MIB),

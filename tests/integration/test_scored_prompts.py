@@ -56,23 +56,32 @@ def on(folder, backend, **settings):
 
 
 def check(engine, config, tensors, **options):
-    """Compare with float64, twice: with and without a prefix in the cache."""
+    """Compare with float64: all tokens, and from one on, which may be cached."""
     wanted = []
     for prompt in PROMPTS:
         rows = plain_logits(config, tensors, prompt)[:-1]
         rows = rows - rows.max(-1, keepdims=True)
         rows -= np.log(np.exp(rows).sum(-1, keepdims=True))
         wanted.append(rows)
-    for tokens in (0, 3):
-        found = engine.generate(
-            PROMPTS, prompt_logprobs=2, max_tokens=tokens, ignore_eos=tokens > 0,
-            **options,
-        )  # fmt: skip
-        for prompt, rows, result in zip(PROMPTS, wanted, found, strict=True):
+    for tokens, share in ((0, 0), (3, 0), (0, 0.7)):
+        firsts = [max(int(share * len(prompt)), 1) for prompt in PROMPTS]
+        handles = [
+            engine.submit(
+                prompt, prompt_logprobs=2, prompt_logprobs_start=first,
+                max_tokens=tokens, ignore_eos=tokens > 0, **options,
+            )
+            for prompt, first in zip(PROMPTS, firsts, strict=True)
+        ]  # fmt: skip
+        for prompt, first, rows, handle in zip(
+            PROMPTS, firsts, wanted, handles, strict=True
+        ):
+            result = handle.result()
             assert len(result.token_ids) == tokens
-            scores = result.prompt_logprobs[1:]
-            assert [each.token for each in scores] == prompt[1:]
-            exact = rows[np.arange(len(scores)), prompt[1:]]
+            assert result.prompt_logprobs[:first] == (None,) * first
+            scores = result.prompt_logprobs[first:]
+            assert [each.token for each in scores] == prompt[first:]
+            rows = rows[first - 1 :]
+            exact = rows[np.arange(len(scores)), prompt[first:]]
             values = np.array([each.logprob for each in scores])
             assert np.abs(values - exact).max() < 2e-4
             for row, each in zip(rows, scores, strict=True):

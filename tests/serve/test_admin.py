@@ -181,6 +181,7 @@ def test_cached_prefixes_are_forgotten(server):
 
     hits()
     assert hits() == 48
+    server.wait_idle()
     freed = command(server, "/reset_prefix_cache")[1]["freed_blocks"]
     assert freed >= 3
     pool = server.engine.core.scheduler.kv_cache.pools[0]

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
+from collections import Counter, deque
+from random import Random
+
 import pytest
 
+from depth import SEED
 from inl.serve.admission import Admission, Clients, Ticket
 from inl.serve.api_error import ApiError
 
@@ -121,3 +127,78 @@ def test_a_call_that_is_computed_holds_no_place_but_counts_for_its_client():
     for ticket in others:
         bounds.leave(ticket, finished=False)
     assert bounds.open == 1
+
+
+def served(rates, seconds, *, places=8, queue=16, service=1.0):
+    """Return the finished requests of each client, and the refused ones.
+
+    Arrivals are random, with some rate for each client; nobody obeys ``Retry-After``.
+    """
+    bounds, clock = admission(max_running=places, max_queue=queue)
+    draw, end = Random(SEED), clock.now + seconds
+    arrivals = [(clock.now + draw.expovariate(rate), client, rate)
+                for client, rate in rates.items()]  # fmt: skip
+    heapq.heapify(arrivals)
+    running, waiting, numbers = [], deque(), itertools.count()
+    finished, refusals = Counter(), []
+    while (arrival := heapq.heappop(arrivals))[0] < end:
+        at, client, rate = arrival
+        while running and running[0][0] <= at:
+            clock.now, _, ticket = heapq.heappop(running)
+            bounds.leave(ticket, finished=True)
+            finished[ticket.client] += 1
+            if waiting:
+                entry = clock.now + service, next(numbers), waiting.popleft()
+                heapq.heappush(running, entry)
+        clock.now = at
+        heapq.heappush(arrivals, (at + draw.expovariate(rate), client, rate))
+        try:
+            ticket = enter(bounds, client)
+        except ApiError as error:
+            refusals.append(error)
+            continue
+        if len(running) < places:
+            heapq.heappush(running, (at + service, next(numbers), ticket))
+        else:
+            waiting.append(ticket)
+    return finished, refusals
+
+
+def test_four_times_the_capacity_is_divided_equally_between_keys():
+    """8 places and requests of one second: 8 a second are the capacity."""
+    seconds = 200
+    finished, refusals = served({"many": 30.0, "few": 6.0, "one": 1.0}, seconds)
+    assert finished.total() > 0.95 * 8 * seconds
+    assert all(1 <= error.retry_after <= 60 for error in refusals)
+    assert {error.status for error in refusals} == {503}
+    # "one" asks for less than a share, and the others divide the rest.
+    assert finished["one"] > 0.85 * seconds
+    assert 0.8 < finished["few"] / finished["many"] < 1.25
+    # Without a rival, a key has all places and the whole queue.
+    finished, _ = served({"many": 32.0}, seconds)
+    assert finished.total() > 0.95 * 8 * seconds
+
+
+def test_a_key_has_all_room_until_another_one_finds_none():
+    bounds, clock = admission()
+    first = [enter(bounds, "a") for _ in range(5)]
+    assert refused(bounds.check, "b").status == 503
+    bounds.leave(first.pop(), finished=True)
+    # "b" is expected again: of five places "a" may have two.
+    assert refused(bounds.enter, Ticket("a", 1)).code == "queue_full"
+    second = enter(bounds, "b")
+    for ticket in first[:2]:
+        bounds.leave(ticket, finished=True)
+    first = first[2:]
+    # Of three open ones two run: a third of "a" would wait.
+    assert refused(bounds.enter, Ticket("a", 1)).code == "queue_full"
+    bounds.leave(second, finished=True)
+    # A place is free, and nobody takes it.
+    bounds.leave(first.pop(), finished=True)
+    first = [*first, enter(bounds, "a")]
+    clock.now += 100
+    first += [enter(bounds, "a") for _ in range(3)]
+    assert bounds.open == 5
+    for ticket in first:
+        bounds.leave(ticket, finished=True)
+    assert not bounds._held

@@ -104,6 +104,7 @@ NUMBERS = [
     "temperature",
     "top_p",
     "prompt_logprobs",
+    "prompt_logprobs_start",
     "presence_penalty",
     "truncation",
 ]

@@ -52,6 +52,11 @@ def test_prompt_logprobs_are_the_engines(hash_server, twin):
     chat = {"messages": messages, "prompt_logprobs": 0}
     answer = complete(hash_server, path="/v1/chat/completions", **chat)
     assert len(answer["prompt_logprobs"]) == answer["usage"]["prompt_tokens"]
+    ends = {"prompt": prompt, "prompt_logprobs": 2, "seed": 1}
+    (end,) = complete(hash_server, prompt_logprobs_start=2, **ends)["choices"]
+    assert end["prompt_logprobs"] == [None, None, *choice["prompt_logprobs"][2:]]
+    answer = complete(hash_server, 400, prompt_logprobs_start=4, **ends)
+    assert answer["error"]["param"] == "prompt_logprobs_start"
     answer = complete(hash_server, 400, prompt=prompt, prompt_logprobs=0, stream=True)
     assert answer["error"]["param"] == "prompt_logprobs"
 
@@ -70,6 +75,11 @@ def test_an_echoed_prompt_has_logprobs(hash_server, twin):
     assert found["token_logprobs"][1:] == pytest.approx([w.logprob for w in wanted])
     offsets = found["text_offset"]
     assert offsets[:2] == [0, len(found["tokens"][0])]
+    body = {"prompt": prompt, "echo": True, "logprobs": 1, "seed": 1}
+    (end,) = complete(hash_server, prompt_logprobs_start=2, **body)["choices"]
+    for name, values in end["logprobs"].items():
+        skipped = [None, None] if "logprobs" in name else found[name][:2]
+        assert values == skipped + found[name][2:]
 
 
 def test_a_timeout_ends_the_answer():

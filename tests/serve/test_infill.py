@@ -29,13 +29,13 @@ GAP |= {"n_predict": 8}
 
 
 def answer(url, path, body):
-    found = httpx.post(f"{url}{path}", json=body, timeout=60)
+    found = httpx.post(f"{url}{path}", json=body, timeout=300)
     assert found.status_code == 200, found.text
     return found.json()
 
 
 def refusal(url, path, body):
-    found = httpx.post(f"{url}{path}", json=body, timeout=60)
+    found = httpx.post(f"{url}{path}", json=body, timeout=300)
     return found.status_code, found.json()["error"]
 
 
@@ -94,7 +94,9 @@ def test_the_prompt_continues_the_prefix_and_files_precede_it(server, expected):
 
 
 def test_a_stream_has_the_same_text(server, expected):
-    found = httpx.post(f"{server.url}/infill", json={**GAP, "stream": True})
+    found = httpx.post(
+        f"{server.url}/infill", json={**GAP, "stream": True}, timeout=300
+    )
     lines = [line[6:] for line in found.content.split(b"\n\n") if line]
     parts = [json.loads(line) for line in lines]
     assert "".join(part["content"] for part in parts) == expected().text

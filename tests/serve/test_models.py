@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 from pathlib import Path
@@ -13,6 +14,8 @@ from inl import EngineConfig, InferenceEngine
 from inl.cli.serve_models import make_server, served_batch
 from inl.device import Device
 from inl.errors import CheckpointError, OutOfMemory, RequestError
+from inl.serve.api_error import ApiError
+from inl.serve.event_stream import encode
 from inl.serve.metrics import Metrics
 from inl.serve.model_slot import ModelSource
 from inl.serve.models import Models
@@ -214,6 +217,22 @@ def test_names_of_models_on_the_command_line(tmp_path):
         ("b", "org/name:f.gguf"),
     ]
     assert named_models("m/a", "c", ["d"]) == [("c", "m/a"), ("d", "d")]
+
+
+def test_names_of_models_are_text():
+    """A path may have any bytes, which Python escapes and no response can have."""
+    from inl.cli.serve_models import named_models
+
+    place = "m/caf\udce9 \udcc3\udca9"
+    assert named_models(place, None, []) == [("caf? ??", place)]
+    place = "m/caf\udcc3\udca9"
+    assert named_models(place, None, [f"b\udce9={place}"]) == [
+        ("café", place), ("b?", place),
+    ]  # fmt: skip
+    error = ApiError(503, f"model: {place} cannot be opened")
+    assert json.loads(encode(error.openai()))["error"]["message"] == (
+        "model: m/caf\\udcc3\\udca9 cannot be opened"
+    )
 
 
 def test_a_gpu_serves_more_requests_at_the_same_time():

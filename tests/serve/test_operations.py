@@ -218,6 +218,7 @@ OPTIONS = {
     "--drain-seconds 7": ("server", "drain_seconds", 7.0),
     "--files f": ("server", "files", "f"),
     "--max-file-bytes 9": ("server", "max_file_bytes", 9),
+    "--max-file-bytes-per-key 9": ("server", "max_file_bytes_per_key", 9),
     "--stored-responses 0": ("server", "stored_responses", 0),
     "--stored-response-bytes 9": ("server", "stored_response_bytes", 9),
     "--stored-response-seconds 9": ("server", "stored_response_seconds", 9.0),

@@ -59,6 +59,10 @@ class Host(BaseHTTPRequestHandler):
         while not self.server.ended.wait(0.05):
             self.wfile.write(b"a")
 
+    def do_held(self):
+        assert self.server.released.wait(300)
+        self._answer(200, FILE)
+
     def do_slowhead(self):
         while not self.server.ended.wait(0.05):
             self.wfile.write(b"H")
@@ -79,6 +83,7 @@ class Host(BaseHTTPRequestHandler):
 def host():
     server = ThreadingHTTPServer(("127.0.0.1", 0), Host)
     server.daemon_threads, server.asked, server.ended = True, [], threading.Event()
+    server.released = threading.Event()
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield server
     server.ended.set()
@@ -177,6 +182,8 @@ def test_time_is_bounded(host, public, monkeypatch, path):
 
 
 def test_bytes_are_bounded(host, public, monkeypatch):
+    for name in ("SECONDS", "REQUEST_SECONDS"):
+        monkeypatch.setattr(remote_images, name, 300.0)
     with pytest.raises(ApiError, match="more than 33554432 bytes"):
         fetched([name_of(host)], f"http://{name_of(host)}/endless")
     # All images of a request have one bound too.
@@ -282,9 +289,10 @@ def test_the_server_refuses_addresses_in_each_dialect(host, path, body):
 
 
 def test_a_slow_host_delays_no_other_request(host, public, monkeypatch):
-    monkeypatch.setattr(remote_images, "SECONDS", 2.0)
+    for name in ("SECONDS", "REQUEST_SECONDS"):
+        monkeypatch.setattr(remote_images, name, 300.0)
     parts = [
-        {"type": "image_url", "image_url": {"url": f"http://{name_of(host)}/slow"}}
+        {"type": "image_url", "image_url": {"url": f"http://{name_of(host)}/held"}}
     ]
     slow = {"messages": [{"role": "user", "content": parts}]}
     with HashServer(image_hosts=(name_of(host),)) as server:
@@ -303,5 +311,6 @@ def test_a_slow_host_delays_no_other_request(host, public, monkeypatch):
         )
         assert status == 200
         assert not answers
+        host.released.set()
         thread.join()
     assert answers[0][0] == 400

@@ -15,7 +15,8 @@ from inl import EngineConfig, InferenceEngine
 from inl.checkpoints.checkpoint import open_checkpoint
 from inl.checkpoints.hub.resolve import default_model
 from inl.cli.serve_models import make_server
-from inl.errors import RequestError
+from inl.errors import ModelError, RequestError
+from inl.serve.api_error import ApiError
 from inl.serve.metrics import Metrics
 from inl.serve.model_slot import ModelSource
 from inl.serve.models import Models
@@ -97,7 +98,7 @@ def test_a_call_is_answered_by_the_adapter_that_it_named_or_not_at_all(
         want = server.tokens("poet")
         assert want != server.tokens("base")
         engine = server.server.models.default.engine
-        clerk = engine.config.adapters["clerk"]
+        clerk = config.adapters["clerk"]
         encode_all, start = ServedModel.encode_all, ServedModel.start
 
         def encode_later(model, prompts):
@@ -129,9 +130,9 @@ def test_an_adapter_unloaded_while_its_model_loads_stays_unloaded(config):
         def open_engine(_):
             opened.set()
             assert go.wait(300)
-            return InferenceEngine.from_pretrained(config=config)
+            return InferenceEngine.from_pretrained(config=bare(config))
 
-        source = ModelSource("base", open_engine, ("poet", "clerk"))
+        source = ModelSource("base", open_engine, config.adapters)
         metrics = Metrics(vllm_names=False)
         models = Models([source], ServerConfig(port=0), metrics, max_batch=4)
         slot = models.default
@@ -153,33 +154,87 @@ def test_an_adapter_unloaded_while_its_model_loads_stays_unloaded(config):
     assert asyncio.run(check()) == (("clerk",), ("clerk",))
 
 
+def bare(config):
+    """Return the settings of an engine with room for two adapters."""
+    return replace(config, adapters=None, max_adapters=2)
+
+
+@pytest.mark.parametrize("is_option", [True, False])
 def test_a_model_that_is_loaded_again_does_without_an_adapter_that_is_gone(
-    config, tmp_path, caplog
+    config, tmp_path, caplog, is_option
 ):
     """Its folder was deleted; the model and the other adapters are served."""
     folders = {
         name: shutil.copytree(folder, tmp_path / name)
         for name, folder in config.adapters.items()
     }
-    bare = replace(config, adapters={}, max_adapters=2)
 
     async def check():
         source = ModelSource(
-            "base", lambda _: InferenceEngine.from_pretrained(config=bare)
+            "base",
+            lambda _: InferenceEngine.from_pretrained(config=bare(config)),
+            folders if is_option else {},
         )
         metrics = Metrics(vllm_names=False)
         models = Models([source], ServerConfig(port=0), metrics, max_batch=4)
+        announced = []
+
+        async def on_names():
+            announced.append(slot.adapters)
+
+        models.on_names = on_names
         slot = models.default
-        for name, folder in folders.items():
-            await slot.load_adapter(name, str(folder))
-        shutil.rmtree(folders["poet"])
-        await asyncio.to_thread(slot.load)
-        found = slot.adapters, slot.engine.adapters
+        if is_option:
+            slot.load()
+        else:
+            for name, folder in folders.items():
+                await models.load_adapter(None, name, str(folder))
+        announced.clear()
+        moved = folders["poet"].rename(tmp_path / "away")
+        # As /sleep and /wake_up do it, and a time without requests.
+        await slot.sleep()
+        await slot.wake()
+        assert slot.adapters == slot.engine.adapters == ("clerk",)
+        assert announced == [("clerk",)]
+        with pytest.raises(ApiError, match="found 'poet'"):
+            models.find("poet")
+        # Its name is free.
+        moved.rename(folders["poet"])
+        await models.load_adapter(None, "poet", str(folders["poet"]))
+        assert set(slot.engine.adapters) == {"clerk", "poet"}
+        assert models.find("poet") is slot
+        models.close()
+
+    asyncio.run(check())
+    assert "adapter poet is unloaded" in caplog.text
+
+
+def test_an_adapter_that_is_gone_at_the_start_is_an_error(config, tmp_path):
+    gone = replace(config, adapters={"poet": tmp_path / "none"})
+    with pytest.raises(ModelError, match="none"):
+        make_server([("base", None)], ServerConfig(port=0), gone)
+
+
+def test_an_adapter_that_an_engine_has_lost_can_be_loaded_again(config):
+    """A worker was replaced while its folder was gone."""
+
+    async def check():
+        source = ModelSource(
+            "base",
+            lambda _: InferenceEngine.from_pretrained(config=bare(config)),
+            config.adapters,
+        )
+        metrics = Metrics(vllm_names=False)
+        models = Models([source], ServerConfig(port=0), metrics, max_batch=4)
+        models.default.load()
+        models.default.engine.unload_adapter("poet")
+        await models.unload_adapter("poet")
+        await models.load_adapter(None, "poet", str(config.adapters["poet"]))
+        found = models.default.engine.adapters
         models.close()
         return found
 
-    assert asyncio.run(check()) == (("clerk",), ("clerk",))
-    assert "adapter poet is unloaded" in caplog.text
+    assert set(asyncio.run(check())) == {"clerk", "poet"}
 
 
 def test_refusals(config):

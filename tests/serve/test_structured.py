@@ -85,7 +85,7 @@ def test_waiting_grammars_do_not_delay_other_requests(server, monkeypatch):
 
     def held(*arguments):
         waiting.release()
-        assert may_go.wait(60)
+        assert may_go.wait(300)
         return run(*arguments)
 
     monkeypatch.setattr(GrammarTrials, "run", held)
@@ -97,7 +97,7 @@ def test_waiting_grammars_do_not_delay_other_requests(server, monkeypatch):
         ]
         try:
             for _ in range(count):
-                assert waiting.acquire(timeout=60)
+                assert waiting.acquire(timeout=300)
             assert complete(server)[0] == 200
             assert complete(server, common)[0] == 200
             assert server.send("GET", "/health")[0] == 200

@@ -71,7 +71,80 @@ DELTA = {
     # float32 has few digits of small results of gelu, which are scaled to length 1.
     "hidden_act": [*["silu"] * 8, "mish"],
 }  # fmt: skip
+CONVS = {
+    "norm_eps": [0.1, ABSENT],
+    "conv_L_cache": [2, 4, ABSENT],
+    "conv_bias": [True, False, ABSENT],
+    "tie_embedding": [*[ABSENT] * 3, True, False],
+    "num_key_value_heads": [1, 2],
+    "layer_types": [*["drawn"] * 4, ABSENT, "short"],
+}
+MAMBA = {
+    "mamba_n_heads": [4, 4, 4, 8, 3],
+    "mamba_n_groups": [1, 2],
+    "mamba_d_state": [6],
+    "mamba_d_head": ["auto", ABSENT, ABSENT, 8],
+    "mamba_d_conv": [2, 3, ABSENT],
+    "mamba_expand": [2, 3, ABSENT],
+    "mamba_chunk_size": [4, 256, ABSENT],
+    "mamba_conv_bias": [True, False, ABSENT],
+    "mamba_proj_bias": [*[ABSENT] * 8, False, True],
+    "time_step_limit": [*[ABSENT] * 8, [0.0, 0.5]],
+}
 FAMILIES: dict[str, dict[str, list[Any]]] = {
+    "bamba": {
+        **MAMBA, "attn_layer_indices": [*[[0], [1], [0, 1]] * 3, [1, 7], ABSENT],
+        "head_dim": [ABSENT], "layer_types": [ABSENT], "num_attention_heads": [2],
+        "num_key_value_heads": [1, 2],
+    },
+    "falcon_h1": {
+        **MAMBA, "mamba_d_ssm": [32, 24, None], "mamba_rms_norm": [True, False, ABSENT],
+        "mamba_norm_before_gate": [True, False, ABSENT], "layer_types": [ABSENT],
+        "projectors_bias": [True, False, ABSENT], "key_multiplier": [0.5, ABSENT],
+        "mlp_multipliers": [[0.5, 1.5], None, ABSENT, [1, 1]],
+        "ssm_multipliers": [[0.5, 1.5, 0.7, 0.8, 0.9], None, ABSENT],
+        "lm_head_multiplier": [0.5, ABSENT], "embedding_multiplier": [3.0, ABSENT],
+        "attention_in_multiplier": [0.6, ABSENT], "ssm_in_multiplier": [0.6, ABSENT],
+        "attention_out_multiplier": [0.6, ABSENT], "ssm_out_multiplier": [0.6, ABSENT],
+    },
+    "nemotron_h": {
+        "hybrid_override_pattern": [*["M*E", "M-*", "*EM-", "-*"] * 2, "MM"],
+        "layers_block_type": [
+            *[ABSENT] * 4, ["linear_attention", "full_attention"],
+            *[["mamba", "moe", "attention"], ["mlp", "attention"]] * 2,
+            ["mamba", "conv"],
+        ],
+        "layer_types": [ABSENT], "head_dim": [8, 12], "mamba_num_heads": [4, 8],
+        "mamba_head_dim": [6], "n_groups": [1, 2], "mamba_n_groups": [*[ABSENT] * 3, 4],
+        "ssm_state_size": [6], "conv_kernel": [2, 3, ABSENT], "chunk_size": [4, ABSENT],
+        "use_conv_bias": [True, False, ABSENT], "use_bias": [*[False] * 4, True],
+        "time_step_min": [1e-9], "mlp_hidden_act": ["relu2", "silu", ABSENT],
+        "n_routed_experts": [4, 8], "num_experts_per_tok": [1, 2],
+        "moe_intermediate_size": [12], "moe_shared_expert_intermediate_size": [10],
+        "moe_latent_size": [8, None, ABSENT], "n_group": [1, 2], "topk_group": [1],
+        "norm_topk_prob": [True, False, ABSENT], "num_key_value_heads": [1, 2],
+        "routed_scaling_factor": [0.5, ABSENT], "layer_norm_epsilon": [0.1, ABSENT],
+    },
+    "granitemoehybrid": {
+        **MAMBA, "num_local_experts": [4, 4, 0], "num_experts_per_tok": [1, 2],
+        "shared_intermediate_size": [12], "embedding_multiplier": [3.0, ABSENT],
+        "residual_multiplier": [0.4, ABSENT], "attention_multiplier": [0.3, ABSENT],
+        "position_embedding_type": ["rope", "nope", None, ABSENT],
+        "layer_types": [*["drawn"] * 8, ABSENT, "short"], "head_dim": [ABSENT],
+        "hidden_act": [*["silu"] * 6, "gelu_pytorch_tanh", "relu"],
+        "partial_rotary_factor": [ABSENT],
+    },
+    "lfm2": {
+        **CONVS, "block_auto_adjust_ff_dim": [False, True, ABSENT],
+        "block_multiple_of": [4, 8], "block_ffn_dim_multiplier": [0.9, 2, None, ABSENT],
+        "block_ff_dim": [*[ABSENT] * 3, 36], "full_attn_idxs": [[1], [0, 1], ABSENT],
+    },
+    "lfm2_moe": {
+        **CONVS, "num_experts": [4], "num_experts_per_tok": [1, 2],
+        "moe_intermediate_size": [12], "num_dense_layers": [0, 1, ABSENT],
+        "use_expert_bias": [True, False, ABSENT], "norm_topk_prob": [False, ABSENT],
+        "routed_scaling_factor": [0.5, ABSENT], "layer_types": [*["drawn"] * 6, ABSENT],
+    },
     "llama": {},
     "mistral": {},
     "mixtral": {"num_local_experts": [4], "num_experts_per_tok": [1, 2, ABSENT]},
@@ -148,7 +221,7 @@ FAMILIES: dict[str, dict[str, list[Any]]] = {
         "moe_num_experts": [4], "moe_k": [1, 2], "moe_intermediate_size": [12],
         "moe_num_shared_experts": [1, 2, ABSENT],
         "moe_layer_start_index": [0, 1, ABSENT], "moe_layer_end_index": [-1, 1, ABSENT],
-        "moe_layer_interval": [1, 2, ABSENT], "use_bias": [*[False] * 4, ABSENT, True],
+        "moe_layer_interval": [1, 2, ABSENT], "use_bias": [*[False] * 4, True],
     },
     "gpt2": {
         "n_embd": [16, 24], "n_layer": [2], "n_head": [2, 4],
@@ -223,10 +296,21 @@ ALWAYS = (
     "moe_k", "n_embd", "n_layer", "n_head", "global_head_dim", "top_k_experts",
     "hidden_size_per_layer_input", "vocab_size_per_layer_input",
     *DEEPSEEK.keys() - {"norm_topk_prob"},
+    "mamba_n_heads", "mamba_d_state", "mamba_d_ssm", "hybrid_override_pattern",
+    "mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "time_step_min",
+    "n_routed_experts", "moe_shared_expert_intermediate_size", "attn_layer_indices",
+    "shared_intermediate_size",
     "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim",
     "linear_value_head_dim", "full_attention_interval",
 )  # fmt: skip
 """Fields that keep a model small, drawn in every config."""
+OTHERS = {
+    "granitemoehybrid": LINEAR, "lfm2": "conv", "lfm2_moe": "conv",
+    "qwen3_next": LINEAR, "qwen3_5_text": LINEAR, "qwen3_5_moe_text": LINEAR,
+}  # fmt: skip
+"""What a drawn layer is that has no full attention; windows by default."""
+MIXED = 0.8
+"""Probability that a drawn hybrid surely has a layer with full attention."""
 RENAMED = (
     "hidden_size", "num_hidden_layers", "num_attention_heads",
     "max_position_embeddings",
@@ -245,8 +329,10 @@ def draw(rng, family: str) -> dict[str, Any]:
             config[name] = rng.choice(values)
     layers = config["num_hidden_layers"]
     if config.get("layer_types") == "drawn":
-        other = LINEAR if "linear_num_key_heads" in extra else SLIDING
+        other = OTHERS.get(family, SLIDING)
         config["layer_types"] = [rng.choice([other, FULL]) for _ in range(layers)]
+        if family in OTHERS and rng.random() < MIXED:
+            config["layer_types"][rng.randrange(layers)] = FULL
     elif config.get("layer_types") == "chunks":
         config["layer_types"] = [rng.choice([CHUNKS, FULL]) for _ in range(layers)]
     elif config.get("layer_types") == "short":

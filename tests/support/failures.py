@@ -57,6 +57,8 @@ class FaultyServer(HashServer):
         self.faults = {}
         self.opening = lambda: None
         self.loads = 0
+        self.asked = []
+        """Futures of requests that a test has sent."""
         self._trace = trace
         self.kind = type("Runner", (FaultyRunner,), {"faults": self.faults})
 

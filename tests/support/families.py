@@ -86,6 +86,12 @@ SPARSE = {
 }  # fmt: skip
 MROPE = rope(partial_rotary_factor=0.5, mrope_section=[1, 1, 1], mrope_interleaved=True)
 
+MAMBA = {
+    "mamba_n_heads": 6, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 10,
+    "mamba_d_conv": 3, "mamba_chunk_size": 8,
+}  # fmt: skip
+CONVS = {"layer_types": ["conv", "full_attention", "conv", "conv"]}
+
 SIGMOID = {
     "n_routed_experts": 6, "num_experts_per_tok": 2, "n_shared_experts": 2,
     "moe_intermediate_size": 24, "n_group": 3, "topk_group": 2,
@@ -357,6 +363,91 @@ FAMILIES = {
         "MiniMaxM2",
         rope(partial_rotary_factor=0.5)
         | {"head_dim": 12, "num_local_experts": 6, "num_experts_per_tok": 3},
+    ),
+    "granite-hybrid": (
+        "GraniteMoeHybrid",
+        MAMBA
+        | {
+            "layer_types": ["mamba", "attention", "mamba", "mamba"],
+            "position_embedding_type": "nope",
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.4,
+            "attention_multiplier": 0.2,
+            "logits_scaling": 4.0,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 24,
+        },
+    ),
+    "bamba": ("Bamba", MAMBA | rope() | {"attn_layer_indices": [1, 3]}),
+    "falcon-h1": (
+        "FalconH1",
+        MAMBA
+        | rope()
+        | {
+            "head_dim": 12,
+            "mamba_d_ssm": 96,
+            "mamba_rms_norm": True,
+            "mamba_norm_before_gate": False,
+            "num_hidden_layers": 2,
+            "lm_head_multiplier": 0.7,
+            "embedding_multiplier": 3.0,
+            "mlp_multipliers": [0.6, 1.3],
+            "key_multiplier": 0.5,
+            "attention_in_multiplier": 0.8,
+            "attention_out_multiplier": 0.7,
+            "ssm_in_multiplier": 1.2,
+            "ssm_multipliers": [0.6, 0.7, 0.8, 0.9, 1.2],
+            "ssm_out_multiplier": 0.6,
+            "projectors_bias": True,
+        },
+    ),
+    "nemotron-h": (
+        "NemotronH",
+        {
+            "layers_block_type": ["mamba", "moe", "attention", "mlp", "mamba", "mlp"],
+            "head_dim": 12,
+            "mamba_num_heads": 6,
+            "mamba_head_dim": 10,
+            "n_groups": 2,
+            "ssm_state_size": 8,
+            "conv_kernel": 3,
+            "chunk_size": 8,
+            "time_step_min": 1e-9,
+            "mlp_bias": True,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "moe_shared_expert_intermediate_size": 20,
+            "moe_latent_size": 16,
+            "n_group": 3,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.7,
+        },
+    ),
+    "lfm2": (
+        "Lfm2",
+        rope()
+        | CONVS
+        | {
+            "norm_eps": 1e-3,
+            "conv_bias": True,
+            "block_multiple_of": 12,
+            "block_ffn_dim_multiplier": 0.9,
+        },
+    ),
+    "lfm2-moe": (
+        "Lfm2Moe",
+        rope()
+        | CONVS
+        | {
+            "num_dense_layers": 1,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "routed_scaling_factor": 1.7,
+            "conv_L_cache": 2,
+        },
     ),
 }
 """Name: its class in transformers and what its config has beside :data:`SIZES`."""

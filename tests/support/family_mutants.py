@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 from families import WINDOW
 from inl.models import (
     blocks,
+    falcon_h1,
     gemma4,
     groups,
     hunyuan_v1_dense,
     layer_norm,
+    lfm2,
     llama4,
+    mamba2,
     moe,
     nemotron,
+    nemotron_h,
     post_norm,
     qwen3_next,
 )
@@ -101,17 +106,68 @@ def ranked_plainly(ops, c, w, logits):
     return ROUTED(ops, c, w._replace(bias=w.bias._replace(bias=None)), logits)
 
 
-def in_recurrent(**changes):
-    """Other tensors in every recurrent layer."""
+def in_kind(kind, **changes):
+    """Other tensors in the first block of the layers where it is a ``kind``."""
 
     def changed(layer):
         part = layer.attention
-        if not isinstance(part, qwen3_next.Delta):
+        if not isinstance(part, kind):
             return layer
-        new = {name: change(getattr(part, name)) for name, change in changes.items()}
+        new = {
+            name: change and change(getattr(part, name))
+            for name, change in changes.items()
+        }
         return layer._replace(attention=part._replace(**new))
 
     return in_layers(changed)
+
+
+in_recurrent = partial(in_kind, qwen3_next.Delta)
+in_convolutions = partial(in_kind, lfm2.ShortConv)
+in_attention = partial(in_kind, blocks.Attention)
+
+
+def in_mixers(**changes):
+    """Other tensors in every layer of Mamba-2."""
+
+    def mixed(mixer):
+        new = {name: each(getattr(mixer, name)) for name, each in changes.items()}
+        return mixer._replace(**new)
+
+    def changed(layer):
+        if isinstance(layer, mamba2.Block | falcon_h1.Layer):
+            return layer._replace(mixer=mixed(layer.mixer))
+        if isinstance(getattr(layer, "attention", None), mamba2.Block):
+            return layer._replace(attention=changed(layer.attention))
+        return layer
+
+    return in_layers(changed)
+
+
+def in_experts(**changes):
+    """Other tensors in every mixture of experts without gates."""
+
+    def changed(layer):
+        if not isinstance(layer, nemotron_h.Mixture):
+            return layer
+        new = {name: each(getattr(layer, name)) for name, each in changes.items()}
+        return layer._replace(**new)
+
+    return in_layers(changed)
+
+
+def of_part(name, field, change):
+    """Other tensors of what one of the convolutions reads or returns."""
+
+    def changed(part):
+        held = getattr(part, field)
+        return part._replace(**{field: held._replace(weight=change(held.weight))})
+
+    return in_mixers(**{name: changed})
+
+
+def normed_whole(ops, _sizes, w, out, eps):
+    return ops.rms_norm(out, w.norm, eps=eps)
 
 
 GATED = qwen3_next.gated_attention
@@ -314,6 +370,30 @@ SIGMOID = RANKS | {
     "shared expert": Mutant(patch=(moe, "mixture", without_shared)),
 }
 SHARED = {"shared expert": Mutant(patch=(moe, "mixture", without_shared))}
+CONVS = {
+    "convolution": in_convolutions(taps=lambda w: w._replace(weight=0 * w.weight + 1)),
+    "gate before": in_convolutions(before=lambda w: w._replace(weight=0 * w.weight)),
+    "gate after": in_convolutions(after=lambda w: w._replace(weight=w.weight[::-1])),
+    "norm of queries": in_attention(q_norm=None),
+    "norm of keys": in_attention(k_norm=None),
+}
+MAMBA = {
+    "decay of the state": in_mixers(decay=lambda w: w._replace(rate=w.rate - 9)),
+    "shift of the decay": in_mixers(decay=lambda w: w._replace(shift=0 * w.shift)),
+    "bias of times": in_mixers(time=lambda w: w._replace(bias=0 * w.bias)),
+    "skipped values": in_mixers(skip=lambda w: w._replace(weight=0 * w.weight)),
+    "gate": in_mixers(gate=lambda w: w._replace(weight=-w.weight)),
+    **{
+        f"{field} of {name}": of_part(name, field, change)
+        for name in mamba2.PARTS
+        for field, change in (("taps", lambda w: w[..., ::-1]),
+                              ("shift", lambda w: 0 * w))
+    },
+}  # fmt: skip
+RESULTS = {
+    "norm of results": in_mixers(norm=lambda w: w._replace(weight=0 * w.weight + 1)),
+    "groups of the norm": Mutant(patch=(mamba2, "_normed", normed_whole)),
+}
 MUTANTS = {
     "arcee": ROPE | NORMS | BIAS | OUT_BIAS | {"activation": field(activation="relu")},
     "seed-oss": ROPE | NORMS | SILU | BIAS | OUT_BIAS,
@@ -398,6 +478,47 @@ MUTANTS = {
     },
     "olmoe": ROPE | NORMS | SILU | HEAD_NORMS | {"shares": field(renormalize=True)},
     "minimax-m2": ROPE | NORMS | SILU | TURNED | HEAD_NORMS | RANKS | {
+        "shares": field(renormalize=False),
+    },
+    "bamba": MAMBA | RESULTS | NORMS | SILU | ROPE | TURNED,
+    "falcon-h1": MAMBA | RESULTS | NORMS | SILU | ROPE | {
+        "norm before the gate": field(norm_first=True),
+        "scale of scores": field(attention_scale=None),
+        **{
+            f"factor on the {name} of Mamba-2": Mutant(lambda c, n=name: replace(
+                c, factors=c.factors._replace(**{n: 2.0})))
+            for name in mamba2.Factors._fields
+        },
+        **{
+            name: field(**{name: 1.0})
+            for name in ("mamba_scale", "input_scale", "output_scale", "gate_scale",
+                         "down_scale", "embed_scale", "logit_scale")
+        },
+    },
+    "nemotron-h": MAMBA | RESULTS | NORMS | {
+        "activation": field(activation="relu"),
+        "shares": field(renormalize=False),
+        "factor on experts": field(routed_scale=7.0),
+        "rank of a group": regrouped(best_of=1),
+        "groups": regrouped(chosen=3),
+        "bias of ranks": in_experts(bias=lambda w: w._replace(bias=0 * w.bias)),
+        "before experts": in_experts(enter=lambda w: w._replace(weight=-w.weight)),
+        "after experts": in_experts(leave=lambda w: w._replace(bias=0 * w.bias)),
+    },
+    "granite-hybrid": MAMBA | RESULTS | NORMS | SILU | SHARED | {
+        "layers that do not rotate": field(rotated=True),
+        "scale of scores": field(attention_scale=None),
+        "scale of embeddings": field(embed_scale=1.0),
+        "scale of blocks": field(block_scale=1.0),
+        "scale of logits": field(logit_scale=1.0),
+    },
+    "lfm2": ROPE | NORMS | CONVS | {
+        "bias of the convolution": in_convolutions(
+            shift=lambda w: w._replace(weight=0 * w.weight)
+        ),
+    },
+    "lfm2-moe": ROPE | NORMS | CONVS | RANKS | {
+        "factor on experts": field(routed_scale=7.0),
         "shares": field(renormalize=False),
     },
     "llama3": ROPE | SCALED | NORMS | SILU | HEAD | {

@@ -1,4 +1,4 @@
-"""Fleets to test: engines on hashes in processes, and a front-end in a thread."""
+"""Fleets to test: engines on hashes and front-ends in processes, or one in a thread."""
 
 from __future__ import annotations
 
@@ -14,19 +14,46 @@ from contextlib import suppress
 from pathlib import Path
 
 from http_clients import WAIT_SECONDS, HttpClient
+from http_servers import HashServer
+from inl.fleet.engine_port import EnginePort
 from inl.fleet.server import FleetServer
 from inl.serve.settings import ServerConfig
 
-SCRIPT = Path(__file__).with_name("hash_engine_process.py")
+FOLDER = Path(__file__).parent
+
+
+WITH_CLOCK = """
+import runpy, sys, time
+now, ahead = time.time, float(sys.argv[1])
+time.time = lambda: now() + ahead
+del sys.argv[:2]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""Runs a script with a time of day that is ahead, for whatever it imports."""
+
+TEXT = "/v1/completions"
+LONG = {"prompt": list(range(100)), "seed": 3, "max_tokens": 200, "ignore_eos": True}
+LONG |= {"return_token_ids": True}
+SLOW = {"max_batch": 8, "seconds": 0.01}
 
 
 class EngineProcess:
-    """One engine; a context manager. Options are those of the script."""
+    """One engine; a context manager. Options are those of the script.
 
-    def __init__(self, environment=(), **options):
-        paths = [str(SCRIPT.parent), os.environ.get("PYTHONPATH", "")]
+    clock: seconds that its time of day is ahead.
+    """
+
+    script = "hash_engine_process.py"
+
+    def __init__(self, environment=(), *, clock=0, **options):
+        paths = [str(FOLDER), os.environ.get("PYTHONPATH", "")]
         self.process = subprocess.Popen(
-            [sys.executable, str(SCRIPT), json.dumps(options)],
+            [
+                sys.executable,
+                *(("-c", WITH_CLOCK, str(clock)) if clock else ()),
+                str(FOLDER / self.script),
+                json.dumps(options),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={
@@ -42,7 +69,7 @@ class EngineProcess:
         """``HOST:PORT``, once it listens."""
         if not self._address:
             self._address = self.process.stdout.readline().decode().strip()
-            assert self._address, "the engine has ended"
+            assert self._address, "the process has ended"
         return self._address
 
     def kill(self):
@@ -68,6 +95,33 @@ class EngineProcess:
         self.process.wait(WAIT_SECONDS)
         self.process.stdin.close()
         self.process.stdout.close()
+
+
+class HeldEngine(HashServer):
+    """One engine in a thread, whose steps a test can hold; a context manager."""
+
+    def make(self):
+        server = super().make()
+        server.port = EnginePort(server, "127.0.0.1:0", None)
+        return server
+
+    @property
+    def address(self):
+        return self.url
+
+    @property
+    def gate(self):
+        return self.engine.runner.gate
+
+
+class FrontEndProcess(EngineProcess, HttpClient):
+    """One front-end, whose address is that of HTTP; a context manager."""
+
+    script = "front_end_process.py"
+
+    @property
+    def url(self):
+        return f"http://{self.address}"
 
 
 class Fleet(HttpClient):
@@ -110,12 +164,12 @@ class Fleet(HttpClient):
 
     def add(self, address):
         """Use another engine, too."""
-        self._loop.call_soon_threadsafe(self.server.add, address)
+        self._loop.call_soon_threadsafe(self.server.membership.use, address)
 
     @property
     def parts(self):
         """Completions that engines compute."""
-        return list(self.client._parts.values())
+        return list(self.client.calls.parts.values())
 
     @property
     def counts(self):
@@ -138,6 +192,30 @@ class Fleet(HttpClient):
         busy = {each["address"] for each in loads if each["open"]}
         (found,) = [each for each in engines if each.address in busy]
         return found
+
+
+def ids_of(lines):
+    datas = [
+        line.removeprefix("data: ") for line in lines if line.startswith("data: {")
+    ]
+    choices = [each for data in datas for each in json.loads(data)["choices"]]
+    return [token for each in choices for token in each.get("token_ids") or ()]
+
+
+def disturbed(fleet, disturb, body=LONG):
+    """Return the tokens of a stream that something happens to after ten events."""
+    lines = []
+    for line in fleet.stream(TEXT, body):
+        lines.append(line)
+        if len(lines) == 10:
+            disturb()
+    return ids_of(lines)
+
+
+def answered(server, body=LONG):
+    status, _, found = server.send("POST", TEXT, body)
+    assert status == 200, found
+    return found["choices"][0]["token_ids"]
 
 
 class Proxy:

@@ -32,7 +32,32 @@ DELTA = {
     "linear_num_value_heads": 4, "linear_key_head_dim": 6, "linear_value_head_dim": 8,
     "partial_rotary_factor": 0.5, "head_dim": 16,
 }  # fmt: skip
+CONVS = {"layer_types": ["conv", "full_attention"] * 2, "block_multiple_of": 16}
+MAMBA = {
+    "mamba_n_heads": 6, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 8,
+}  # fmt: skip
 FIELDS = {
+    "bamba": MAMBA | {"attn_layer_indices": [1, 3]},
+    "falcon_h1": MAMBA | {
+        "mamba_d_ssm": 96, "mamba_rms_norm": True, "attention_in_multiplier": 0.7,
+        "ssm_multipliers": [0.7, 0.8, 0.9, 1.1, 1.2], "mlp_multipliers": [0.8, 1.2],
+    },
+    "nemotron_h": {
+        "hybrid_override_pattern": "M*-E", "head_dim": 12, "mamba_num_heads": 6,
+        "mamba_head_dim": 8, "n_groups": 2, "ssm_state_size": 8,
+        "n_routed_experts": 4, "moe_intermediate_size": 24,
+        "moe_shared_expert_intermediate_size": 16,
+    },
+    "granite_hybrid": MAMBA | {
+        "layer_types": ["mamba", "attention"] * 2, "residual_multiplier": 0.5,
+        "num_local_experts": 4, "num_experts_per_tok": 2,
+        "shared_intermediate_size": 24,
+    },
+    "lfm2": CONVS,
+    "lfm2_moe": CONVS | {
+        "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+        "num_dense_layers": 1,
+    },
     "llama": {"attention_bias": True},
     "mistral": {"sliding_window": 7},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 7},

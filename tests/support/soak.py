@@ -152,6 +152,8 @@ class World:
         )
         if served == "sample_filtered" and self.config.use_kv_cache:
             fields["prompt_logprobs"] = random.choice([None] * 9 + [0, 2])
+            last = random.randrange(len(ids))
+            fields["prompt_logprobs_start"] = random.choice([0, last])
         for _ in range(samples):
             late = self.now + random.randint(1, 200)
             fields["deadline"] = late if random.random() < 0.05 else None
@@ -261,14 +263,15 @@ class World:
     def check_prompt_scores(self, request, reason):
         scores, vocab = request.prompt_token_logprobs, self.limits.vocab
         count = request.prompt_logprobs
-        want = [None]
-        for token in request.prompt[1:] if count is not None else ():
+        first = max(request.prompt_logprobs_start, 1)
+        want = [None] * first
+        for token in request.prompt[first:] if count is not None else ():
             top = [(token + step) % vocab for step in range(min(count, vocab))]
             want.append((token, -token / 4, tuple((near, -near / 4) for near in top)))
         if reason in ("cancelled", "deadline"):
             want = want[: len(scores)]
         assert scores == want
-        self.counts["scored prompt tokens"] += len(scores) - 1
+        self.counts["scored prompt tokens"] += len(scores) - first
 
     def check_scores(self, request):
         scores = [

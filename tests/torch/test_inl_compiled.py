@@ -15,7 +15,7 @@ from functorch.compile import aot_module_simplified, make_boxed_func
 from torch._functorch.compile_utils import fx_graph_cse
 from torch.nn import functional
 
-from inl import inl_dynamics, inl_dynamics_n_steps, inl_dynamics_step
+from inl import inl_dynamics, inl_dynamics_n_steps, inl_dynamics_step, set_backend
 from inl_toolkit.functional.dynamics import WHOLE
 
 DT = 0.1
@@ -164,8 +164,15 @@ def test_gradients_of_rows_in_half_types_are_those_of_float64():
     assert error <= 2**-8 * wanted.abs().max()
 
 
+@pytest.fixture(params=["auto", "torch"])
+def setting(request):
+    set_backend(request.param)
+    yield
+    set_backend("auto")
+
+
 @pytest.mark.parametrize("run", [inl_dynamics_step, inl_dynamics_n_steps])
-def test_the_compiler_sees_one_call(run):
+def test_the_compiler_sees_one_call(run, setting):
     x = torch.randn(2, 4)
     operands = (x, x, x[0], torch.randn(2, 12))
     extra = () if run is inl_dynamics_step else (3,)
@@ -184,7 +191,7 @@ def test_the_compiler_sees_one_call(run):
 
 
 @pytest.mark.parametrize("dynamic", [None, True])
-def test_sizes_and_numbers_may_change(dynamic):
+def test_sizes_and_numbers_may_change(dynamic, setting):
     def run(x, controller, dt, n_steps):
         return inl_dynamics_n_steps(x, x, x[0], controller, n_steps, dt, limit=1.0)
 

@@ -27,11 +27,9 @@ def joined():
     """Make the links of all ranks of a group."""
     made = []
 
-    def join(count, *, seconds=30.0, before=lambda _address: None):
+    def join(count, *, before=lambda _address: None):
         address, reserved = reserve_address()
-        ranks = [
-            Rank(n, count, address, seconds, secret="a" * 64) for n in range(count)
-        ]
+        ranks = [Rank(n, count, address, 300.0, secret="a" * 64) for n in range(count)]
         with reserved, ThreadPoolExecutor(count) as pool:
             first = pool.submit(SocketLink, ranks[0])
             before(address)
@@ -139,11 +137,12 @@ def test_a_listener_that_does_not_know_the_secret_learns_nothing():
         with ThreadPoolExecutor(1) as pool:
             pretending = pool.submit(pretend)
             with pytest.raises(RunnerError, match="does not know the secret"):
-                SocketLink(Rank(1, 2, address, 30.0, secret="a" * 64))
+                SocketLink(Rank(1, 2, address, 300.0, secret="a" * 64))
             assert b"aaaa" not in pretending.result()
 
 
-def test_what_a_rank_has_sent_arrives_after_it_has_left(joined):
+def test_what_a_rank_has_sent_arrives_after_it_has_left(joined, monkeypatch):
+    monkeypatch.setattr(rank_sockets, "CLOSE_SECONDS", 300.0)
     links = joined(2)
     for number in range(20):
         links[0].send(np.full(1 << 16, number), 1)
@@ -171,9 +170,11 @@ def test_a_rank_that_ends_is_named(joined):
 
 
 def test_a_rank_that_does_not_answer_is_named(joined):
-    links = joined(2, seconds=2.0)
-    with pytest.raises(RunnerError, match="rank 0: lost rank 1: no message in 2 s"):
-        links[0].recv(1)
+    link = joined(2)[0]
+    link._rank = link._rank._replace(seconds=0.5)
+    link._sockets[1].settimeout(0.5)
+    with pytest.raises(RunnerError, match=r"rank 0: lost rank 1: no message in 0\.5 s"):
+        link.recv(1)
 
 
 @pytest.mark.parametrize("number", [0, 1])

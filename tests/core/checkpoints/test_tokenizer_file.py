@@ -61,6 +61,13 @@ def read(path):
     return tokenizer_file.load_tokenizer(path.read_bytes(), str(path))
 
 
+def test_a_file_may_begin_with_the_mark_of_utf_8(written):
+    path = written()
+    wanted = read(path).encode("aabaa")
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert read(path).encode("aabaa") == wanted
+
+
 @pytest.mark.parametrize(
     "fields",
     [

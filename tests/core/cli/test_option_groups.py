@@ -86,8 +86,8 @@ def test_server_options_have_the_defaults_of_the_server():
         assert getattr(limits, name) == getattr(server, name)
     storage = StorageOptions()
     for name in (
-        "files", "max_file_bytes", "stored_responses", "stored_response_bytes",
-        "stored_response_seconds",
+        "files", "max_file_bytes", "max_file_bytes_per_key", "stored_responses",
+        "stored_response_bytes", "stored_response_seconds",
     ):  # fmt: skip
         assert getattr(storage, name) == getattr(server, name)
     assert limits.max_body == server.max_body_bytes

@@ -46,6 +46,16 @@ def test_a_text_is_itself(text):
     assert read_prompt(text) == text
 
 
+@pytest.mark.parametrize(
+    ("data", "text"), [("Hé 日".encode(), "Hé 日"), (b"\xe9", "\udce9")]
+)
+def test_an_argument_is_utf_8_in_any_locale(data, text):
+    """Python has escaped the bytes that the locale cannot decode."""
+    word = data.decode("ascii", "surrogateescape")
+    assert read_prompt(word) == text
+    assert read_prompt(f"@@{word}") == f"@{text}"
+
+
 def test_a_file_and_the_escape(tmp_path):
     path = tmp_path / "prompt.txt"
     path.write_bytes(b"\xef\xbb\xbfone\r\ntwo\r\n")

@@ -128,10 +128,26 @@ def test_each_way_to_ask_is_served(pair, alone):
     assert near.remote_prefill.counts["done"] == 5
 
 
-def test_a_cancelled_request_does_not_wait(pair):
+def held(near, monkeypatch):
+    """Let tickets of an engine wait; returns the event that lets them go."""
+    may_go = threading.Event()
+    outcome = near.remote_prefill._outcome
+
+    def slow(handle, address):
+        assert may_go.wait(300)
+        return outcome(handle, address)
+
+    monkeypatch.setattr(near.remote_prefill, "_outcome", slow)
+    return may_go
+
+
+def test_a_cancelled_request_does_not_wait(pair, monkeypatch):
+    """Its ticket has no outcome before it has been cancelled."""
     _, near = pair()
+    may_go = held(near, monkeypatch)
     handle = near.start(PROMPT, listener=None, **OPTIONS)
     handle.cancel()
+    may_go.set()
     assert handle.result().finish_reason == "cancelled"
     assert len(near.generate(PROMPT, **OPTIONS).token_ids) == 6
 
@@ -145,14 +161,7 @@ def test_short_prompts_are_computed_here(pair):
 def test_short_prompts_do_not_wait_for_tickets_of_long_ones(pair, monkeypatch):
     """The threads of all tickets are busy until the short prompt has its text."""
     _, near = pair()
-    may_go = threading.Event()
-    outcome = near.remote_prefill._outcome
-
-    def slow(handle, address):
-        assert may_go.wait(300)
-        return outcome(handle, address)
-
-    monkeypatch.setattr(near.remote_prefill, "_outcome", slow)
+    may_go = held(near, monkeypatch)
     count = remote_prefill.THREADS
     long = [
         near.start([each, *PROMPT], listener=None, max_tokens=1)

@@ -11,6 +11,7 @@ import pytest
 
 from inl.errors import RequestError
 from inl.scheduling.request import Status
+from inl.spec.message_header import SCORED, header
 from inl.testing.tiny import plain_logits
 
 PROMPT = [each % 251 for each in range(3, 33)]
@@ -144,11 +145,73 @@ def test_prompt_logprobs_are_those_of_an_uncached_computation(
     assert bool(engine.stats.preemptions) == ("cache_bytes" in settings)
 
 
-def check(tiny_made, prompt, found):
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"token_budget": 5}, {"prefix_cache": False},
+     {"cache_bytes": 5 * 2 * 2 * 8 * 16 * 2 * 4, "context": 48}],
+    ids=["batched", "chunked", "no prefix cache", "preempted"],
+)  # fmt: skip
+def test_prompts_are_scored_from_a_token_on(engines, tiny_made, settings):
+    """Also where the tokens before are cached, and where blocks end beside it."""
+    engine = engines(**settings)
+    rng = np.random.default_rng(4)
+    prompts = [[int(each) for each in rng.integers(0, 256, 21)] for _ in range(8)]
+    starts = [0, 1, 2, 15, 16, 17, 18, 20]
+    options = {"prompt_logprobs": 3, "ignore_eos": True}
+    for tokens in (25, 0, 25):
+        handles = [
+            engine.submit(
+                prompt, max_tokens=tokens, prompt_logprobs_start=start, **options
+            )
+            for prompt, start in zip(prompts, starts, strict=True)
+        ]
+        for prompt, start, handle in zip(prompts, starts, handles, strict=True):
+            done = handle.result()
+            assert len(done.token_ids) == tokens
+            check(tiny_made, prompt, done.prompt_logprobs, start)
+    plain = engine.generate(prompts, max_tokens=25, ignore_eos=True)
+    scored = [each.completion().token_ids for each in handles]
+    assert [each.token_ids for each in plain] == scored
+    assert bool(engine.stats.preemptions) == ("cache_bytes" in settings)
+
+
+def test_only_tokens_from_the_start_are_scored(engines):
+    """The steps of a prompt, and those of one whose beginning is cached."""
+    engine = engines()
+    engine.generate([int(each) for each in range(60)], max_tokens=1)
+    kinds = []
+    submit = engine.core.runner.submit
+
+    def watched(frame):
+        head = header(frame)
+        if head.used_tokens:  # no admission or release
+            kinds.append((bool(head.flags & SCORED), head.used_tokens))
+        submit(frame)
+
+    engine.core.runner.submit = watched
+    prompt = [int(each) for each in range(100, 160)]
+    options = {"prompt_logprobs": 0, "prompt_logprobs_start": 50, "max_tokens": 0}
+    engine.generate(prompt, **options)
+    assert kinds == [(False, 49), (True, 10)]
+    kinds.clear()
+    engine.generate(prompt, **options)
+    assert kinds == [(False, 1), (True, 10)]
+
+
+@pytest.mark.parametrize("start", [-1, 3, 2**40, 0.5, "1", None])
+def test_the_first_scored_token_is_one_of_the_prompt(hashed, drained, start):
+    engine = hashed()
+    with pytest.raises(RequestError, match="prompt_logprobs_start"):
+        engine.generate([1, 2, 3], prompt_logprobs=0, prompt_logprobs_start=start)
+    assert drained(engine)
+
+
+def check(tiny_made, prompt, found, start=1):
     logits = plain_logits(*tiny_made, prompt)
-    assert found[0] is None
+    start = max(start, 1)
+    assert found[:start] == (None,) * start
     assert len(found) == len(prompt)
-    for position, scores in enumerate(found[1:]):
+    for position, scores in enumerate(found[start:], start - 1):
         row = logits[position]
         exact = row - row.max() - math.log(np.exp(row - row.max()).sum())
         assert scores.token == prompt[position + 1]

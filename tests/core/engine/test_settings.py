@@ -102,6 +102,7 @@ OPTIONS = {
     "structured": (None, {"choice": 3}),
     "n": (1, 2),
     "prompt_logprobs": (None, 1),
+    "prompt_logprobs_start": (0, 2),
     "key": ("", 3),
     "priority": (0, 101),
     "deadline": (None, 1.0),
@@ -116,6 +117,7 @@ WITH = {
     "ignore_eos": {"logit_bias": {7: 1e9}},
     "min_tokens": {"logit_bias": {7: 1e9}},
     "presence_penalty": {"repetition_penalty": 1.0},
+    "prompt_logprobs_start": {"prompt_logprobs": 0},
 }  # fmt: skip
 """Further options that an option needs to have an effect; 7 is the end token."""
 

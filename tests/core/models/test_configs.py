@@ -5,7 +5,23 @@ from __future__ import annotations
 import pytest
 
 from inl.errors import CheckpointError
-from inl.models import gemma2, gemma3, gemma4, llama, mistral, olmo2, phi3, qwen2, qwen3
+from inl.models import (
+    bamba,
+    falcon_h1,
+    gemma2,
+    gemma3,
+    gemma4,
+    granite_hybrid,
+    lfm2,
+    lfm2_moe,
+    llama,
+    mistral,
+    nemotron_h,
+    olmo2,
+    phi3,
+    qwen2,
+    qwen3,
+)
 from inl.models.views import View
 from inl.ops.rope import RopeScaling
 from inl.spec.cache import Paged
@@ -93,7 +109,47 @@ def yarn(**fields):
     return {"rope_scaling": {"rope_type": "yarn", **given}}
 
 
+MAMBA = {"mamba_n_heads": 6, "mamba_d_state": 8, "layer_types": ["mamba", FULL] * 2}
+ATTENDING = {"attn_layer_indices": [1], "mamba_n_heads": 6}
 REFUSED = [
+    (lfm2, {"layer_types": ["conv"] * 4}, ["'layer_types'", "no full_attention"]),
+    (lfm2, {"layer_types": ["mamba"] * 4}, ["'layer_types'", "mamba", "conv"]),
+    (lfm2, {"full_attn_idxs": "all"}, ["'full_attn_idxs'", "'all'", "layer numbers"]),
+    (lfm2, {"conv_L_cache": 1}, ["'conv_L_cache'", "1", "2 or more"]),
+    (lfm2_moe, {}, ["'layer_types'", "None", "list of 4"]),
+    (bamba, {"mamba_n_heads": 6}, ["'attn_layer_indices'", "no full_attention"]),
+    (
+        bamba,
+        ATTENDING | {"mamba_proj_bias": True},
+        ["'mamba_proj_bias'", "true", "false"],
+    ),
+    (bamba, ATTENDING | {"mamba_d_head": 15}, ["'mamba_d_head'", "15", "16"]),
+    (
+        granite_hybrid,
+        MAMBA | {"time_step_limit": [0.0, 0.5]},
+        ["'time_step_limit'", "0.5", "Infinity"],
+    ),
+    (
+        granite_hybrid,
+        MAMBA | {"mamba_n_heads": 5},
+        ["'mamba_n_heads'", "5", "a divisor of 96"],
+    ),
+    (
+        falcon_h1,
+        {"mamba_n_heads": 8, "mlp_multipliers": [1.0]},
+        ["'mlp_multipliers'", "[1.0]", "2 numbers"],
+    ),
+    (nemotron_h, {}, ["'hybrid_override_pattern'", "linear_attention"]),
+    (
+        nemotron_h,
+        {"hybrid_override_pattern": "M*x"},
+        ["'hybrid_override_pattern'", "'x'", "full_attention"],
+    ),
+    (
+        nemotron_h,
+        {"hybrid_override_pattern": "M*", "use_bias": True},
+        ["'use_bias'", "true", "false"],
+    ),
     (llama, {"rope_scaling": {"type": "mrope"}}, ["rope_type", "'mrope'", "yarn"]),
     (llama, {"rope_scaling": {"type": "linear"}}, ["rope_scaling.factor", "missing"]),
     (llama, yarn(factor="long"), ["'factor'", "'long'", "number"]),

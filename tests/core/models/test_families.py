@@ -27,7 +27,10 @@ from inl.testing.traffic import Traffic, play
 DEVICE = Device("reference:0")
 NAMES = sorted({module for _, _, module in FAMILIES})
 STEPS = 30
-RECURRENT = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
+RECURRENT = (
+    "qwen3_next", "qwen3_5", "qwen3_5_moe", "lfm2", "lfm2_moe", "bamba", "falcon_h1",
+    "granite_hybrid", "nemotron_h",
+)  # fmt: skip
 WIDE_NORMS = ("olmo2", "olmo3", "olmoe", "minimax_m2")
 ONE_RANK = (
     *WIDE_NORMS, "deepseek_v2", "deepseek_v3", "glm4_moe_lite", *RECURRENT
@@ -88,7 +91,8 @@ def test_a_model_runs_on_strict_arrays(name, random_checkpoint):
 
 
 @pytest.mark.parametrize(
-    "name", mostly_full(["mistral", "qwen3_next", "gemma3", "gemma4"])
+    "name",
+    mostly_full(["mistral", "qwen3_next", "gemma3", "gemma4", "lfm2", "nemotron_h"]),
 )
 def test_answers_do_not_depend_on_batching(name, random_checkpoint, byte_tokenizer):
     """Prefix cache, preemption and chunks against recomputing each answer."""
@@ -120,8 +124,8 @@ def test_answers_do_not_depend_on_batching(name, random_checkpoint, byte_tokeniz
     cached, hits, _ = answers(max_batch=4, token_budget=16)
     assert cached == plain
     # Blocks do not hold recurrent state, so that none are shared.
-    assert hits > len(shared) or (name == "qwen3_next" and not hits)
-    count = 9 if name == "qwen3_next" else 8
+    assert hits > len(shared) or (name in RECURRENT and not hits)
+    count = 9 if name in RECURRENT else 8
     tight, _, lost = answers(max_batch=4, cache_bytes=count * per_block)
     assert tight == plain
     # With a window in every layer, blocks are freed before the pool runs out.

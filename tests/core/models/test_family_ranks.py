@@ -19,16 +19,19 @@ from rank_engines import over
 NAMES = sorted({module for _, _, module in FAMILIES})
 IDS = [3, 17, 60, 2, 41, 41, 9, 77, 94, 30]
 CONFIG = EngineConfig(backend="reference", dtype="float64", max_batch=4, context=32)
-LATENT, WHOLE, RECURRENT = (
+LATENT, WHOLE, RECURRENT, MAMBA = (
     "found 1 key-value heads for 2 ranks",
     "normalizes all heads together, accepted: 1 rank",
     "recurrent state conv.0: found 2 ranks",
+    "recurrent state mamba.0.value: found 2 ranks",
 )
 REFUSED = {
     "deepseek_v2": LATENT, "deepseek_v3": LATENT, "glm4_moe_lite": LATENT,
     "olmo2": WHOLE, "olmo3": WHOLE,
     "olmoe": WHOLE, "minimax_m2": WHOLE,
     "qwen3_5": RECURRENT, "qwen3_5_moe": RECURRENT, "qwen3_next": RECURRENT,
+    "lfm2": RECURRENT, "lfm2_moe": RECURRENT, "granite_hybrid": MAMBA,
+    "bamba": MAMBA, "falcon_h1": MAMBA, "nemotron_h": MAMBA,
 }  # fmt: skip
 
 

@@ -207,9 +207,10 @@ def test_a_stopped_worker_is_lost(serve, small):
     runner = serve()
     runner.submit(admission(small()))
     os.kill(runner.pid, signal.SIGSTOP)
-    runner.submit(step(1))
-    with pytest.raises(WorkerLost, match="was stopped by a signal while computing st"):
-        runner.collect()
+    # The call that notices it may be either.
+    how = "was stopped by a signal while (computing step 1|waiting for a step)"
+    with pytest.raises(WorkerLost, match=how):
+        compute(runner, step(1))
 
 
 def test_ranks_meet_where_rank_0_has_joined_from(places, monkeypatch, tmp_path):
@@ -339,13 +340,13 @@ def test_a_worker_that_joins(serve, by_hand, address, small, answer_of, monkeypa
     assert runner.pid == child.process.pid
     assert runner.where == f"worker 0 of {address}"
     assert answer(runner) == answer_of(Request(range(10), max_tokens=9), small())
-    assert wrong.process.wait(60) == 2
+    assert wrong.process.wait(300) == 2
     assert "ProtocolError: engine 127" in wrong.log_tail
     late = by_hand()
-    assert late.process.wait(60) == 2
+    assert late.process.wait(300) == 2
     assert f"seat 0 is taken by process {runner.pid}" in late.log_tail
     runner.close()
-    assert child.process.wait(60) == 0
+    assert child.process.wait(300) == 0
 
 
 def test_a_worker_that_joins_in_place_of_a_lost_one(

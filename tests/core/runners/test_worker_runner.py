@@ -34,6 +34,7 @@ from inl.scheduling.request import Request
 from inl.spec.message import MASKED, Row, admit_frame, release_frame, step_frame
 from inl.spec.step import Bucket
 from inl.testing.hash_runner import HashRunner
+from inl.workers import process
 from waiting import is_running, until
 
 
@@ -427,7 +428,9 @@ def test_a_stuck_step_is_a_loss_after_the_time_that_was_given(serve, small):
         runner.collect()
 
 
-def test_a_stopped_process_is_given_up_too(serve, small):
+def test_a_stopped_process_is_given_up_too(serve, small, monkeypatch):
+    """Also where the system does not tell that it is stopped."""
+    monkeypatch.setattr(process, "is_stopped", lambda _: False)
     runner = serve()
     runner.silent_seconds = 0.3
     runner.submit(admission(small()))

@@ -60,12 +60,12 @@ def relay(address, change=lambda sock: sock):
         while True:
             try:
                 near, _ = server.accept()
-                near.settimeout(30)
+                near.settimeout(300)
                 near = change(near)
             except OSError:
                 return
             far = socket.create_connection(settings.parse_address(address))
-            far.settimeout(30)
+            far.settimeout(300)
             if change is not None and hasattr(near, "getpeercert"):
                 far, _ = encryption.encrypt(far, time.monotonic() + 300)
             sockets.extend((near, far))

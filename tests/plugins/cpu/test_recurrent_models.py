@@ -15,7 +15,7 @@ from inl.runners.local_runner import start_runner
 from plain_byte_tokens import plain_bytes_as_tokens
 from random_families import random_family
 
-NAMES = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
+NAMES = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "lfm2")
 LENGTHS = (41, 3, 60, 17, 1)
 
 

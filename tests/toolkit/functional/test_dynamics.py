@@ -203,7 +203,8 @@ def test_a_device_name_is_not_a_framework():
         set_backend("cuda")
 
 
-def test_a_framework_that_is_not_installed_is_an_instruction(monkeypatch):
+def test_a_framework_that_is_not_installed_is_an_instruction(monkeypatch, auto):
+    monkeypatch.setattr("inl_toolkit.functional.dynamics._functions", {})
     monkeypatch.setitem(sys.modules, "inl_torch", None)
     monkeypatch.setitem(sys.modules, "inl_torch.functional", None)
     with pytest.raises(MissingPackage, match=r"pip install .*inl-torch"):

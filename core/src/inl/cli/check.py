@@ -124,7 +124,7 @@ def _read_gaps(path: Path) -> dict[str, str]:
     Raises :class:`RequestError` if the file cannot be read or is none of such a table.
     """
     try:
-        table = tomllib.loads(path.read_text("utf-8")).get("gaps")
+        table = tomllib.loads(path.read_text("utf-8-sig")).get("gaps")
     except (OSError, ValueError) as error:
         raise RequestError(f"{path}: {error}") from None
     if not isinstance(table, dict) or not all(

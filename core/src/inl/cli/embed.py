@@ -78,7 +78,7 @@ def _texts(word: str) -> Iterator[str]:
         content = sys.stdin.read()
     else:
         try:
-            content = Path(word[1:]).read_text("utf-8")
+            content = Path(word[1:]).read_text("utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise RequestError(f"{word}: {error}, accepted: a text file") from error
     yield from (line for line in content.splitlines() if line.strip())

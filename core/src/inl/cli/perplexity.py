@@ -94,7 +94,7 @@ def run(
 
 def _read(file: Path) -> str:
     try:
-        return file.read_text("utf-8")
+        return file.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"{file}: {error}, accepted: a text file") from error
 

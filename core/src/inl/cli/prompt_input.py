@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import codecs
+import os
+import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -12,6 +15,9 @@ from inl.errors import InvalidJson, RequestError
 
 MAX_BYTES = 32 << 20
 """Most bytes of a text; the same as the server's default for a request body."""
+ESCAPED = re.compile("[\udc80-\udcff]")
+"""Bytes of arguments and paths that the locale cannot decode."""
+
 ACCEPTED = "accepted: PROMPT, @FILE, or - for standard input"
 
 
@@ -31,9 +37,9 @@ def read_prompt(prompt: str | None) -> str:
             raise RequestError(f"PROMPT: standard input is empty; {ACCEPTED}")
         return text
     if prompt.startswith("@@"):
-        return prompt[1:]
+        return text_of(prompt[1:])
     if not prompt.startswith("@"):
-        return prompt
+        return text_of(prompt)
     name = prompt[1:]
     try:
         with Path(name).expanduser().open("rb") as file:
@@ -44,6 +50,18 @@ def read_prompt(prompt: str | None) -> str:
             f"{prompt:.200}: cannot be read: {reason}; {ACCEPTED}; "
             "@@ begins a text with @"
         ) from error
+
+
+def text_of(word: str) -> str:
+    """Return the text of an argument, also where the locale has only ASCII.
+
+    Bytes that are no UTF-8 stay what Python makes of them, which no output has.
+    """
+    if not ESCAPED.search(word):
+        return word
+    with suppress(UnicodeError):
+        return os.fsencode(word).decode()
+    return word
 
 
 def decode(data: bytes, where: str) -> str:

@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 
 MODULE = "inl.cli.serve_replica"
 
+FIXED = (
+    "address: found none; with --kv-events, whose addresses are those of --replicas, "
+    "engines can be restarted only"
+)
+"""Why no further engine can be started."""
+
 
 class Mode(Enum):
     """What a command serves."""
@@ -50,6 +56,7 @@ def fleet_mode(
     given = {
         "--engine-only": options.engine_only,
         "--replica": bool(options.replica),
+        "--replica-file": options.replica_file is not None,
         "--replicas": options.replicas is not None,
     }
     names = [name for name, is_given in given.items() if is_given]
@@ -76,11 +83,14 @@ def check_replicas(options: ReplicaOptions, *, has_model: bool) -> None:
     """Raise :class:`~inl.errors.RequestError` for options that do not fit."""
     if options.router is not None and not options.is_fleet:
         raise RequestError(
-            "--router: found no --replica and no --replicas, whose engines it chooses"
+            "--router: found no --replica, --replica-file or --replicas, whose "
+            "engines it chooses"
         )
+    if options.replica and options.replica_file is not None:
+        raise RequestError("--replica-file: found it with --replica; accepts one")
     if options.replicas is None:
         return
-    if not has_model and options.replica:
+    if not has_model and (options.replica or options.replica_file):
         raise RequestError("--replicas: found no MODEL, which the engines load")
     if sys.platform == "win32":
         raise RequestError(
@@ -114,10 +124,20 @@ def make_fleet(
     """Return the server of a fleet, which starts its own engines when it serves."""
     from inl.cli.plugin_router import make_plugin_router
     from inl.fleet.local_engines import LocalEngines
+    from inl.fleet.replica_file import ReplicaFile
     from inl.fleet.server import FleetServer
 
     policy = None if options.router is None else make_plugin_router(options.router)
-    local = None
+    local = file = None
+    if options.replica_file is not None:
+        file = ReplicaFile(options.replica_file, config.drain_seconds)
+        try:
+            file.read()
+        except OSError as error:
+            raise RequestError(
+                f"--replica-file {options.replica_file}: {error.strerror}; accepted: "
+                "a file with HOST:PORT a line"
+            ) from error
     if options.replicas is not None:
         # The front-end checks keys and counts those of all engines together.
         inner = replace(config, api_keys=(), admin_keys=(), max_per_key=None)
@@ -129,7 +149,8 @@ def make_fleet(
             }
             for index, device in enumerate(_devices(engine.backend, options.replicas))
         ]
-        local = LocalEngines(MODULE, settings, config.drain_seconds)
+        fixed = "" if config.kv_events is None else FIXED
+        local = LocalEngines(MODULE, settings, config.drain_seconds, fixed)
     return FleetServer(
         options.replica or (),
         config,
@@ -138,6 +159,7 @@ def make_fleet(
         place=model,
         local=local,
         policy=policy,
+        file=file,
     )
 
 

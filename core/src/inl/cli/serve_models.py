@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from inl.checkpoints.hub.resolve import DEFAULT_NAME, resolve_model
 from inl.cli.progress import loading_bar
+from inl.cli.prompt_input import text_of
 from inl.device import DeviceType
 from inl.errors import RequestError
 from inl.plugin import choose_device
@@ -55,7 +56,12 @@ def named_models(
         if not sign or not alias or "/" in alias or Path(other).exists():
             alias, place = _default_name(other), other
         named.append((alias, place))
-    return named
+    return [(_printable(alias), place) for alias, place in named]
+
+
+def _printable(name: str) -> str:
+    """Return a name as text that responses can have; a path may have any bytes."""
+    return text_of(name).encode("utf-8", "replace").decode()
 
 
 def _default_name(model: str | None) -> str:
@@ -78,10 +84,15 @@ def make_server(
 
     check_place(engine)
     max_batch = engine.max_batch or served_batch(engine.backend)
-    settings = engine_config(engine, config, max_batch)
+    # The server loads adapters itself, again without those whose files are gone.
+    settings = replace(
+        engine_config(engine, config, max_batch),
+        adapters=None,
+        max_adapters=engine.adapter_slots or None,
+    )
     has_bar = len(models) == 1
     traces = _trace_files(engine.trace)
-    adapters = tuple(engine.adapters or ())
+    adapters = engine.adapters or {}
     if adapters and len(models) > 1:
         raise RequestError(
             f"--adapter: found {len(adapters)} beside {len(models)} models, accepts "

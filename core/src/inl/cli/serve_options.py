@@ -58,6 +58,14 @@ class ReplicaOptions:
             help="Engine that inl serve --engine-only has started; can be repeated.",
         ),
     ] = None
+    replica_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help="Engines, one HOST:PORT a line, that the server follows while it "
+            "runs; several servers can share it.",
+        ),
+    ] = None
     secret_file: Annotated[
         Path | None,
         typer.Option(
@@ -77,7 +85,7 @@ class ReplicaOptions:
     @property
     def is_fleet(self) -> bool:
         """Whether engines of other processes answer."""
-        return bool(self.replica or self.replicas)
+        return bool(self.replica or self.replicas or self.replica_file)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,6 +239,14 @@ class StorageOptions:
     max_file_bytes: Annotated[
         int, typer.Option(help="Bytes of all files of --files together.", min=1)
     ] = 1 << 30
+    max_file_bytes_per_key: Annotated[
+        int | None,
+        typer.Option(
+            help="Bytes of the files of one key together. [default: an equal part of "
+            "--max-file-bytes for each key]",
+            min=1,
+        ),
+    ] = None
     stored_responses: Annotated[
         int,
         typer.Option(
@@ -325,6 +341,7 @@ def server_config(
         idle_unload=limits.idle_unload,
         files=storage.files,
         max_file_bytes=storage.max_file_bytes,
+        max_file_bytes_per_key=storage.max_file_bytes_per_key,
         stored_responses=storage.stored_responses,
         stored_response_bytes=storage.stored_response_bytes,
         stored_response_seconds=storage.stored_response_seconds,

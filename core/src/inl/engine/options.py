@@ -97,8 +97,11 @@ class GenerationOptions(TypedDict, total=False):
     of a request with the seed ``seed + i``. Default: 1."""
     prompt_logprobs: int | None
     """Report the log-probability of each prompt token but the first, and of this many
-    most likely tokens, 0 to 20. The prompt is then computed one token per step.
-    Default: ``None``, no log-probabilities."""
+    most likely tokens, 0 to 20. Default: ``None``, no log-probabilities."""
+    prompt_logprobs_start: int
+    """The first prompt token of those for ``prompt_logprobs``. Tokens before it have
+    none, may come from the prefix cache, and cost what they cost without. Default: 0.
+    """
     key: str
     """Whose request it is, such as the hash of an API key: keys with waiting requests
     get equal shares of the computed tokens. Default: ``""``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -102,6 +103,11 @@ class Call:
             options, 1, given.structure, given.request, list(output), seconds,
             given.transcript, part.position,
         )  # fmt: skip
+
+    def seconds_left(self) -> float | None:
+        """Return the seconds until its deadline, which is a time of this clock."""
+        deadline = self.submit.options.get("deadline")
+        return None if deadline is None else max(deadline - time.time(), 0.001)
 
 
 def _timeless(options: dict[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 import ssl
+import time
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
@@ -46,6 +47,9 @@ They are counted, not timed: an engine is not to blame if this process was stopp
 LOST_BEATS = 150
 """Beats without a byte after which its link is closed and opened again."""
 
+CLOCK_SECONDS = 5.0
+"""Difference of an engine's clock to this host's from which on the log names it."""
+
 CONNECT_SECONDS = 5.0
 FIRST_RETRY_SECONDS, MOST_RETRY_SECONDS = 0.1, 2.0
 REFUSED_RETRY_SECONDS = 5.0
@@ -66,7 +70,8 @@ class State(Enum):
     SILENT = "silent"
     """It answers nothing, but may again."""
     DRAINING = "draining"
-    """It finishes its open requests and gets no other ones."""
+    """It finishes its open requests and gets no other ones: it stops, or operators
+    have said so."""
 
 
 class Engines(Protocol):
@@ -99,6 +104,8 @@ class EngineLink:
         self.device = self.name = ""
         self.places = 0
         """Requests that it computes at the same time."""
+        self.clock_seconds = 0.0
+        """Time of day there, less that of here."""
         self.number = -1
         """Of this connection, for the router; each has another one."""
         self._engines = engines
@@ -109,6 +116,8 @@ class EngineLink:
         self._theirs: Hello | None = None
         self.is_draining = False
         """Whether it has said that it stops."""
+        self.is_held = False
+        """Whether operators let it get no requests."""
         self.is_warming = False
         """Whether it computes recent prompts and gets no requests yet."""
         self._is_open = False
@@ -185,6 +194,8 @@ class EngineLink:
             self._set(State.SILENT, problem)
         elif self.is_draining:
             self._set(State.DRAINING, "is stopping")
+        elif self.is_held:
+            self._set(State.DRAINING, "is drained by an operator")
         elif self.is_warming:
             self._set(State.WARMING, "computes recent prompts first")
         else:
@@ -233,7 +244,19 @@ class EngineLink:
             return
         self._is_open, self.is_draining, self._problem = True, False, ""
         log.info("engine %s: connected, on %s", self.address, self.device)
+        self.clock_seconds = described.time - time.time() if described.time else 0.0
+        if abs(self.clock_seconds) >= CLOCK_SECONDS:
+            log.warning(
+                "engine %s: its clock differs by %+.0f s; requests end in time, the "
+                "times of its log are other ones", self.address, self.clock_seconds,
+            )  # fmt: skip
         self._judge("")
+
+    def hold(self, *, is_held: bool) -> None:
+        """Give it no requests, or give it some again."""
+        self.is_held = is_held
+        if self.state in (State.READY, State.WARMING, State.DRAINING):
+            self._judge("")
 
     def warmed(self) -> None:
         """Give it requests from now on, if it was warming up."""

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import secrets
 import socket
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -213,6 +214,7 @@ class EnginePort:
             dict(engine.sampling_defaults),
             sorted(engine.core.config.eos_ids),
             self.name,
+            time.time(),
         )
 
     def problem(self) -> str | None:

@@ -70,6 +70,11 @@ class FleetMetrics:
             "90th percentile of an engine by the usual one, if it is slow, else 1.",
             ["address"],
         )  # fmt: skip
+        self._clock = metrics.family(
+            Gauge, "fleet_clock_seconds",
+            "Time of day of an engine when it connected, less that of the front-end.",
+            ["address"],
+        )  # fmt: skip
         self._client = client
 
     def _gauge(self, name: str, text: str, read: object) -> None:
@@ -78,11 +83,12 @@ class FleetMetrics:
 
     def text(self) -> bytes:
         """Return the exposition format of Prometheus."""
-        for load in self._client.engine_loads():
+        for load in self._client.members.engine_loads():
             address = load["address"]
             self._open.labels(address=address).set(load["open"])
             self._seconds.labels(address=address).set(load["seconds_per_token"])
             self._slowness.labels(address=address).set(load["slowness"])
+            self._clock.labels(address=address).set(load["clock_seconds"])
         return self._metrics.text()
 
 

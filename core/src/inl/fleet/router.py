@@ -70,6 +70,10 @@ class Load:
     """90th percentile of the last samples; 0 before there are enough of them."""
     slowness: float = 1.0
     """Times that it takes of a usual replica, if it is slow."""
+    prompt_tokens: int = 0
+    """Total of the prompts that it has computed."""
+    cached_tokens: int = 0
+    """Of these, what its cache had."""
 
 
 @dataclass(slots=True, eq=False)
@@ -259,6 +263,8 @@ class Router:
         self.predicted_tokens += assignment.cached_tokens
         self.cached_tokens += cached_tokens
         self.prompt_tokens += assignment.tokens
+        load.cached_tokens += cached_tokens
+        load.prompt_tokens += assignment.tokens
 
     def _start(self, load: Load, assignment: Assignment) -> None:
         del load.pending[assignment]

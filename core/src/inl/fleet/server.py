@@ -15,10 +15,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import inl
+from inl.fleet.admin import FleetAdmin
 from inl.fleet.client import FleetClient
-from inl.fleet.engine_link import EngineLink
+from inl.fleet.membership import Membership
 from inl.fleet.metrics import FleetMetrics
 from inl.serve.api_error import model_not_found
+from inl.serve.app import ERROR_HANDLERS
 from inl.serve.frontends.main import make_frontend_app
 from inl.serve.frontends.remote import RemoteModels
 from inl.serve.http_server import HttpServer, listen
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
     from inl.fleet.local_engines import LocalEngines
     from inl.fleet.plugin_router import GuardedPolicy
+    from inl.fleet.replica_file import ReplicaFile
     from inl.serve.gate import Gate
     from inl.serve.settings import ServerConfig
 
@@ -44,7 +47,7 @@ class FleetServer:
     addresses: of engines that were started elsewhere. secret: that they know. name,
     place: of the model in requests, and where its tokenizer is; by default as the first
     engine says. local: engines to start, if there are any. policy: of a plugin, which
-    chooses engines.
+    chooses engines. file: names further engines.
     """
 
     def __init__(
@@ -57,12 +60,16 @@ class FleetServer:
         place: str | None = None,
         local: LocalEngines | None = None,
         policy: GuardedPolicy | None = None,
+        file: ReplicaFile | None = None,
     ) -> None:
         self.config = config
         self._responses = response_store(config)
         self.client = FleetClient(config, self._responses, policy)
-        self._local = local
-        self._addresses, self._secret = list(addresses), secret
+        self._local, self._file = local, file
+        self._addresses = list(dict.fromkeys(addresses))
+        self.membership = Membership(
+            self.client, secret, config.drain_seconds, local, file
+        )
         self._name, self._place = name, place
         self._http: HttpServer | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -102,16 +109,20 @@ class FleetServer:
     @asynccontextmanager
     async def _running_engines(self) -> AsyncIterator[None]:
         tasks = self._tasks
-        tasks.append(asyncio.create_task(self.client.watch()))
+        tasks.append(asyncio.create_task(self.client.members.watch()))
         try:
             for address in self._addresses:
-                self.add(address)
+                self.membership.use(address)
             if self._local is not None:
                 tasks.append(asyncio.create_task(self._local.run()))
                 for address in self._local.addresses:
-                    self.add(address, self._local.secret)
+                    self.membership.use(address)
+            if self._file is not None:
+                self.membership.apply(self._file.read())
+            tasks.append(asyncio.create_task(self.membership.watch()))
             yield
         finally:
+            await self.membership.close()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -121,12 +132,6 @@ class FleetServer:
         for task in self._tasks:
             if task.done():
                 task.result()
-
-    def add(self, address: str, secret: bytes | None = None) -> None:
-        """Use another engine; secret: by default that of all engines."""
-        engine = EngineLink(address, secret or self._secret, self.client)
-        self.client.engines.append(engine)
-        self._tasks.append(asyncio.create_task(engine.run()))
 
     async def _application(self) -> Gate | None:
         """Return the application once an engine is ready; ``None`` if it stops."""
@@ -143,6 +148,8 @@ class FleetServer:
         finally:
             ready.cancel()
             stopping.cancel()
+        if self._local is not None:
+            self._local.is_started = True
         return make_frontend_app(models, self.client, self.config)
 
     async def _serve(self, app: Gate, started: Callable[[str], None]) -> None:
@@ -154,22 +161,24 @@ class FleetServer:
     async def _until_ready(self) -> RemoteModels:
         """Wait for an engine, and open the tokenizer of its model."""
         client = self.client
-        while client.described is None:
-            await client.until_changed()
-        (settings,) = client.described.models
+        members = client.members
+        while members.described is None:
+            await members.until_changed()
+        (settings,) = members.described.models
         if self._name is not None:
             settings.name = self._name
         if self._place is not None:
             settings.place = self._place
-        settings.context = client.described.context
+        settings.context = members.described.context
         client.names = dict.fromkeys((settings.name, *settings.adapters), 0)
         models = RemoteModels([settings], client)
         await models.default.opened()
         self.description = f"{settings.name} of {len(client.engines)} engines"
-        client.app = self._operations()
-        paths = [getattr(route, "path", "") for route in client.app.routes]
-        client.own = {path for path in paths if "{" not in path}
-        client.own_under = tuple(
+        questions = client.questions
+        app = questions.app = self._operations()
+        paths = [getattr(route, "path", "") for route in app.routes]
+        questions.own = {path for path in paths if "{" not in path}
+        questions.own_under = tuple(
             path.partition("{")[0] for path in paths if "{" in path
         )
         return models
@@ -200,7 +209,9 @@ class FleetServer:
         ]
         if self._responses is not None:
             routes += stored_routes(self._responses)
-        return Starlette(routes=routes)
+        if self.config.admin_keys:
+            routes += FleetAdmin(self.membership).routes()
+        return Starlette(routes=routes, exception_handlers=ERROR_HANDLERS)
 
     async def _health(self, _: Request) -> Response:
         return json_response({"status": "ok"})
@@ -212,7 +223,7 @@ class FleetServer:
         """
         if self._is_draining:
             return json_response({"status": "draining"}, 503)
-        if (reason := self.client.problem()) is not None:
+        if (reason := self.client.members.problem()) is not None:
             return json_response({"status": "not ready", "reason": reason}, 503)
         return json_response({"status": "ready"})
 
@@ -222,6 +233,7 @@ class FleetServer:
     async def _load(self, _: Request) -> Response:
         """Return what the fleet does now."""
         client, admission = self.client, self.client.admission
+        described = client.members.described
         body = {
             "server_load": admission.open,
             "running": admission.open - admission.waiting,
@@ -229,9 +241,9 @@ class FleetServer:
             "queued_tokens": admission.queued_tokens,
             "rejected": admission.rejected,
             "drain_rate": admission.drain_rate,
-            "context": client.described and client.described.context,
+            "context": described and described.context,
             "continued": client.counts["continued"],
-            "replicas": client.engine_loads(),
+            "replicas": self.membership.rows(),
         }
         return json_response(body)
 
@@ -251,7 +263,7 @@ class FleetServer:
         return json_response(self._body(name))
 
     def _body(self, name: str) -> dict[str, Any]:
-        described = self.client.described
+        described = self.client.members.described
         assert described is not None, "before requests are accepted"
         own = next(iter(self.client.names))
         return {
@@ -261,7 +273,7 @@ class FleetServer:
             "owned_by": "inl",
             "max_model_len": described.context,
             "sampling_defaults": described.sampling_defaults,
-            "is_loaded": self.client.problem() is None,
+            "is_loaded": self.client.members.problem() is None,
             **({} if name == own else {"parent": own}),
         }
 

@@ -39,16 +39,17 @@ def config(hf: Mapping[str, Any]) -> GraniteMoeConfig:
 
 def weights(c: GraniteMoeConfig) -> llama.Weights:
     """Return the weight tree, by Hugging Face tensor names."""
-    return moe.weights(c, _feed_forward)
+    return moe.weights(c, feed_forward)
 
 
-def _feed_forward(c: moe.MoeConfig, at: str, norm: Group) -> moe.Moe:
+def feed_forward(c: moe.MoeConfig, at: str, norm: Group) -> moe.Moe:
+    """Return the mixture of the layer with name prefix ``at``."""
     stem = f"{at}block_sparse_moe"
     return moe.Moe(
         norm,
         moe.router(c, f"{stem}.router.layer.weight", f"{stem}.router.weight"),
         _experts(c, stem),
-        _shared(c, f"{at}shared_mlp") if c.shared_size else None,
+        shared(c, f"{at}shared_mlp") if c.shared_size else None,
     )
 
 
@@ -73,7 +74,7 @@ def _experts(c: moe.MoeConfig, stem: str) -> Group:
     )
 
 
-def _shared(c: moe.MoeConfig, stem: str) -> Group:
+def shared(c: moe.MoeConfig, stem: str) -> Group:
     """Return the shared expert, stored as the others are."""
     inner, h = c.shared_size, c.hidden_size
     gate, up = (

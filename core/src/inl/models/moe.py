@@ -70,9 +70,12 @@ class MoeConfig(llama.LlamaConfig):
 
 
 def with_experts(
-    base: llama.LlamaConfig, hf: Mapping[str, Any], *, count: str, **given: Any
-) -> MoeConfig:
+    base: llama.LlamaConfig, hf: Mapping[str, Any], *, count: str, gated: bool = True,
+    **given: Any,
+) -> MoeConfig:  # fmt: skip
     """Extend a dense config; ``count`` names the field with the number of experts.
+
+    gated: whether experts have gates.
 
     Raises :class:`CheckpointError` naming the field.
     """
@@ -82,13 +85,19 @@ def with_experts(
             f"config field 'num_experts_per_tok': found {chosen}, "
             f"expected at most {count}, {experts}"
         )
-    if base.activation not in FUSED:
-        raise CheckpointError(
-            f"config field 'hidden_act': found {base.activation}, accepted in mixtures "
-            f"of experts: {', '.join(FUSED)}"
-        )
+    if gated:
+        refuse_open(base.activation)
     given |= {"experts": experts, "experts_per_token": chosen}
     return llama.extended(MoeConfig, base, **given)
+
+
+def refuse_open(activation: str) -> None:
+    """Raise :class:`CheckpointError` for an activation that no gated layer fuses."""
+    if activation not in FUSED:
+        raise CheckpointError(
+            f"config field 'hidden_act': found {activation}, accepted in mixtures "
+            f"of experts: {', '.join(FUSED)}"
+        )
 
 
 def mixture(ops: Ops, c: MoeConfig, w: Moe, carry: blocks.Carry) -> blocks.Carry:

@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from inl.checkpoints.files.tensor_file import show
 from inl.errors import CheckpointError
-from inl.models import blocks, groups, llama, mlp, moe, qwen2_moe, qwen3_moe
+from inl.models import blocks, groups, hybrid, llama, mlp, moe, qwen2_moe, qwen3_moe
 from inl.models.config import flag, refuse_unless, whole
 from inl.models.fields import with_defaults
 from inl.models.rope import rope_fields
@@ -159,17 +158,7 @@ def _recurrent(hf: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
     else:
         period = whole(hf, interval, PERIOD)
         types = [list(KINDS)[(index + 1) % period == 0] for index in range(layers)]
-    known = isinstance(types, (list, tuple)) and len(types) == layers
-    if not known or any(kind not in list(KINDS) for kind in types):
-        raise CheckpointError(
-            f"config field 'layer_types': found {show(types)}, expected a list of "
-            f"{layers}, {' or '.join(KINDS)} for each layer"
-        )
-    if "full_attention" not in types:
-        raise CheckpointError(
-            "config field 'layer_types': found no full_attention, accepted: 1 or more"
-        )
-    return tuple(KINDS[kind] for kind in types)
+    return hybrid.recurrent_layers(types, layers, KINDS)
 
 
 def weights(
@@ -301,9 +290,8 @@ def _delta_inputs(c: NextConfig, own: str) -> DeltaInputs:
 
 def state(c: NextConfig) -> tuple[Paged | Slotted, ...]:
     """Return the cache group of the layers with attention, then recurrent state."""
-    attending = tuple(i for i, recurs in enumerate(c.recurrent) if not recurs)
     wide = "float64" if c.dtype == "float64" else "float32"
-    found: list[Paged | Slotted] = [Paged(attending, c.kv_heads, c.head_dim, c.dtype)]
+    found: list[Paged | Slotted] = [hybrid.attention_state(c)]
     for index in range(c.layers):
         if c.recurrent[index]:
             inputs, matrix = names(index)
@@ -348,7 +336,7 @@ def gated_attention(
     if sampled_step is not None:
         gate = ops.take_rows(gate, step.samples)
     out, state = blocks.attend(
-        ops, q, k, v, step, state, index=c.recurrent[:index].count(False), view=FULL,
+        ops, q, k, v, step, state, index=hybrid.cache_index(c, index), view=FULL,
         scale=c.head_dim**-0.5, sampled_step=sampled_step,
     )  # fmt: skip
     return out * gate, state

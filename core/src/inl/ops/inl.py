@@ -137,7 +137,7 @@ def coefficients(controller: Any, most_beta: float | None) -> tuple[Any, Any, An
     shapes=_controlled_shapes,
     cases=cases.step_cases,
     flops=lambda x, *_, **__: 20 * elements(x),
-    used_by="INL models and inl-toolkit",
+    used_by="INL models, Mamba-2 layers and inl-toolkit",
 )
 def inl_dynamics_step(
     x: Array,

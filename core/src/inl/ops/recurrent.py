@@ -22,6 +22,9 @@ LENGTH_EPS = 1e-6
 LEAST_COSINE = 0.25
 """Of the angle between a query and its key in the cases of :data:`delta_rule`."""
 
+SHORT = 2.0**-13
+"""Factor on queries and keys of some cases of :data:`delta_rule`."""
+
 DELTA_SIZES = ((1, 1, 4, 6), (2, 4, 8, 5))
 """(key heads, heads, d, n) of the cases of :data:`delta_rule`."""
 
@@ -132,6 +135,9 @@ def _delta_cases(
             yield Case(f"{name}/{keys}x{heads}", args, {"tiled": False})
             if keys > 1:
                 yield Case(f"{name}/{keys}x{heads}/tiled", args, {"tiled": True})
+            # Keys so short that the epsilon is most of their length.
+            args = SHORT * q, SHORT * k, *args[2:]
+            yield Case(f"{name}/{keys}x{heads}/short", args, {"tiled": False})
 
 
 @op(
@@ -155,12 +161,12 @@ def delta_rule(
 ) -> tuple[Array, Array]:  # fmt: skip
     """Gated delta rule (Yang et al., 2024): a matrix per head that keys write to.
 
-    q, k: [T, key_heads, d], scaled here to the length 1; v: [T, heads, n], where
-    ``heads / key_heads`` heads share a key: adjacent ones, or with ``tiled`` each
-    ``key_heads``-th. a, b: [T, heads]. table: [slots, heads, d, n] float32, the matrix
-    S of each sequence. For each token, in float32: ``S = exp(-exp(rate) * softplus(a +
-    shift)) * S``, then ``S = S + outer(k, sigmoid(b) * (v - k @ S))``. Returns
-    ``q @ S / sqrt(d)``, [T, heads, n], and the table.
+    q, k: [T, key_heads, d], scaled here to the length 1 by ``1 / sqrt(length^2 +
+    1e-6)``; v: [T, heads, n], where ``heads / key_heads`` heads share a key: adjacent
+    ones, or with ``tiled`` each ``key_heads``-th. a, b: [T, heads]. table: [slots,
+    heads, d, n] float32, the matrix S of each sequence. For each token, in float32: ``S
+    = exp(-exp(rate) * softplus(a + shift)) * S``, then ``S = S + outer(k, sigmoid(b) *
+    (v - k @ S))``. Returns ``q @ S / sqrt(d)``, [T, heads, n], and the table.
     """
     share = v.shape[1] // q.shape[1]
     q, k = (_unit(each) for each in (q, k))

@@ -130,6 +130,8 @@ class Request:
     prompt_logprobs: int | None = None
     """Number of most likely tokens to report per prompt token; ``None`` reports no
     log-probabilities."""
+    prompt_logprobs_start: int = 0
+    """First prompt token whose log-probability is reported, if any is."""
     ends_scored: bool = False
     """Whether it ends once its prompt is scored, if that has more than one token."""
     sample_group: int = 0
@@ -157,11 +159,9 @@ class Request:
     """The prompt as int32 [prompt_tokens], as frames store it."""
     token_logprobs: list[TokenLogprob] = field(init=False, default_factory=list)
     """One per output token if ``logprobs`` is set."""
-    prompt_token_logprobs: list[TokenLogprob | None] = field(
-        init=False, default_factory=lambda: [None]
-    )
-    """One per prompt token so far, none for the first, if ``prompt_logprobs`` is
-    set."""
+    prompt_token_logprobs: list[TokenLogprob | None] = field(init=False)
+    """One per prompt token so far, if ``prompt_logprobs`` is set; none for the first
+    and those before ``prompt_logprobs_start``."""
     sampler: str = field(init=False)
     """Cheapest of :data:`~inl.spec.step.SAMPLERS` that serves the parameters."""
     token_mask: IntArray | None = field(init=False, default=None, repr=False)
@@ -221,6 +221,11 @@ class Request:
         self.logprobs = check_logprobs(self.logprobs)
         self.allowed_token_ids = read_allowed_ids(self.allowed_token_ids)
         self.prompt_logprobs = check_logprobs(self.prompt_logprobs, "prompt_logprobs")
+        self.prompt_logprobs_start = read_integer(
+            "prompt_logprobs_start", self.prompt_logprobs_start, 0,
+            self.prompt_tokens - 1,
+        )  # fmt: skip
+        self.prompt_token_logprobs = [None] * max(self.prompt_logprobs_start, 1)
         if self.embeddings is not None and self.prompt_logprobs is not None:
             raise RequestError(
                 f"prompt_logprobs: found {self.prompt_logprobs} with embeddings in the "
@@ -279,8 +284,24 @@ class Request:
         """Return the kind of step that computes the tokens from ``start``."""
         if self.pooled:
             return StepKind.POOLED
-        scored = self.prompt_logprobs is not None and start < self.prompt_tokens - 1
+        scored = (
+            self.prompt_logprobs is not None
+            and self.scored_from <= start < self.prompt_tokens - 1
+        )
         return StepKind.SCORED if scored else StepKind.SAMPLED
+
+    @property
+    def unsampled_kind(self) -> StepKind | None:
+        """The kind of its steps that are not sampled, if there are any."""
+        if self.pooled:
+            return StepKind.POOLED
+        scored = self.prompt_logprobs is not None and self.prompt_tokens > 1
+        return StepKind.SCORED if scored else None
+
+    @property
+    def scored_from(self) -> int:
+        """The first token after which a log-probability is computed."""
+        return max(self.prompt_logprobs_start - 1, 0)
 
     @property
     def longest_span(self) -> int:
@@ -295,6 +316,8 @@ class Request:
         """Return the last token up to which a step from ``start`` may compute."""
         if self.step_kind(start) is StepKind.SCORED:
             return self.prompt_tokens - 1  # nothing is known to follow the last one
+        if self.prompt_logprobs is not None and start < self.scored_from:
+            return self.scored_from
         return self.prefill_len
 
     @property

@@ -89,10 +89,11 @@ class RunningRequests:
             # The last token is always computed: its hidden state gives the next one.
             keys = self.prefix_cache.keys(request, (prefill_len - 1) // size)
             if request.prompt_logprobs is not None:
-                # Tokens without a log-probability are computed again, and so is the
-                # one before the last, in a step of the request's other kind.
+                # Tokens without a log-probability are computed again. A step of the
+                # kind that computes the first token computes one of them at least.
                 known = len(request.prompt_token_logprobs) - 1
-                keys = keys[: max(min(known, request.prompt_tokens - 2), 0) // size]
+                last = (request.scored_from or request.prompt_tokens - 1) - 1
+                keys = keys[: max(min(known, last), 0) // size]
             if self.prefix_cache.must_wait(keys, prefill_len):
                 return False
         # One block is spared per growing request, which would preempt this one.

@@ -163,7 +163,7 @@ class Scheduler:
         self._unsampled = Counter(
             kind
             for request in self.live.values()
-            if (kind := request.step_kind(0)) is not StepKind.SAMPLED
+            if (kind := request.unsampled_kind) is not None
         )
         for request in list(self.live.values()):
             request.restart()
@@ -236,7 +236,7 @@ class Scheduler:
             request.token_mask is not None or request.guide is not None
         )
         self.arrivals += 1
-        if (kind := request.step_kind(0)) is not StepKind.SAMPLED:
+        if (kind := request.unsampled_kind) is not None:
             self._unsampled[kind] += 1
         self.live[self.arrivals] = request
         if not self._groups.hold(request):
@@ -258,7 +258,7 @@ class Scheduler:
             self.waiting.discard(request)
         request.status = Status.FINISHED
         del self.live[request.id]
-        if (kind := request.step_kind(0)) is not StepKind.SAMPLED:
+        if (kind := request.unsampled_kind) is not None:
             self._unsampled[kind] -= 1
         if self.speculation is not None:
             self.speculation.forget(request)
@@ -407,7 +407,7 @@ class Scheduler:
             and (request := self.waiting.head()) is not None
             # The ids of a preempted request are known once its steps are collected.
             and not request.in_flight
-            # A preempted one starts again, and no prefix has all of a scored prompt.
+            # A preempted one starts again, and no prefix has all tokens of this kind.
             and request.step_kind(0) is step.kind
         ):
             if growing is None:

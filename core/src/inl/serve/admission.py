@@ -16,6 +16,9 @@ WINDOW_SECONDS = 60.0
 
 MAX_RETRY_SECONDS = 60
 
+FAIR_SECONDS = 10.0
+"""Time beyond ``Retry-After`` in which a refused client is expected to try again."""
+
 ASLEEP = 503, "the model is asleep until /wake_up; try again later", "asleep"
 """Status, message and code of the refusal."""
 
@@ -76,6 +79,10 @@ class Admission:
         self._max_per_client = max_per_client
         self._clock = clock
         self._clients = Counter[str]() if clients is None else clients
+        self._held = Counter[str]()
+        """Open requests of each client, of this model."""
+        self._refused: dict[str, float] = {}
+        """Clients that found no room, and until when they are expected again."""
         self._finished: deque[float] = deque(maxlen=WINDOW)
 
     @property
@@ -93,9 +100,9 @@ class Admission:
                 f"n: found a call of {requests} completions, this server holds {limit}",
                 param="n",
             )
-        if (reason := self._reason(client, requests)) is not None:
-            raise self._refusal(*reason)
+        self._check(client, requests)
         self.open += requests
+        self._held[client] += requests
         self._clients[client] += requests
 
     def has_room(self, client: str) -> bool:
@@ -107,8 +114,15 @@ class Admission:
 
         Raises :class:`ApiError` 429 or 503.
         """
-        if (reason := self._reason(client, 1)) is not None:
-            raise self._refusal(*reason)
+        self._check(client, 1)
+
+    def _check(self, client: str, requests: int) -> None:
+        if (reason := self._reason(client, requests)) is None:
+            return
+        error = self._refusal(*reason)
+        if error.code == "queue_full":
+            self._refused[client] = self._clock() + self.retry_seconds + FAIR_SECONDS
+        raise error
 
     def check_awake(self) -> None:
         """Raise :class:`ApiError` 503 if the model is asleep."""
@@ -128,7 +142,26 @@ class Admission:
         if self.open + requests > self.max_running + self._max_queue:
             text = f"queue: {self.waiting} requests wait, accepts {self._max_queue}; "
             return 503, f"{text}try again later", "queue_full"
+        held = self._held[client]
+        if held and self.open + requests > self.max_running and self._refused:
+            share = self._share(client)
+            if held + requests > share:
+                text = f"queue: {held} requests of this key are open, its share while "
+                text += f"other keys find no room is {share}; try again later"
+                return 503, text, "queue_full"
         return None
+
+    def _share(self, client: str) -> int:
+        """Return how many requests of a client may be open while some have to wait.
+
+        Clients that find no room divide equally what the others leave.
+        """
+        now = self._clock()
+        for each in [each for each, end in self._refused.items() if end < now]:
+            del self._refused[each]
+        wanting = {client, *self._refused}
+        others = sum(self._held[each] for each in self._held.keys() - wanting)
+        return (self.max_running + self._max_queue - others) // len(wanting)
 
     def charge(self, ticket: Ticket, tokens: int) -> None:
         """Count the prompt tokens of a call; raises :class:`ApiError` 503.
@@ -161,6 +194,9 @@ class Admission:
         ticket.has_places = False
         self.begun(ticket)
         self.open -= ticket.requests
+        self._held[ticket.client] -= ticket.requests
+        if not self._held[ticket.client]:
+            del self._held[ticket.client]
         if finished:
             self._finished.extend([self._clock()] * ticket.requests)
 

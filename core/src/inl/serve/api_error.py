@@ -53,7 +53,8 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message
+        # It may have the path of a file, which may have any bytes.
+        self.message = message.encode("utf-8", "backslashreplace").decode()
         self.param = param
         self.code = code
         self.retry_after = retry_after

@@ -105,7 +105,10 @@ def make_endpoints(
     routes += embeddings.routes()
     routes += Scores(embeddings).routes()
     routes += OllamaEmbeddings(embeddings).routes()
-    routes += no_batches() if batches is None else Batches(batches, config).routes()
+    if batches is None:
+        routes += no_batches()
+    else:
+        routes += Batches(batches, models, config).routes()
     routes += OllamaModels(models, config.idle_unload).routes()
     routes += OllamaStore(models, is_allowed=bool(config.admin_keys)).routes()
     if config.admin_keys:
@@ -121,13 +124,7 @@ def make_endpoints(
     describe = partial(_describe, description)
     routes.append(Route("/openapi.json", describe, methods=["GET"]))
     routes += page_routes()
-    handlers: dict[Any, Any] = {
-        ApiError: _on_error,
-        InlError: _on_error,
-        HTTPException: _on_http_error,
-        Exception: _on_error,
-    }
-    return Starlette(routes=routes, exception_handlers=handlers)
+    return Starlette(routes=routes, exception_handlers=ERROR_HANDLERS)
 
 
 def generate_endpoint(
@@ -164,3 +161,11 @@ async def _on_http_error(request: Request, error: HTTPException) -> Response:
     response = await _on_error(request, ApiError(error.status_code, text))
     response.headers.update(error.headers or {})
     return response
+
+
+ERROR_HANDLERS: dict[Any, Any] = {
+    ApiError: _on_error,
+    InlError: _on_error,
+    HTTPException: _on_http_error,
+    Exception: _on_error,
+}

@@ -5,12 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import IO, Any
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+)
+from typing import IO, Any, NamedTuple
 
-from inl.bounded_json import parse_json
+import msgspec
+
 from inl.serve.api_error import as_api_error
-from inl.serve.batch_file import FIXED
+from inl.serve.batch_file import BEGINNING, body_of
+from inl.serve.event_stream import encode
 
 log = logging.getLogger("inl.serve")
 
@@ -31,46 +39,26 @@ async def run_batch(
     """Answer requests and write a line for each as it finishes.
 
     Returns the number of failed ones. output: should escape what cannot be encoded.
-    concurrency: see :func:`answer_all`. tick: called after each request.
+    concurrency: returns how many requests may be open now, of a fleet as many as its
+    engines have room for; no more are read than are open. tick: called after each
+    request.
     """
     failed = 0
-
-    def write(answer: dict[str, Any]) -> None:
-        nonlocal failed
-        failed += answer["response"]["status_code"] != 200
-        output.write(json.dumps(answer, ensure_ascii=False) + "\n")
-        output.flush()
-        tick()
-
-    await answer_all(app, requests, write, concurrency=concurrency)
-    return failed
-
-
-async def answer_all(
-    app: App,
-    requests: AsyncIterator[dict[str, Any]],
-    answered: Callable[[dict[str, Any]], None],
-    *,
-    concurrency: Callable[[], int],
-) -> None:
-    """Answer requests; ``answered`` is called with the line of each as it finishes.
-
-    concurrency: returns how many requests may be open now, of a fleet as many as its
-    engines have room for. No more are read than are open.
-    """
     tasks: set[asyncio.Task[None]] = set()
     ended: asyncio.Queue[asyncio.Task[None]] = asyncio.Queue()
 
     async def work(request: dict[str, Any]) -> None:
-        status, number, body = await _answer(app, request["url"], request["body"])
-        answer = {"status_code": status, "request_id": number, "body": body}
-        line = {"id": f"batch_req_{number}", "custom_id": request["custom_id"]}
-        answered(line | {"response": answer, "error": None})
+        nonlocal failed
+        answer = await answer_of(app, request["url"], body_of(request))
+        failed += answer.status != 200
+        output.write(answer.line(request["custom_id"]).decode())
+        output.flush()
+        tick()
 
     async def one_ends() -> None:
         task = await ended.get()
         tasks.discard(task)
-        task.result()  # raises what ``answered`` has
+        task.result()  # raises what writing has
 
     try:
         async for request in requests:
@@ -82,23 +70,65 @@ async def answer_all(
         while tasks:
             await one_ends()
     finally:
-        for task in tasks:
-            task.cancel()
+        await end_tasks(tasks)
+    return failed
 
 
-async def _answer(app: App, path: str, body: dict[str, Any]) -> tuple[int, str, Any]:
-    """Return status, number and body of an answer; waits while the queue is full."""
-    data = json.dumps({**body, **FIXED.get(path, {"stream": False})}).encode()
+async def at_once(work: Callable[[], Coroutine[None, None, None]], count: int) -> None:
+    """Run a coroutine several times at once; the first error ends the others.
+
+    All have ended when this returns.
+    """
+    tasks = [asyncio.create_task(work()) for _ in range(count)]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        await end_tasks(tasks)
+
+
+async def end_tasks(tasks: Collection[asyncio.Task[None]]) -> None:
+    """Cancel tasks that are not done, and wait for them."""
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)
+
+
+class FileAnswer(NamedTuple):
+    """The answer of a request of a file. body: JSON."""
+
+    status: int
+    number: str
+    body: bytes
+
+    def line(self, custom_id: str) -> bytes:
+        """Return the line of the answer, for the request of an id."""
+        # Not decoded: it may be large. A line break in JSON is a blank.
+        body = self.body.replace(b"\n", b" ")
+        return b'%s%s", "custom_id": %s, "response": {"status_code": %d, %s}%s\n' % (
+            BEGINNING,
+            self.number.encode(),
+            json.dumps(custom_id, ensure_ascii=False).encode(),
+            self.status,
+            b'"request_id": "%s", "body": %s' % (self.number.encode(), body),
+            b', "error": null}',
+        )
+
+
+async def answer_of(app: App, path: str, body: bytes) -> FileAnswer:
+    """Return the answer of a request; waits while the queue is full."""
     while True:
-        status, headers, answer = await _call(app, path, data)
+        status, headers, answer = await _call(app, path, body)
         if b"retry-after" not in headers:
-            return status, headers.get(b"x-request-id", b"").decode(), answer
+            return FileAnswer(
+                status, headers.get(b"x-request-id", b"").decode(), answer
+            )
         await asyncio.sleep(RETRY_SECONDS)
 
 
 async def _call(
     app: App, path: str, data: bytes
-) -> tuple[int, dict[bytes, bytes], Any]:
+) -> tuple[int, dict[bytes, bytes], bytes]:
     """Call the application without a connection."""
     messages = [{"type": "http.request", "body": data}]
     status, answered, parts = 500, dict[bytes, bytes](), list[bytes]()
@@ -119,7 +149,9 @@ async def _call(
     scope = {"type": "http", "method": "POST", "path": path, "headers": headers}
     try:
         await app({**scope, "query_string": b"", "root_path": ""}, receive, send)
-        return status, answered, parse_json(b"".join(parts), path)
+        body = b"".join(parts)
+        msgspec.json.decode(body, type=msgspec.Raw)  # checks what a line is made of
+        return status, answered, body
     except Exception as error:  # of one request: the others go on
         log.exception("a request of %s failed", path)
-        return 500, {}, as_api_error(error).openai()
+        return 500, {}, encode(as_api_error(error).openai())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -15,10 +16,11 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
+import msgspec
 import numpy as np
 
 from inl.bounded_json import parse_object
-from inl.errors import InvalidJson, RequestError
+from inl.errors import RequestError
 from inl.file_lock import locked
 
 EMBEDDINGS = "/v1/embeddings"
@@ -46,6 +48,17 @@ LINES_AHEAD = 64
 """Lines that are read at a time."""
 
 COPY_BYTES = 1 << 20
+
+
+class _Response(msgspec.Struct):
+    status_code: int
+
+
+class _AnswerLine(msgspec.Struct):
+    """What is read of an answer; its body may be of any size."""
+
+    custom_id: str
+    response: _Response
 
 
 class RequestIds:
@@ -99,7 +112,7 @@ def index_requests(path: Path) -> RequestIds:
     if path.exists() and not path.is_file():
         raise RequestError(f"{path}: found no regular file; accepts one, read twice")
     digests = bytearray()
-    for _, request in _numbered(path):
+    for request in read_requests(path):
         digests += _digest(request["custom_id"])
     ids = RequestIds(digests)
     if (repeated := ids.repeated()) is not None:
@@ -109,7 +122,18 @@ def index_requests(path: Path) -> RequestIds:
 
 def read_requests(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the requests of a file; raises :class:`RequestError` for a bad line."""
-    return (request for _, request in _numbered(path))
+    return (request for _, _, request in _numbered(path))
+
+
+def placed_requests(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the requests of a file, each with the place where its line begins."""
+    return ((start, request) for _, start, request in _numbered(path))
+
+
+def body_of(request: dict[str, Any]) -> bytes:
+    """Return the body of a request, as its endpoint reads it."""
+    fixed = FIXED.get(request["url"], {"stream": False})
+    return json.dumps({**request["body"], **fixed}).encode()
 
 
 async def unanswered(path: Path, ids: RequestIds) -> AsyncIterator[dict[str, Any]]:
@@ -121,8 +145,8 @@ async def unanswered(path: Path, ids: RequestIds) -> AsyncIterator[dict[str, Any
                 yield request
 
 
-def _numbered(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield each request with the number of its line."""
+def _numbered(path: Path) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    """Yield each request with the number and the place of its line."""
     with path.open("rb") as file:
         for number, line in enumerate(_lines(file), 1):
             if not line.strip():
@@ -133,7 +157,7 @@ def _numbered(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             valid = isinstance(custom, str) and isinstance(request.get("body"), dict)
             if not valid or url not in PATHS:
                 _refuse_request(where, custom, url)
-            yield number, request
+            yield number, file.tell() - len(line), request
 
 
 def _lines(file: IO[bytes]) -> Iterator[bytes]:
@@ -154,7 +178,7 @@ def _refuse_repeated(path: Path, digest: bytes) -> NoReturn:
     repeated = np.array(digest, DIGEST)
     lines = (
         (number, request)
-        for number, request in _numbered(path)
+        for number, _, request in _numbered(path)
         if np.array(_digest(request["custom_id"]), DIGEST) == repeated
     )
     next(lines)
@@ -194,7 +218,7 @@ def _divide(path: Path, rest: Path, ids: RequestIds) -> tuple[int, bool]:
                 if line[: len(BEGINNING)] != BEGINNING[: len(line)]:
                     _refuse_answer(path, number, line)
                 break
-            custom, failed = _answered(path, number, line)
+            custom, failed = answered_line(line, path, number)
             stays = not failed and not ids.is_answered(custom)
             if stays:
                 ids.mark(custom)
@@ -230,13 +254,14 @@ def only_run(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _answered(path: Path, number: int, line: bytes) -> tuple[str, bool]:
-    """Return the id of an answer, and whether its request failed."""
-    with suppress(InvalidJson):
-        answer = parse_object(line, str(path))
-        response, custom = answer.get("response"), answer.get("custom_id")
-        if isinstance(response, dict) and isinstance(custom, str):
-            return custom, response.get("status_code") != 200
+def answered_line(line: bytes, path: Path, number: int = 0) -> tuple[str, bool]:
+    """Return the id of an answer, and whether its request failed.
+
+    Raises :class:`RequestError`, which names ``path`` and ``number``, for another line.
+    """
+    with suppress(msgspec.MsgspecError, ValueError, RecursionError):
+        answer = msgspec.json.decode(line, type=_AnswerLine)
+        return answer.custom_id, answer.response.status_code != 200
     return _refuse_answer(path, number, line)
 
 

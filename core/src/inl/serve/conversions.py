@@ -100,11 +100,11 @@ class Conversions:
 
     async def tokenizer_info(self, request: Request) -> Response:
         """Return special tokens and chat template of the model of the query."""
-        async with self._models.find(
-            request.query_params.get("model")
-        ).lease() as model:
-            body = await self._calls.run(lambda: encode(_tokenizer_info(model)))
-        return Response(body, media_type="application/json")
+        name = request.query_params.get("model")
+        async with self._calls.admitted(request):
+            return await self._convert(
+                name, lambda model, _: _tokenizer_info(model), None
+            )
 
     async def _convert(
         self, name: str | None, work: Callable[[ServedModel, Any], Any], fields: Any

@@ -43,8 +43,19 @@ ADMIN_PATHS = {
 }
 """Paths that need an admin key, as vLLM names them."""
 
+FLEET_PATHS = {
+    "/fleet",
+    "/fleet/add",
+    "/fleet/drain",
+    "/fleet/remove",
+    "/fleet/restart",
+}
+"""Paths of a server of several engines that need an admin key."""
+
 STORE_PATHS = {"/api/pull", "/api/delete"}
 """Paths that need an admin key, as Ollama names them; they change files."""
+
+KEYED_PATHS = ADMIN_PATHS | STORE_PATHS | FLEET_PATHS
 
 ANONYMOUS = "anonymous"
 
@@ -158,7 +169,7 @@ class Gate:
         path = scope["path"]
         if path in OPEN_PATHS or scope["method"] == "OPTIONS":
             return ANONYMOUS
-        if path in ADMIN_PATHS | STORE_PATHS and self._admin_keys:
+        if path in KEYED_PATHS and self._admin_keys:
             return self._client(headers, self._admin_keys, "admin key")
         return self._client(headers, self._keys, "api key")
 

@@ -122,6 +122,8 @@ class KVEventPublisher:
             ) from error
         self.adapters: dict[str, str] = {}
         """Names of adapters by digest."""
+        self.missed = 0
+        """Batches that were asked for again and are no longer kept."""
         self._events: queue.SimpleQueue[KVEvent | None] = queue.SimpleQueue()
         self._kept: deque[tuple[int, bytes]] = deque(maxlen=KEPT_BATCHES)
         self._numbers = count()
@@ -198,6 +200,13 @@ class KVEventPublisher:
             log.warning("KV events: found a request of %d frames", len(frames))
             return
         head, first = frames[:2], int.from_bytes(frames[2], "big")
+        missed = self._kept[0][0] - first if self._kept else 0
+        if missed > 0:
+            self.missed += missed
+            log.warning(
+                "KV events: a subscriber asked for batches from %d on; the oldest kept "
+                "is %d, so it knows nothing of %d", first, self._kept[0][0], missed,
+            )  # fmt: skip
         for number, data in self._kept:
             if number >= first:
                 self._replay.send_multipart([*head, _number(number), data])

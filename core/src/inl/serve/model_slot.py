@@ -7,12 +7,12 @@ import gc
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from inl.errors import ModelError, RunnerError
+from inl.errors import ModelError, RequestError, RunnerError
 from inl.serve.api_error import ApiError
 from inl.serve.health import Health
 from inl.serve.load_failure import load_failure
@@ -21,6 +21,7 @@ from inl.serve.served_model import ServedModel
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
+    from pathlib import Path
 
     from inl.engine.inference_engine import InferenceEngine
     from inl.engine.records import StepRecord
@@ -48,15 +49,16 @@ OpenEngine = Callable[[Callable[["StepRecord"], None]], "InferenceEngine"]
 class ModelSource:
     """A model that a server offers.
 
-    name: in requests. adapters: names of the engine's adapters, which requests use as
-    names of models. place: folder, file or known name, where front-ends find its
-    tokenizer; ``None`` is the default model. context: maximum number of tokens of
-    prompt and output, if it is less than the model's.
+    name: in requests. adapters: folders by name, which requests use as name of a
+    model; ``open`` leaves room for them and does not load them. place: folder, file or
+    known name, where front-ends find its tokenizer; ``None`` is the default model.
+    context: maximum number of tokens of prompt and output, if it is less than the
+    model's.
     """
 
     name: str
     open: OpenEngine
-    adapters: tuple[str, ...] = ()
+    adapters: Mapping[str, str | Path] = field(default_factory=dict)
     place: str | None = None
     context: int | None = None
 
@@ -80,7 +82,7 @@ class ModelSlot:
         idle_seconds: float | None,
         executor: Executor,
     ) -> None:
-        self.name, self.adapters = source.name, source.adapters
+        self.name = source.name
         self.place = source.place
         self.admission = admission
         self.created = int(time.time())
@@ -89,8 +91,11 @@ class ModelSlot:
         self._idle_seconds = idle_seconds
         self._executor = executor
         self._model: ServedModel | None = None
-        self._loaded_adapters: dict[str, str] = {}
-        """Folders of the adapters that were loaded while the server ran."""
+        self._adapters = dict(source.adapters)
+        """Folders of the adapters, some of which were loaded while the server ran."""
+        self._was_loaded = False
+        self.on_adapters: Callable[[], Awaitable[None]] | None = None
+        """Called after the model has lost adapters while it was loaded again."""
         self._calls: set[OpenCall] = set()
         self._users = 0
         self._unused = asyncio.Event()
@@ -106,6 +111,11 @@ class ModelSlot:
         self._lost_tests = 0
         self._reloads: deque[float] = deque(maxlen=MOST_RELOADS)
         metrics.observe(admission, lambda: self.engine)
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of the adapters."""
+        return tuple(self._adapters)
 
     @property
     def engine(self) -> InferenceEngine | None:
@@ -249,8 +259,7 @@ class ModelSlot:
         """Load an adapter, whose name no model has; raises the engine's errors."""
         async with self.lease() as model:
             await asyncio.to_thread(model.engine.load_adapter, name, path)
-        self._loaded_adapters[name] = path
-        self.adapters += (name,)
+        self._adapters[name] = path
 
     async def unload_adapter(self, name: str) -> None:
         """Unload one of ``adapters``; its open requests finish."""
@@ -259,9 +268,10 @@ class ModelSlot:
             await asyncio.wait([self._change])
         engine = self.engine
         if engine is not None:
-            await asyncio.to_thread(engine.unload_adapter, name)
-        self._loaded_adapters.pop(name, None)
-        self.adapters = tuple(each for each in self.adapters if each != name)
+            # One whose files were gone when a worker was replaced is unloaded already.
+            with suppress(RequestError):
+                await asyncio.to_thread(engine.unload_adapter, name)
+        self._adapters.pop(name, None)
 
     async def _loaded(self) -> ServedModel:
         while self._model is None or self._change is not None or self._is_lost:
@@ -279,7 +289,10 @@ class ModelSlot:
         try:
             if self._is_lost:
                 self._count_reload()
+            before = self.adapters
             await self._in_thread(self.load)
+            if self.on_adapters is not None and self.adapters != before:
+                await self.on_adapters()
         except Exception as error:
             failure = load_failure(self.name, error)
             self._health.suspect(failure.message)
@@ -308,7 +321,7 @@ class ModelSlot:
         began = time.perf_counter()
         engine = self._source.open(self.metrics.record_step)
         try:
-            self._restore_adapters(engine)
+            self._load_adapters(engine)
             model = ServedModel(engine, self.name)
             model.warm_up()
         except BaseException:
@@ -316,21 +329,23 @@ class ModelSlot:
             raise
         self.metrics.record_load(engine)
         self._failed_steps = self._lost_tests = 0
-        self._model = model
+        self._model, self._was_loaded = model, True
         seconds = time.perf_counter() - began
         log.info("%s on %s loaded in %.2f s", self.name, engine.device, seconds)
 
-    def _restore_adapters(self, engine: InferenceEngine) -> None:
-        """Let an engine have ``adapters``, which may have changed since the start."""
-        for name in set(engine.adapters) - set(self.adapters):
-            engine.unload_adapter(name)
-        for name, path in list(self._loaded_adapters.items()):
+    def _load_adapters(self, engine: InferenceEngine) -> None:
+        """Load all adapters; raises the engine's errors at the first time.
+
+        Later the model is served without an adapter whose files are gone.
+        """
+        for name, path in [*self._adapters.items()]:
             try:
                 engine.load_adapter(name, path)
-            except ModelError as error:  # the model itself can be served
+            except ModelError as error:
+                if not self._was_loaded:
+                    raise
                 log.error("%s: adapter %s is unloaded: %s", self.name, name, error)
-                del self._loaded_adapters[name]
-                self.adapters = tuple(each for each in self.adapters if each != name)
+                self._adapters.pop(name, None)
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:

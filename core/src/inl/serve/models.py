@@ -67,7 +67,9 @@ class Models:
         """Called after the names of adapters have changed."""
         self.frontend_problem: Callable[[], str | None] = lambda: None
         """Returns why requests may not reach this process."""
-        self._naming = asyncio.Lock()
+        self._naming, self._announcing = asyncio.Lock(), asyncio.Lock()
+        for slot in self:
+            slot.on_adapters = self._announce
         self.is_draining = False
         """Whether the server stops."""
 
@@ -126,7 +128,8 @@ class Models:
     async def _announce(self) -> None:
         self._index()
         if self.on_names is not None:
-            await self.on_names()
+            async with self._announcing:
+                await self.on_names()
 
     def find(self, name: str | None) -> ModelSlot:
         """Return a model, by its name or that of an adapter; ``None`` is the default.

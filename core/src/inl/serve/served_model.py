@@ -16,6 +16,8 @@ from inl.serve.api_error import as_api_error, model_not_found
 from inl.serve.generations import Generation
 from inl.serve.job import Conversation, Job, Prompt
 from inl.serve.open_call import Waiter
+from inl.serve.prompt_threads import encoded
+from inl.serve.threads import run_to_end
 from inl.serve.wakeups import Reader, Steps, Wakeups
 
 if TYPE_CHECKING:
@@ -68,7 +70,7 @@ class ServedModel(ModelText):
             prompts = (
                 self.encode_all(job.prompts)
                 if _is_short(job.prompts)
-                else await asyncio.to_thread(self.encode_all, job.prompts)
+                else await encoded(self, job.prompts)
             )
             tokens = sum(len(each.ids) for each in prompts)
             call.charge(tokens * job.count)
@@ -151,16 +153,8 @@ class ServedModel(ModelText):
         if not in_thread:
             submit()
             return
-        loop = asyncio.get_running_loop()
-        # The thread goes on if this task is cancelled, and its requests must end.
-        work = loop.run_in_executor(self._compiling, submit)
-        try:
-            await asyncio.shield(work)
-        except asyncio.CancelledError:
-            await asyncio.wait([work])
-            raise
-        finally:
-            del work  # an error has this frame, and would be kept by it
+        # To its end, also if this task is cancelled: its requests must end.
+        await run_to_end(self._compiling, submit)
 
     def _submit_all(
         self,
@@ -171,10 +165,10 @@ class ServedModel(ModelText):
         started: list[Generation],
     ) -> None:
         job = call.job
-        for encoded in prompts:
-            options = self._options(job, encoded)
+        for prompt in prompts:
+            options = self._options(job, prompt)
             options["key"], options["n"] = call.client, job.count
-            started += self._submit(options, encoded, use, listener, job.output_ids)
+            started += self._submit(options, prompt, use, listener, job.output_ids)
 
     def _submit(
         self,

@@ -67,6 +67,8 @@ class Server:
         self.kv_events = _kv_events(config, len(sources))
         if self.kv_events is not None:
             sources = [_reporting(each, self.kv_events) for each in sources]
+            missed = partial(getattr, self.kv_events, "missed")
+            metrics.total("kv_event_batches_missed", {}, missed)
         self.models = Models(sources, config, metrics, max_batch=max_batch)
         if len(self.models) == 1:
             self.models.default.load()
@@ -193,7 +195,12 @@ def _batch_queue(config: ServerConfig, max_batch: int) -> BatchQueue | None:
     """Return the batches of the server's folder; ``None`` without one."""
     if config.files is None:
         return None
-    files = FileStore(Path(config.files), config.max_file_bytes)
+    files = FileStore(
+        Path(config.files),
+        config.max_file_bytes,
+        keys=max(len(set(config.api_keys)), 1),
+        max_key_bytes=config.max_file_bytes_per_key,
+    )
     # Half, so that other requests find a place.
     return BatchQueue(files, concurrency=max(max_batch // 2, 1))
 

@@ -75,6 +75,9 @@ class ServerConfig:
     """Folder of uploaded files and batches; ``None``: there are none."""
     max_file_bytes: int = 1 << 30
     """Maximum size of all files together."""
+    max_file_bytes_per_key: int | None = None
+    """Maximum size of the files of one key together; ``None``: an equal part of
+    ``max_file_bytes`` for each key."""
 
     stored_responses: int = 1000
     """Maximum number of responses that later ones can continue; 0 stores none."""
@@ -106,6 +109,7 @@ class ServerConfig:
         for name in (
             "receive_seconds", "send_seconds", "idle_seconds", "frontend_seconds",
             "idle_unload", "max_header_bytes", "max_connections",
+            "max_file_bytes_per_key",
             "stored_response_seconds",
         ):  # fmt: skip
             value = getattr(self, name)

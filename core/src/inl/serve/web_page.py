@@ -14,7 +14,7 @@ FILES = {
     "/page.css": ("page.css", "text/css; charset=utf-8"),
     **{
         f"/{name}.js": (f"{name}.js", "text/javascript; charset=utf-8")
-        for name in ("page", "markdown", "chats", "images", "charts")
+        for name in ("page", "markdown", "chats", "images", "charts", "replicas")
     },
 }
 

@@ -36,6 +36,12 @@ COPY_SPEED: Final = 10e9
 LEAST_BYTES, MOST_BYTES = 64 << 20, 512 << 20
 """Bounds of the size of the large cache."""
 
+COPIES: Final = (
+    "The program copies the cache that it consumes: write in place, donate the "
+    "arguments that `consumes` lists, or drop every reference to them before waiting "
+    "for the results"
+)
+
 DECODES, TRIES = 5, 3
 """Steps that are timed, and repetitions before a slow one counts as a copy."""
 
@@ -50,6 +56,7 @@ def consumed(tiny: Tiny) -> Measure | None:
         steps.check_unreadable(tiny)
         if _writes_by_body(runner):
             return None
+        steps.check_in_place()
         small = steps.seconds()
         blocks = _large_blocks(tiny, small)
         with opened(tiny, blocks=(blocks,)) as other:
@@ -64,9 +71,7 @@ def consumed(tiny: Tiny) -> Measure | None:
     raise CheckFailed(
         f"step: takes {1e3 * large:.3g} ms with a cache of {size} MiB and "
         f"{1e3 * small:.3g} ms with a small one, accepted: up to {SLOWER:g} times as "
-        "long. The program copies the cache that it consumes: write "
-        "in place, donate the arguments that `consumes` lists, or drop every reference "
-        "to them before waiting for the results",
+        f"long. {COPIES}",
         measure,
     )
 
@@ -113,6 +118,35 @@ class _Steps:
             current = list(leaves(executor.state.caches[layer]))
             for reference in references:
                 _check_gone(tiny, layer, reference, current)
+
+    def check_in_place(self) -> None:
+        """Require that most of each cache stays where it is in memory.
+
+        Where addresses can be read; a copy that is written back takes time only.
+        """
+        executor = self._runner.executor
+        self.decode()
+        before = [_addresses(cache) for cache in executor.state.caches]
+        self.decode()
+        for layer, old in enumerate(before):
+            new = _addresses(executor.state.caches[layer])
+            moved = sum(size for at, size in new.items() if at not in old)
+            if 2 * moved > sum(new.values()):
+                raise CheckFailed(
+                    f"cache of layer {layer}: found at other addresses after a step, "
+                    f"expected: the same. {COPIES}"
+                )
+
+
+def _addresses(cache: Any) -> dict[int, int]:
+    """Return the bytes at each address of a cache that the host can read by DLPack."""
+    found = {}
+    for leaf in leaves(cache):
+        # Arrays of a device or of a dtype that NumPy lacks raise errors of their own.
+        with suppress(Exception):
+            view = np.from_dlpack(leaf)
+            found[view.ctypes.data] = view.nbytes
+    return found
 
 
 def _references(cache: Any) -> list[weakref.ref[Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import os
 import stat
@@ -21,6 +22,7 @@ def load_tokenizer(text: bytes, where: str) -> Tokenizer:
     remembered by its digest. Raises :class:`~inl.errors.CheckpointError`.
     """
     tokenizers = library()
+    text = text.removeprefix(codecs.BOM_UTF8)  # which the library takes for JSON
     digest = hashlib.sha256(f"{tokenizers.__version__}\n".encode() + text).hexdigest()
     if not _was_tried(digest):
         try_tokenizer(text, where)
@@ -31,6 +33,7 @@ def load_tokenizer(text: bytes, where: str) -> Tokenizer:
 def build_tokenizer(text: bytes, where: str) -> Tokenizer:
     """Build a tokenizer in this process; raises CheckpointError."""
     build = library().Tokenizer.from_buffer
+    text = text.removeprefix(codecs.BOM_UTF8)
     rules = guarded(build, text, where=where, accepted="a tokenizer.json")
     guarded(check_rules, rules, where, where=where, accepted="bounded rules")
     return Tokenizer(rules, where=where)

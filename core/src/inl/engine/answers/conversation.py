@@ -79,11 +79,12 @@ class CallDelta:
 
 @dataclass(frozen=True, slots=True)
 class PromptScores:
-    """A prompt and the log-probability of each of its tokens but the first."""
+    """A prompt and the log-probabilities of its tokens."""
 
     token_ids: Sequence[int]
     logprobs: Sequence[TokenLogprob | None]
-    """One for each token; ``None`` for the first."""
+    """One for each token; ``None`` for the first and those that were not asked for.
+    Fewer of a request that ended in its prompt."""
 
 
 @dataclass(slots=True)

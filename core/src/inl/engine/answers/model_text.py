@@ -246,16 +246,18 @@ class ModelText:
             return False
         variables = json.dumps(prompt.variables, sort_keys=True, default=repr)
         key = hashlib.sha256(variables.encode()).digest()  # they may be large
-        if key not in self._beginnings:
-            if len(self._beginnings) >= MAX_BEGINNINGS:
-                self._beginnings.clear()
-            self._beginnings[key] = True
+        begun = self._beginnings.get(key)
+        if begun is None:
+            begun = True
             # A template that refuses the probe keeps what the prompt's end says.
             with suppress(InlError):
                 messages = template.shapes.fit([{"role": "user", "content": "a"}])
                 text = template.apply(messages, **prompt.variables)
-                self._beginnings[key] = text.rstrip().endswith(reasoning.begin)
-        return self._beginnings[key]
+                begun = text.rstrip().endswith(reasoning.begin)
+            if len(self._beginnings) >= MAX_BEGINNINGS:
+                self._beginnings.clear()  # also of what other threads have found
+            self._beginnings[key] = begun
+        return begun
 
 
 class VocabularyTexts:

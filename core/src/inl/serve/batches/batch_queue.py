@@ -1,41 +1,48 @@
-"""Answers the requests of batches, one batch after the other."""
+"""Answers the requests of batches: one batch of each key at a time, keys in turns."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import logging
 import secrets
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inl.bounded_json import parse_object
 from inl.errors import RequestError
 from inl.serve.api_error import ApiError, as_api_error
-from inl.serve.batch_calls import answer_all
-from inl.serve.batch_file import (
-    find_answers,
-    index_requests,
-    read_requests,
-    unanswered,
-)
+from inl.serve.batch_calls import answer_of, at_once, end_tasks
 from inl.serve.batches.batch import Batch
+from inl.serve.batches.batch_lines import (
+    append,
+    batch_error,
+    plan,
+    request_at,
+    write_results,
+)
+from inl.serve.batches.places import Places
 from inl.serve.request_log import Record
+from inl.serve.threads import run_to_end
 
 if TYPE_CHECKING:
     from inl.serve.batch_calls import App
-    from inl.serve.batch_file import RequestIds
     from inl.serve.batches.file_store import FileStore, StoredFile
 
 log = logging.getLogger("inl.serve")
 
-MAX_REQUESTS = 50_000
-"""Requests of a batch, as OpenAI's limit."""
-
 MAX_BATCHES = 1000
 """Batches that are remembered; the oldest that have ended are forgotten."""
+
+RESULT_FILES = 2
+"""Files that a batch ends with, at most."""
+
+THREADS = 2
+"""Threads that read and write the lines of batches."""
 
 WINDOW_SECONDS = 24 * 3600
 """The completion window, after which what is not answered expires."""
@@ -55,16 +62,57 @@ class BatchQueue:
         self.files = files
         self._concurrency = concurrency
         self._batches = {each.id: each for each in files.records("batch", Batch)}
+        self._most = max(MAX_BATCHES // files.keys, 1)
         self._changed = asyncio.Event()
-        self._work: asyncio.Task[None] | None = None
-        self._running: Batch | None = None
+        self._places = Places(concurrency)
+        self._threads = ThreadPoolExecutor(THREADS, "inl-batches")
+        self._owners: dict[str, asyncio.Task[None]] = {}
+        """Answers the batches of a key."""
+        self._running: dict[str, asyncio.Task[None]] = {}
+        """Answers a batch, by its id."""
+        self._kept: dict[str, int] = {}
+        """Bytes of the answers of a batch that are no file yet."""
         self._numbers = itertools.count()
+        files.is_used = self.uses
+        for batch in self._batches.values():
+            part = self._part(batch)
+            if batch.has_ended:
+                part.unlink(missing_ok=True)
+            else:
+                self._keep(batch)
+                self._count_part(batch)
+
+    def _keep(self, batch: Batch) -> None:
+        """Keep places for the files of a batch that has not ended."""
+        self.files.take(batch.owner, 0, RESULT_FILES)
+        self._kept[batch.id] = 0
+
+    def _keep_no_more(self, batch: Batch) -> None:
+        if batch.id in self._kept:
+            size = self._kept.pop(batch.id)
+            self.files.take(batch.owner, -size, -RESULT_FILES)
+
+    def _count(self, batch: Batch, size: int) -> None:
+        """Count bytes of the answers of a batch."""
+        self._kept[batch.id] += size
+        self.files.take(batch.owner, size)
+
+    def _count_part(self, batch: Batch) -> None:
+        """Count the answers that a batch has."""
+        part = self._part(batch)
+        size = part.stat().st_size if part.exists() else 0
+        self._count(batch, size - self._kept[batch.id])
+
+    def _part(self, batch: Batch) -> Path:
+        """Return the file of a batch's answers, as they arrive."""
+        return self.files.folder / f"{batch.id}.part"
 
     def add(
         self, file: StoredFile, endpoint: str, metadata: dict[str, Any] | None
     ) -> Batch:
         """Queue a batch; raises :class:`ApiError` 400 if there are too many."""
-        self._forget()
+        self._forget(file.owner)
+        self.files.check_room(file.owner, 0, RESULT_FILES)
         now = int(time.time())
         batch = Batch(
             f"batch_{now:012x}{secrets.token_hex(6)}",
@@ -76,25 +124,26 @@ class BatchQueue:
             metadata=metadata,
         )
         self._batches[batch.id] = batch
+        self._keep(batch)
         self._save(batch)
         self._changed.set()
         return batch
 
-    def _forget(self) -> None:
-        if len(self._batches) < MAX_BATCHES:
+    def _forget(self, owner: str) -> None:
+        """Make room for a batch of a key, which takes it from no other one's."""
+        mine = [each for each in self._batches.values() if each.owner == owner]
+        if len(mine) < self._most:
             return
-        oldest = next((each for each in self._ordered() if each.has_ended), None)
+        oldest = next((each for each in mine if each.has_ended), None)
         if oldest is None:
             raise ApiError(
-                400, f"batch: {MAX_BATCHES} have not ended; cancel one, or wait",
+                400,
+                f"batch: found {len(mine)} of this key that have not ended, accepts "
+                f"{self._most}; cancel one, or wait",
                 code="storage_full",
-            )  # fmt: skip
+            )
         del self._batches[oldest.id]
         (self.files.folder / f"{oldest.id}.json").unlink(missing_ok=True)
-
-    def _ordered(self) -> list[Batch]:
-        """Return all batches, the oldest first."""
-        return [*self._batches.values()]
 
     def find(self, owner: str, name: str) -> Batch:
         """Return a batch of an owner; raises :class:`ApiError` 404."""
@@ -105,7 +154,8 @@ class BatchQueue:
 
     def of(self, owner: str) -> Sequence[Batch]:
         """Return the batches of an owner, the newest first."""
-        return [each for each in reversed(self._ordered()) if each.owner == owner]
+        batches = reversed(self._batches.values())
+        return [each for each in batches if each.owner == owner]
 
     def uses(self, file: StoredFile) -> bool:
         """Whether a batch that has not ended needs a file."""
@@ -123,8 +173,8 @@ class BatchQueue:
             )  # fmt: skip
         batch.after = "cancelled"
         self._enter(batch, "cancelling")
-        if batch is self._running and self._work is not None:
-            self._work.cancel()
+        if (work := self._running.get(batch.id)) is not None:
+            work.cancel()
         self._changed.set()
 
     async def run(self, endpoints: App) -> None:
@@ -132,102 +182,95 @@ class BatchQueue:
 
         endpoints: application without access control.
         """
-        while True:
-            self._changed.clear()
-            batch = next((each for each in self._ordered() if not each.has_ended), None)
-            if batch is None:
+        try:
+            while True:
+                self._changed.clear()
+                for batch in self._batches.values():
+                    if not batch.has_ended and batch.owner not in self._owners:
+                        work = self._run_all(batch.owner, endpoints)
+                        self._owners[batch.owner] = asyncio.create_task(work)
                 await self._changed.wait()
-                continue
-            self._running = batch
-            self._work = asyncio.create_task(self._run(batch, endpoints))
+        finally:  # the server stops
+            await end_tasks(self._owners.values())
+
+    async def _run_all(self, owner: str, endpoints: App) -> None:
+        """Answer the batches of a key, one after the other, until all have ended."""
+        while (batch := self._next(owner)) is not None:
+            work = asyncio.create_task(self._run(batch, endpoints))
+            self._running[batch.id] = work
             try:
-                await asyncio.wait([self._work])
+                await asyncio.wait([work])
             finally:
-                self._running = None
-                if not self._work.done():  # the server stops
-                    self._work.cancel()
-                    await asyncio.wait([self._work])
-            if not self._work.cancelled() and (error := self._work.exception()):
+                await end_tasks([work])
+                del self._running[batch.id]
+            if not work.cancelled() and (error := work.exception()):
                 log.error("%s failed", batch.id, exc_info=error)
-                self._fail(batch, [_error("server_error", as_api_error(error).message)])
+                text = as_api_error(error).message
+                with suppress(OSError):  # the disk may take no record either
+                    self._fail(batch, [batch_error("server_error", text)])
+        del self._owners[owner]
+
+    def _next(self, owner: str) -> Batch | None:
+        """Return the oldest open batch of a key."""
+        mine = (each for each in self._batches.values() if each.owner == owner)
+        return next((each for each in mine if not each.has_ended), None)
 
     async def _run(self, batch: Batch, endpoints: App) -> None:
         """Bring a batch to its end, from whatever status it has."""
-        part = self.files.folder / f"{batch.id}.part"
-        if batch.status == "failed":
-            return
-        read = await self._requests(batch)
-        if read is None:
-            return
-        requests, ids = read
-        if batch.status in ("validating", "in_progress"):
-            try:
-                await self._answer(batch, ids, endpoints)
-            except TimeoutError:
-                batch.after = "expired"
-            batch.after = batch.after or "completed"
-        self._enter(batch, "finalizing")
-        finished = await asyncio.to_thread(_answers_of, part)
-        await self._finalize(batch, requests, finished)
-        self._enter(batch, batch.after)
-        self.files.extra_bytes = 0
-        part.unlink(missing_ok=True)
-
-    async def _requests(
-        self, batch: Batch
-    ) -> tuple[list[dict[str, Any]], RequestIds] | None:
-        """Return the requests of a batch; ``None`` after a batch has failed."""
-        path = self.files.path(batch.input_file_id)
         try:
-            ids = await asyncio.to_thread(index_requests, path)
-            requests = await asyncio.to_thread(lambda: list(read_requests(path)))
-        except (OSError, RequestError) as error:
-            text = str(error).replace(str(path), batch.input_file_id)
-            self._fail(batch, [_error("invalid_file", text)])
-            return None
-        odd = [
-            _error("mismatched_url", f"url {each['url']!r}, accepts {batch.endpoint!r}",
-                   each["custom_id"])
-            for each in requests
-            if each["url"] != batch.endpoint
-        ]  # fmt: skip
-        if len(requests) > MAX_REQUESTS or not requests:
-            text = f"found {len(requests)} requests, accepts 1 to {MAX_REQUESTS}"
-            odd = [_error("invalid_request_count", text)]
-        if odd:
-            self._fail(batch, odd[:100])
-            return None
-        batch.total = len(requests)
-        return requests, ids
+            if batch.status in ("validating", "in_progress"):
+                await self._answer(batch, endpoints)
+            if not batch.has_ended:
+                self._enter(batch, "finalizing")
+                await self._finalize(batch)
+                self._enter(batch, batch.after)
+                self._part(batch).unlink(missing_ok=True)
+        except (FileNotFoundError, RequestError) as error:
+            path = str(self.files.path(batch.input_file_id))
+            text = str(error).replace(path, batch.input_file_id)
+            self._fail(batch, [batch_error("invalid_file", text)])
 
-    async def _answer(self, batch: Batch, ids: RequestIds, endpoints: App) -> None:
-        """Answer what has no answer yet; raises TimeoutError after the window."""
+    async def _answer(self, batch: Batch, endpoints: App) -> None:
+        """Answer what has no answer yet; a batch that is refused fails."""
+        path = self.files.path(batch.input_file_id)
+        reading = partial(plan, path, self._part(batch), batch.endpoint)
+        found = await run_to_end(self._threads, reading)
+        if found.errors:
+            self._fail(batch, found.errors)
+            return
+        self._count_part(batch)
+        batch.total, batch.completed, batch.failed = found.total, found.finished, 0
         self._enter(batch, "in_progress")
-        part = self.files.folder / f"{batch.id}.part"
-        await asyncio.to_thread(find_answers, part, ids)
-        todo = unanswered(self.files.path(batch.input_file_id), ids)
-        batch.completed, batch.failed = ids.answered, 0
-        self.files.extra_bytes = part.stat().st_size if part.exists() else 0
-        with part.open("a", encoding="utf-8", errors="backslashreplace") as output:
+        app, waiting = self._app(endpoints, batch.owner), iter(found.starts)
+        writing = asyncio.Lock()
 
-            def write(answer: dict[str, Any]) -> None:
-                text = json.dumps(answer, ensure_ascii=False) + "\n"
-                self.files.extra_bytes += len(text)
-                if self.files.free_bytes < 0:
-                    raise RequestError("the files of this server have no room for more")
-                output.write(text)
-                output.flush()
-                if answer["response"]["status_code"] == 200:
+        async def work() -> None:
+            for start in waiting:
+                # Until it is written, so that few answers are in memory.
+                async with self._places.place(batch.owner):
+                    reading = partial(request_at, path, start)
+                    request = await run_to_end(self._threads, reading)
+                    answer = await answer_of(app, request.url, request.body)
+                    encoding = partial(answer.line, request.custom_id)
+                    line = await run_to_end(self._threads, encoding)
+                    async with writing:
+                        await self._write(batch, line)
+                if answer.status == 200:
                     batch.completed += 1
                 else:
                     batch.failed += 1
 
-            seconds = max(batch.expires_at - time.time(), 0)
-            async with asyncio.timeout(seconds):
-                await answer_all(
-                    self._app(endpoints, batch.owner), todo, write,
-                    concurrency=lambda: self._concurrency,
-                )  # fmt: skip
+        try:
+            async with asyncio.timeout(max(batch.expires_at - time.time(), 0)):
+                await at_once(work, min(self._concurrency, len(found.starts)))
+        except TimeoutError:
+            batch.after = "expired"
+        batch.after = batch.after or "completed"
+
+    async def _write(self, batch: Batch, line: bytes) -> None:
+        self.files.check_room(batch.owner, len(line))
+        self._count(batch, len(line))
+        await run_to_end(self._threads, partial(append, self._part(batch), line))
 
     def _app(self, endpoints: App, owner: str) -> App:
         """Return the application as a batch of an owner calls it."""
@@ -256,37 +299,39 @@ class BatchQueue:
 
         return app
 
-    async def _finalize(
-        self,
-        batch: Batch,
-        requests: list[dict[str, Any]],
-        finished: dict[str, dict[str, Any]],
-    ) -> None:
+    async def _finalize(self, batch: Batch) -> None:
         """Store the answers and the errors, each as a file."""
+        folder = self.files.folder
+        good, bad = (folder / f"{batch.id}_{kind}.new" for kind in ("output", "error"))
         reason = EXPIRED if batch.after == "expired" else CANCELLED
-        # On threads, as what follows: there may be 50,000, of many megabytes.
-        good, bad = await asyncio.to_thread(_divided, requests, finished, reason)
-        batch.completed, batch.failed = len(good), len(bad)
-        if good and batch.output_file_id is None:
-            batch.output_file_id = await self._store(batch, "output", good)
-        if bad and batch.error_file_id is None:
-            batch.error_file_id = await self._store(batch, "error", bad)
+        requests = self.files.path(batch.input_file_id)
+        writing = partial(write_results, requests, self._part(batch), good, bad, reason)
+        try:
+            found = await run_to_end(self._threads, writing)
+            batch.total = found.good + found.bad
+            batch.completed, batch.failed = found.good, found.bad
+            # At once from here on: a server that ends stores both files, or none.
+            self._keep_no_more(batch)
+            if found.good:
+                size = found.good_bytes
+                batch.output_file_id = self._store(batch, "output", good, size)
+            if found.bad:
+                batch.error_file_id = self._store(batch, "error", bad, found.bad_bytes)
+        finally:
+            good.unlink(missing_ok=True)
+            bad.unlink(missing_ok=True)
 
-    async def _store(
-        self, batch: Batch, kind: str, lines: Sequence[dict[str, Any]]
-    ) -> str:
-        content = await asyncio.to_thread(_encoded, lines)
-        self.files.extra_bytes = 0  # which these replace
+    def _store(self, batch: Batch, kind: str, path: Path, size: int) -> str:
         name = f"{batch.id}_{kind}.jsonl"
-        file = self.files.add(batch.owner, name, "batch_output", len(content), None)
-        await asyncio.to_thread(self.files.write, file.id, content)
-        self.files.save(file.id, file)
+        file = self.files.add(batch.owner, name, "batch_output", size, None)
+        path.replace(self.files.path(file.id))
+        self.files.finish(file)
         return file.id
 
     def _fail(self, batch: Batch, errors: list[dict[str, Any]]) -> None:
         batch.errors = errors
-        self.files.extra_bytes = 0
-        (self.files.folder / f"{batch.id}.part").unlink(missing_ok=True)
+        self._keep_no_more(batch)
+        self._part(batch).unlink(missing_ok=True)
         self._enter(batch, "failed")
 
     def _enter(self, batch: Batch, status: str) -> None:
@@ -296,45 +341,3 @@ class BatchQueue:
 
     def _save(self, batch: Batch) -> None:
         self.files.save(batch.id, batch)
-
-
-def _divided(
-    requests: Sequence[dict[str, Any]],
-    finished: dict[str, dict[str, Any]],
-    reason: dict[str, str],
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the answers of requests, and the errors; of no answer with a reason."""
-    good, bad = [], []
-    for request in requests:
-        custom = request["custom_id"]
-        answer = finished.get(custom)
-        if answer is None:
-            line = {"id": f"batch_req_{secrets.token_hex(10)}", "custom_id": custom}
-            bad.append({**line, "response": None, "error": reason})
-        elif answer["response"]["status_code"] == 200:
-            good.append(answer)
-        else:
-            bad.append(answer)
-    return good, bad
-
-
-def _encoded(lines: Sequence[dict[str, Any]]) -> bytes:
-    data = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-    return data.encode("utf-8", "backslashreplace")
-
-
-def _error(code: str, message: str, param: str | None = None) -> dict[str, Any]:
-    return {"code": code, "message": message, "param": param, "line": None}
-
-
-def _answers_of(path: Any) -> dict[str, dict[str, Any]]:
-    """Return the answers of a file by the id of the request."""
-    if not path.exists():
-        return {}
-    with path.open(encoding="utf-8") as file:
-        lines = [
-            parse_object(line, path.name, max_bytes=len(line.encode()))
-            for line in file
-            if line.endswith("\n")
-        ]
-    return {line["custom_id"]: line for line in lines}

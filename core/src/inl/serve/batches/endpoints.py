@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Sequence
+import re
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -14,21 +14,31 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from inl.serve.api_error import ApiError, unsupported
+from inl.serve.batches.batch import Batch
+from inl.serve.batches.file_store import StoredFile
 from inl.serve.batches.multipart import Part, parse_form
+from inl.serve.bounded_calls import BoundedCalls
 from inl.serve.dialect import parse
 from inl.serve.http_messages import read_body
 from inl.serve.operations import json_response
 
 if TYPE_CHECKING:
     from inl.serve.batches.batch_queue import BatchQueue
-    from inl.serve.batches.file_store import StoredFile
+    from inl.serve.models import Models
     from inl.serve.settings import ServerConfig
+
+R = TypeVar("R", StoredFile, Batch)
 
 PAGE = 20
 """Batches of a page without ``limit``."""
 
 MOST = 10_000
 """Items of a page, and its default for files."""
+
+LIMIT = re.compile(r"[0-9]{1,9}")
+
+UPLOADS = 2
+"""Files that are written at the same time, and parts of them that are read."""
 
 PART_BYTES = 256 << 10
 """Bytes of a file that are in memory for a client that reads it."""
@@ -59,9 +69,10 @@ class BatchRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class Batches:
     """The endpoints. keys: api keys of the server, which own what they upload."""
 
-    def __init__(self, queue: BatchQueue, config: ServerConfig) -> None:
+    def __init__(self, queue: BatchQueue, models: Models, config: ServerConfig) -> None:
         self._queue = queue
         self._files = queue.files
+        self._calls = BoundedCalls(models, config, name="inl-files", running=UPLOADS)
         self._owners = {
             f"key {position}": self._files.owner_of(key)
             for position, key in enumerate(config.api_keys)
@@ -91,9 +102,12 @@ class Batches:
 
     async def upload(self, request: Request) -> Response:
         """Store a file."""
-        body = await read_body(request.receive)
+        async with self._calls.admitted(request) as (_, body):
+            return await self._store(request, body)
+
+    async def _store(self, request: Request, body: bytes) -> Response:
         kind = request.headers.get("content-type", "")
-        parts = await asyncio.to_thread(parse_form, kind, body)
+        parts = await self._calls.run(partial(parse_form, kind, body))
         part = parts.get("file")
         if part is None or part.filename is None:
             raise ApiError(400, "file: found none; accepts one part", param="file")
@@ -107,8 +121,8 @@ class Batches:
             self._owner(request), name, purpose, len(part.data), seconds
         )
         try:
-            await asyncio.to_thread(self._files.write, file.id, part.data)
-            self._files.save(file.id, file)
+            await self._calls.run(partial(self._files.write, file.id, part.data))
+            self._files.finish(file)
         except BaseException:
             self._files.delete(file)
             raise
@@ -117,9 +131,13 @@ class Batches:
     async def list_files(self, request: Request) -> Response:
         """List the files of the key."""
         files = self._files.of(self._owner(request))
-        if (purpose := request.query_params.get("purpose")) is not None:
-            files = [each for each in files if each.purpose == purpose]
-        return json_response(_page(request, [_file_body(each) for each in files], MOST))
+        purpose = request.query_params.get("purpose")
+
+        def page() -> Response:
+            kept = [each for each in files if purpose in (None, each.purpose)]
+            return json_response(_page(request, kept, MOST, _file_body))
+
+        return await self._calls.run(page)
 
     async def file(self, request: Request) -> Response:
         """Return one file's description."""
@@ -128,12 +146,18 @@ class Batches:
     async def content(self, request: Request) -> Response:
         """Return the content of a file."""
         file = self._file(request)
-        content = await asyncio.to_thread(self._files.open, file.id)
+        content = await self._calls.run(partial(self._files.open, file.id))
         return StreamingResponse(
-            _parts(content, file.bytes),
+            self._parts(content, file.bytes),
             media_type="application/octet-stream",
             headers={"content-length": str(file.bytes)},
         )
+
+    async def _parts(self, content: BinaryIO, size: int) -> AsyncIterator[bytes]:
+        """Yield a file in parts, each once the client has taken those before."""
+        with content:
+            for _ in range(0, size, PART_BYTES):
+                yield await self._calls.run(partial(content.read, PART_BYTES))
 
     async def delete(self, request: Request) -> Response:
         """Delete a file that no open batch needs."""
@@ -158,7 +182,8 @@ class Batches:
     async def list_batches(self, request: Request) -> Response:
         """List the batches of the key."""
         batches = self._queue.of(self._owner(request))
-        return json_response(_page(request, [each.body() for each in batches], PAGE))
+        page = partial(_page, request, batches, PAGE, Batch.body)
+        return await self._calls.run(lambda: json_response(page()))
 
     async def batch(self, request: Request) -> Response:
         """Return one batch."""
@@ -171,13 +196,6 @@ class Batches:
         batch = self._queue.find(self._owner(request), name)
         self._queue.cancel(batch)
         return json_response(batch.body())
-
-
-async def _parts(content: BinaryIO, size: int) -> AsyncIterator[bytes]:
-    """Yield a file in parts, each once the client has taken those before."""
-    with content:
-        for _ in range(0, size, PART_BYTES):
-            yield await asyncio.to_thread(content.read, PART_BYTES)
 
 
 def no_batches() -> list[Route]:
@@ -210,11 +228,16 @@ def _file_body(file: StoredFile) -> dict[str, Any]:
     }
 
 
-def _page(request: Request, items: list[Any], default: int) -> dict[str, Any]:
+def _page(
+    request: Request,
+    items: Sequence[R],
+    default: int,
+    body: Callable[[R], dict[str, Any]],
+) -> dict[str, Any]:
     """Return the part of a list that ``after``, ``limit`` and ``order`` name."""
     query = request.query_params
     limit = query.get("limit") or str(default)
-    if not limit.isdecimal() or not 1 <= int(limit) <= MOST:
+    if not LIMIT.fullmatch(limit) or not 1 <= int(limit) <= MOST:
         raise ApiError(
             400, f"limit: found {limit!r:.20}, accepts 1 to {MOST}", param="limit"
         )
@@ -222,11 +245,11 @@ def _page(request: Request, items: list[Any], default: int) -> dict[str, Any]:
         items = items[::-1]
     start = 0
     if (after := query.get("after")) is not None:
-        ids = [item["id"] for item in items]
+        ids = [item.id for item in items]
         if after not in ids:
             raise ApiError(400, f"after: found no {after!r:.60}", param="after")
         start = ids.index(after) + 1
-    shown: Sequence[Any] = items[start : start + int(limit)]
+    shown = [body(each) for each in items[start : start + int(limit)]]
     return {
         "object": "list",
         "data": shown,

@@ -1,4 +1,4 @@
-"""Files of ``/v1/files`` in one folder, whose bytes are bounded together."""
+"""Files of ``/v1/files`` in one folder, whose bytes and number are bounded."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from math import inf
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -45,33 +47,64 @@ class StoredFile(msgspec.Struct):
 class FileStore:
     """The files of a folder, which one server has at a time.
 
-    Used by the event loop only, but :meth:`open` and :meth:`write`. Raises
-    :class:`~inl.errors.RequestError` for a folder that cannot be used.
+    Used by the event loop only, but :meth:`open` and :meth:`write`. max_bytes: of all
+    files together. keys: that share the folder: none has more than its part of the
+    number of files. max_key_bytes: of the files of one key; ``None`` is an equal part
+    of all. Raises :class:`~inl.errors.RequestError` for a folder that cannot be used.
     """
 
-    def __init__(self, folder: Path, max_bytes: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        max_bytes: int,
+        *,
+        keys: int = 1,
+        max_key_bytes: int | None = None,
+    ) -> None:
         self.folder = folder
+        self.keys = keys
         self._max_bytes = max_bytes
+        self._max_key_bytes = (
+            max_bytes // keys if max_key_bytes is None else max_key_bytes
+        )
+        self._max_key_files = max(MAX_FILES // keys, 1)
         self._closing = ExitStack()
-        self.extra_bytes = 0
-        """Bytes of answers that are no file yet."""
+        self._bytes, self._count = Counter[str](), Counter[str]()
+        """What each owner has, with what is being written."""
+        self._files: dict[str, dict[str, StoredFile]] = defaultdict(dict)
+        """The files of each owner that are whole, the oldest first."""
+        self._next_expiry = inf
+        self.is_used: Callable[[StoredFile], bool] = lambda _: False
+        """Whether a file is needed, so that it does not expire."""
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._closing.enter_context(locked(folder / "lock", wait=False))
             self._salt = self._read_salt()
+            self._drop_remains()
         except BlockingIOError as error:
             raise RequestError(
                 f"--files {folder}: another server uses it; name another folder"
             ) from error
         except OSError as error:
             raise RequestError(f"--files {folder}: {error.strerror}") from error
-        self._files = {each.id: each for each in self.records("file", StoredFile)}
+        files = self.records("file", StoredFile)
+        for file in sorted(files, key=lambda each: (each.created_at, each.id)):
+            self.take(file.owner, file.bytes, 1)
+            self._list(file)
 
     def _read_salt(self) -> bytes:
         path = self.folder / SALT
         if not path.exists():
             self._write(path, secrets.token_bytes(16))
         return path.read_bytes()
+
+    def _drop_remains(self) -> None:
+        """Delete what a server that ended was writing."""
+        for path in self.folder.glob("*.new"):
+            path.unlink()
+        for path in self.folder.glob("file-*.data"):
+            if not path.with_suffix(".json").exists():
+                path.unlink()
 
     def close(self) -> None:
         """Let another server use the folder. Closing twice is allowed."""
@@ -103,7 +136,7 @@ class FileStore:
     def _write(path: Path, data: bytes) -> None:
         part = path.with_name(path.name + ".new")
         part.unlink(missing_ok=True)
-        with open(part, "xb", opener=_private) as file:
+        with open(part, "xb", opener=private) as file:
             file.write(data)
         part.replace(path)
 
@@ -119,64 +152,103 @@ class FileStore:
         """Write the content of a file."""
         self._write(self.path(name), data)
 
-    @property
-    def free_bytes(self) -> int:
-        """How many bytes more may be stored."""
-        used = sum(each.bytes for each in self._files.values())
-        return self._max_bytes - used - self.extra_bytes
+    def check_room(self, owner: str, size: int, count: int = 0) -> None:
+        """Raise :class:`ApiError` 400 if a key may not store as much more.
+
+        size: in bytes. count: of files.
+        """
+        key_bytes, key_files = self._max_key_bytes, self._max_key_files
+        bounds = [
+            (size, self._max_bytes, self._bytes.total(), "bytes",
+             f"the files of this server may have {self._max_bytes} bytes together "
+             "(--max-file-bytes)"),
+            (count, MAX_FILES, self._count.total(), "files",
+             f"this server stores {MAX_FILES} files"),
+        ]  # fmt: skip
+        if key_bytes < self._max_bytes:
+            text = f"the files of a key may have {key_bytes} bytes together"
+            text += " (--max-file-bytes-per-key)"
+            bounds.insert(0, (size, key_bytes, self._bytes[owner], "bytes", text))
+        if key_files < MAX_FILES:
+            text = f"a key may store {key_files} of the {MAX_FILES} files"
+            bounds.insert(0, (count, key_files, self._count[owner], "files", text))
+        for found, most, used, unit, text in bounds:
+            if found > max(most - used, 0):
+                raise ApiError(
+                    400,
+                    f"file: no room for {found} {unit}, accepts {max(most - used, 0)} "
+                    f"more: {text}; delete some",
+                    param="file",
+                    code="storage_full",
+                )
+
+    def take(self, owner: str, size: int, count: int = 0) -> None:
+        """Count what a key has besides, or has no longer; nothing is checked."""
+        self._bytes[owner] += size
+        self._count[owner] += count
 
     def add(
         self, owner: str, filename: str, purpose: str, size: int, seconds: int | None
     ) -> StoredFile:
         """Return the record of a new file, whose content is to be written.
 
-        seconds: until it is deleted. Raises :class:`ApiError` 400 without room.
+        It is found after :meth:`finish`. seconds: until it is deleted. Raises
+        :class:`ApiError` 400 without room.
         """
         self.expire()
-        if size > self.free_bytes or len(self._files) >= MAX_FILES:
-            raise ApiError(
-                400,
-                f"file: found {size} bytes, accepts {max(self.free_bytes, 0)}: the "
-                f"files of this server may have {self._max_bytes} bytes together "
-                f"(--max-file-bytes), and number {MAX_FILES}; delete some",
-                param="file",
-                code="storage_full",
-            )
+        self.check_room(owner, size, 1)
         now = int(time.time())
         expires = None if seconds is None else now + seconds
         name = f"file-{secrets.token_hex(12)}"
-        file = StoredFile(name, owner, filename, purpose, size, now, expires)
-        self._files[name] = file
-        return file
+        self.take(owner, size, 1)
+        return StoredFile(name, owner, filename, purpose, size, now, expires)
+
+    def finish(self, file: StoredFile) -> None:
+        """List a new file, whose content is whole."""
+        self.save(file.id, file)
+        self._list(file)
+
+    def _list(self, file: StoredFile) -> None:
+        self._files[file.owner][file.id] = file
+        if file.expires_at is not None:
+            self._next_expiry = min(self._next_expiry, file.expires_at)
 
     def find(self, owner: str, name: str) -> StoredFile:
         """Return a file of an owner; raises :class:`ApiError` 404."""
         self.expire()
-        file = self._files.get(name)
-        if file is None or file.owner != owner:
+        file = self._files[owner].get(name)
+        if file is None:
             raise ApiError(404, f"file: found no file {name!r:.60}", param="file_id")
         return file
 
     def of(self, owner: str) -> Sequence[StoredFile]:
         """Return the files of an owner, the newest first."""
         self.expire()
-        files = [each for each in self._files.values() if each.owner == owner]
-        return sorted(files, key=lambda each: (each.created_at, each.id), reverse=True)
+        return [*reversed(self._files[owner].values())]
 
     def delete(self, file: StoredFile) -> None:
-        """Delete a file."""
-        del self._files[file.id]
+        """Delete a file, also one that is not whole."""
+        self._files[file.owner].pop(file.id, None)
+        self.take(file.owner, -file.bytes, -1)
         for path in (self.folder / f"{file.id}.json", self.path(file.id)):
             path.unlink(missing_ok=True)
 
     def expire(self) -> None:
         """Delete the files whose time has ended."""
         now = time.time()
-        for file in [*self._files.values()]:
-            if file.expires_at is not None and file.expires_at <= now:
-                self.delete(file)
+        if now < self._next_expiry:
+            return
+        self._next_expiry = inf
+        for files in self._files.values():
+            for file in [*files.values()]:
+                if file.expires_at is None:
+                    continue
+                if file.expires_at <= now and not self.is_used(file):
+                    self.delete(file)
+                else:
+                    self._next_expiry = min(self._next_expiry, file.expires_at)
 
 
-def _private(path: str, flags: int) -> int:
+def private(path: str, flags: int) -> int:
     """Open a file that other users can neither read nor change."""
     return os.open(path, flags, 0o600)

@@ -90,7 +90,8 @@ class Replica(msgspec.Struct, array_like=True, tag="replica"):
 
     identity: what decides which tokens follow a prompt, by name. places: requests that
     it computes at the same time. cache_tokens: size of its prefix cache. name: random,
-    of this process; empty in versions that remember no outputs.
+    of this process; empty in versions that remember no outputs. time: of its clock, in
+    seconds since the epoch; 0 in versions that do not tell it.
     """
 
     proof: bytes
@@ -103,6 +104,7 @@ class Replica(msgspec.Struct, array_like=True, tag="replica"):
     sampling_defaults: dict[str, float]
     end_ids: list[int]
     name: str = ""
+    time: float = 0.0
 
 
 class Ping(msgspec.Struct, array_like=True, tag="ping"):
@@ -311,8 +313,10 @@ decode = msgspec.msgpack.Decoder[Message](Message).decode
 
 def plain(value: Any) -> Any:
     """Return JSON-like data in place of the mappings and collections of options."""
+    if value is None or isinstance(value, str | int | float):
+        return value
     if isinstance(value, Mapping):
         return {name: plain(item) for name, item in value.items()}
-    if isinstance(value, Sequence | set | frozenset) and not isinstance(value, str):
+    if isinstance(value, Sequence | set | frozenset):
         return [plain(item) for item in value]
     return value

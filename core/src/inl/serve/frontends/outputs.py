@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from inl.text.tokenizer import Tokenizer
 
 
+_BOUNDS = EngineConfig()
+"""Bounds of stop strings. Checking its values takes longer than a request does."""
+
+
 @dataclass(slots=True)
 class RemoteRequest:
     """What is known here of a request of the engine's process."""
@@ -50,7 +54,7 @@ class RemoteHandle(RequestHandle):
         super().__init__(
             cast("Any", request),
             tokenizer,
-            stop_strings(options.get("stop"), EngineConfig()),
+            stop_strings(options.get("stop"), _BOUNDS),
             time.perf_counter(),
             skip_special=options.get("skip_special_tokens", True),
         )

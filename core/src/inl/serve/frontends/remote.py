@@ -38,6 +38,7 @@ from inl.serve.frontends.resumed import (
 from inl.serve.generations import Generation, Generations
 from inl.serve.health import Health
 from inl.serve.load_failure import load_failure
+from inl.serve.prompt_threads import encoded
 
 if TYPE_CHECKING:
     from inl.engine.request_handle import RequestHandle
@@ -115,8 +116,7 @@ class RemoteModel:
         """Return the text side of the model, and encoded prompts."""
         try:
             text = self._text or await self.opened()
-            # A long text takes a while to encode.
-            return text, await asyncio.to_thread(text.encode_all, prompts)
+            return text, await encoded(text, prompts)
         except Exception as error:
             self._health.judge(error)
             raise

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -38,6 +40,8 @@ class OllamaStore:
         self._models = models
         self._is_allowed = is_allowed
         self._pulling = asyncio.Lock()
+        # A download goes on if its client leaves, and the next one waits for it.
+        self._threads = ThreadPoolExecutor(1, "inl-pull")
 
     def routes(self) -> list[Route]:
         """Return the routes of both endpoints."""
@@ -88,7 +92,8 @@ class OllamaStore:
             loop.call_soon_threadsafe(news.put_nowait, status)
 
         async with self._pulling:
-            download = asyncio.create_task(asyncio.to_thread(pull_model, name, report))
+            work = partial(pull_model, name, report)
+            download = loop.run_in_executor(self._threads, work)
             download.add_done_callback(lambda _: news.put_nowait(None))
             while (status := await news.get()) is not None:
                 yield status

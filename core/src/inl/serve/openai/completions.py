@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Annotated, Any
 
 from msgspec import Meta
@@ -175,9 +176,13 @@ class CompletionExchange(ChunkedExchange):
         places = self._places_of(index)
         if not self._echo or part.prompt is None:
             return completion_logprobs(part.logprobs, places)
-        first, *others = part.prompt.token_ids
-        known = [each for each in part.prompt.logprobs if each is not None]
-        assert len(known) == len(others), "of all tokens but the first"
+        # Tokens before the first one with a log-probability are ids.
+        known = [
+            scores or token
+            for token, scores in zip_longest(
+                part.prompt.token_ids, part.prompt.logprobs
+            )
+        ]
         text = self._echoed(index)
 
         def is_shown(token: int) -> bool:
@@ -186,7 +191,7 @@ class CompletionExchange(ChunkedExchange):
             special = self.token_text.is_special(token)
             return not special or text.startswith(name, places.offset)
 
-        echoed = completion_logprobs([first, *known], places, is_shown)
+        echoed = completion_logprobs(known, places, is_shown)
         places.offset = len(text)
         places.begin()
         found = completion_logprobs(part.logprobs, places)

@@ -86,6 +86,7 @@ class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     bad_words: list[StopString] | None = None
     seed: Seed | None = None
     prompt_logprobs: TopLogprobs | None = None
+    prompt_logprobs_start: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     priority: Annotated[int, Meta(ge=-100, le=100)] | None = None
     timeout_seconds: Annotated[float, Meta(gt=0, le=1e9)] | None = None
     stop: StopString | list[StopString] | None = None
@@ -129,6 +130,7 @@ def options_of(fields: GenerationFields) -> GenerationOptions:
         "min_tokens": fields.min_tokens or 0,
         "bad_words": fields.bad_words or (),
         "prompt_logprobs": fields.prompt_logprobs,
+        "prompt_logprobs_start": fields.prompt_logprobs_start or 0,
         # Lower values start first, as in vLLM.
         "priority": -(fields.priority or 0),
     }

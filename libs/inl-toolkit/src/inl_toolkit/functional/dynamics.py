@@ -52,7 +52,8 @@ def whole(function: F) -> F:
     def call(*args: Any, **kwargs: Any) -> Any:
         first = args[0] if args else kwargs.get("x")
         module = type(first).__module__.partition(".")[0]
-        if _Setting.backend != AUTO or not _is_imported(module):
+        is_own = _Setting.backend in (AUTO, _framework_name(module))
+        if not is_own or not _is_imported(module):
             return function(*args, **kwargs)
         return leaf(*args, **kwargs)
 
