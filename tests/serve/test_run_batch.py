@@ -100,6 +100,16 @@ def test_a_file_that_is_not_of_answers_is_left_alone(tmp_path, text):
     assert path.read_text() == text
 
 
+def test_an_answer_may_be_longer_than_a_request(tmp_path, monkeypatch):
+    requests = write(tmp_path / "in.jsonl", map(line_of, range(3)))
+    path = tmp_path / "out.jsonl"
+    assert run(echo, requests, path) == (3, 0)
+    whole, ids = path.read_bytes(), index_requests(requests)
+    monkeypatch.setattr("inl.serve.batch_file.MAX_LINE", 50)
+    find_answers(path, ids)
+    assert (ids.answered, path.read_bytes()) == (3, whole)
+
+
 BAD = {
     "no JSON": ["{"],
     "no id": [json.dumps({"url": PATH, "body": {}})],

@@ -213,11 +213,14 @@ def _divide(path: Path, rest: Path, ids: RequestIds) -> tuple[int, bool]:
     """
     end, copy = 0, None
     with path.open("rb") as file, ExitStack() as opened:
-        for number, line in enumerate(_lines(file), 1):
+        for number, start in enumerate(_lines(file), 1):
+            line = start
             if not line.endswith(b"\n"):
                 if line[: len(BEGINNING)] != BEGINNING[: len(line)]:
                     _refuse_answer(path, number, line)
-                break
+                line += file.readline()  # an answer may be longer than requests are
+                if not line.endswith(b"\n"):
+                    break
             custom, failed = answered_line(line, path, number)
             stays = not failed and not ids.is_answered(custom)
             if stays:
