@@ -167,11 +167,12 @@ class Completions:
                 for each in prompt
             ]
         try:
-            return await self._engine.agenerate(prompt, **self._options)
+            found: Completion = await self._engine.agenerate(prompt, **self._options)
         except RequestError as error:
             if self._errors is None:
                 raise
             return error
+        return found
 
     def _check_names(self, names: list[str]) -> None:
         if self._prompts not in names:
