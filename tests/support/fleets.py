@@ -14,8 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from http_clients import WAIT_SECONDS, HttpClient
-from inl.fleet import client, server
+from inl.fleet import client
 from inl.fleet.engine_link import EngineLink
+from inl.fleet.server import FleetServer
 from inl.serve.settings import ServerConfig
 from waiting import until
 
@@ -27,22 +28,23 @@ TARGETS: dict[str, str] = {}
 """Addresses behind those of proxies."""
 
 
-class PatientLink(EngineLink):
-    """Finds an engine silent only if a test lets it be: others may be slow."""
-
-    def _judge(self, problem):
-        places = self.address, TARGETS.get(self.address, "")
-        silent = [place for place in places if place in SILENT]
-        if not silent:
-            problem = self._problem = ""
-        elif not problem:
-            for place in silent:
-                if SILENT[place]:  # it has answered again
-                    del SILENT[place]
-        super()._judge(problem)
+JUDGE = EngineLink._judge
 
 
-server.EngineLink = PatientLink
+def judge_patiently(link, problem):
+    """Find an engine silent only if a test lets it be: others may be slow."""
+    places = link.address, TARGETS.get(link.address, "")
+    silent = [place for place in places if place in SILENT]
+    if not silent:
+        problem = link._problem = ""
+    elif not problem:
+        for place in silent:
+            if SILENT[place]:  # it has answered again
+                del SILENT[place]
+    JUDGE(link, problem)
+
+
+EngineLink._judge = judge_patiently
 # An engine may start slowly.
 client.START_SECONDS = client.CONTINUE_SECONDS = WAIT_SECONDS
 
@@ -123,7 +125,7 @@ class Fleet(HttpClient):
         async def serve():
             self._loop = asyncio.get_running_loop()
             addresses, options = self._arguments
-            self.server = server.FleetServer(addresses, self._config, **options)
+            self.server = FleetServer(addresses, self._config, **options)
             await self.server.serve(self._started)
 
         asyncio.run(serve())
