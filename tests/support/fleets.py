@@ -15,7 +15,7 @@ from pathlib import Path
 
 from http_clients import WAIT_SECONDS, HttpClient
 from http_servers import HashServer
-from inl.fleet import client, continuing, membership, questions
+from inl.fleet import client, continuing, questions
 from inl.fleet.engine_link import EngineLink
 from inl.fleet.engine_port import EnginePort
 from inl.fleet.server import FleetServer
@@ -45,22 +45,23 @@ TARGETS: dict[str, str] = {}
 """Addresses behind those of proxies."""
 
 
-class PatientLink(EngineLink):
-    """Finds an engine silent only if a test lets it be: others may be slow."""
-
-    def _judge(self, problem):
-        places = self.address, TARGETS.get(self.address, "")
-        silent = [place for place in places if place in SILENT]
-        if not silent:
-            problem = self._problem = ""
-        elif not problem:
-            for place in silent:
-                if SILENT[place]:  # it has answered again
-                    del SILENT[place]
-        super()._judge(problem)
+JUDGE = EngineLink._judge
 
 
-membership.EngineLink = PatientLink
+def judge_patiently(link, problem):
+    """Find an engine silent only if a test lets it be: others may be slow."""
+    places = link.address, TARGETS.get(link.address, "")
+    silent = [place for place in places if place in SILENT]
+    if not silent:
+        problem = link._problem = ""
+    elif not problem:
+        for place in silent:
+            if SILENT[place]:  # it has answered again
+                del SILENT[place]
+    JUDGE(link, problem)
+
+
+EngineLink._judge = judge_patiently
 # An engine may start slowly.
 client.START_SECONDS = questions.START_SECONDS = WAIT_SECONDS
 continuing.CONTINUE_SECONDS = WAIT_SECONDS

@@ -92,7 +92,7 @@ def test_threads_capture_while_others_use_the_device():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(300)
         assert not thread.is_alive()
     assert not errors
 
