@@ -595,11 +595,16 @@ def test_what_an_ended_server_was_writing_is_deleted(tmp_path):
     unfinished = store.add("", "b", "batch", 50, None)
     store.write(unfinished.id, b"y" * 50)
     (tmp_path / f"{file.id}.json.new").write_bytes(b"{")
+    (tmp_path / f"batch_{'0' * 24}_output.new").write_bytes(b"{")
+    others = [tmp_path / name for name in ("file-mine.data", "notes.new")]
+    for path in others:
+        path.write_bytes(b"of somebody else")
     store.close()
     store = FileStore(tmp_path, 100)
     assert [each.id for each in store.of("")] == [file.id]
     assert not store.path(unfinished.id).exists()
-    assert not list(tmp_path.glob("*.new"))
+    assert list(tmp_path.glob("*.new")) == others[1:]
+    assert others[0].exists()
     stored_file(store, b"z" * 99)
 
 

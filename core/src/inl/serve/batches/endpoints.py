@@ -145,7 +145,11 @@ class Batches:
     async def content(self, request: Request) -> Response:
         """Return the content of a file."""
         file = self._file(request)
-        content = await self._calls.run(partial(self._files.open, file.id))
+        try:
+            content = await self._calls.run(partial(self._files.open, file.id))
+        except FileNotFoundError:
+            self._file(request)  # it has been deleted meanwhile
+            raise
         return StreamingResponse(
             self._parts(content, file.bytes),
             media_type="application/octet-stream",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
 import secrets
 import time
 from collections import Counter, defaultdict
@@ -28,6 +29,13 @@ MAX_FILES = 10_000
 
 SALT = "salt"
 """File of the random bytes with which keys are hashed."""
+
+CONTENT = re.compile(r"file-[0-9a-f]{24}\.data")
+
+PARTIAL = re.compile(
+    r"(file-[0-9a-f]{24}\.(data|json)|batch_[0-9a-f]{24}(\.json|_output|_error)|salt)\.new"
+)
+"""Names of files that are renamed once they are whole; others are none of ours."""
 
 R = TypeVar("R", bound=msgspec.Struct)
 
@@ -100,10 +108,11 @@ class FileStore:
 
     def _drop_remains(self) -> None:
         """Delete what a server that ended was writing."""
-        for path in self.folder.glob("*.new"):
-            path.unlink()
-        for path in self.folder.glob("file-*.data"):
-            if not path.with_suffix(".json").exists():
+        for path in self.folder.iterdir():
+            is_whole = path.with_suffix(".json").exists()
+            if PARTIAL.fullmatch(path.name) or (
+                CONTENT.fullmatch(path.name) and not is_whole
+            ):
                 path.unlink()
 
     def close(self) -> None:
