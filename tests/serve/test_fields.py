@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
 
 from http_servers import HashServer, hash_engine
+from inl.engine.answers.conversation import PromptScores
 from inl.guidance.grammars import Grammars
+from inl.scheduling.sampling_params import TokenLogprob
+from inl.serve.job import Answer, Usage
 from inl.serve.openai.completions import CompletionExchange
 from inl.serve.structured import structure_of
 
@@ -80,6 +84,15 @@ def test_an_echoed_prompt_has_logprobs(hash_server, twin):
     for name, values in end["logprobs"].items():
         skipped = [None, None] if "logprobs" in name else found[name][:2]
         assert values == skipped + found[name][2:]
+
+
+def test_an_echoed_prompt_that_ended_early_lacks_logprobs():
+    body = {"prompt": [5, 6, 7], "echo": True, "logprobs": 0}
+    exchange = CompletionExchange(json.dumps(body).encode(), "1", "model")
+    scores = PromptScores([5, 6, 7], [None, TokenLogprob(6, -1.0)])
+    answer = Answer(finish_reason="length", prompt=scores)
+    (choice,) = exchange.body([answer], Usage(3))["choices"]
+    assert choice["logprobs"]["token_logprobs"] == [None, -1.0, None]
 
 
 def test_a_timeout_ends_the_answer():
