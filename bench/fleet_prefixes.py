@@ -259,9 +259,9 @@ def main() -> None:
             with ExitStack() as stack:
                 places = start(stack)
                 asyncio.run(converse(places, given, -1, given.clients))  # warms up
-                found[name].append(
-                    asyncio.run(converse(places, given, round_, given.talks))
-                )
+                figures = asyncio.run(converse(places, given, round_, given.talks))
+                found[name].append(figures)
+                print(f"{name}: {figures}", file=sys.stderr, flush=True)
     load = os.getloadavg()[0]
     print(f"{given.talks} conversations of {given.turns} turns, {given.clients} at a "
           f"time, median of {given.rounds} rounds; load {load:.1f}\n")  # fmt: skip
