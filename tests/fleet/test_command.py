@@ -7,13 +7,15 @@ import json
 import os
 import re
 import signal
+from pathlib import Path
 
 import pytest
 
 from http_servers import ServerProcess
-from inl.cli.serve_fleet import fleet_mode
+from inl.cli.serve_fleet import fleet_mode, make_fleet
 from inl.cli.serve_options import FleetOptions
-from inl.errors import RequestError
+from inl.config import EngineConfig
+from inl.errors import InlError, RequestError
 from inl.serve.settings import ServerConfig
 from waiting import is_running, until
 
@@ -105,6 +107,30 @@ def test_options_that_exclude_each_other_are_refused():
         (ServerConfig(frontends=2), [("m", "m")], {"replica": ["a:1"]}),
         (ServerConfig(idle_unload=5), [("m", "m")], {"engine_only": True}),
         (None, [("m", "m")], {"replicas": 2, "otel": True}),
+        (None, [("m", "m")], {"replica": ["a:1"], "replica_file": Path("engines")}),
     ]:
         with pytest.raises(RequestError, match="accepts one"):
             mode(config, models, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "config", "reason"),
+    [
+        ({"place": "ray:"}, {}, "found no --replicas"),
+        ({"place": "worker:", "replicas": 2}, {}, "--place worker: is not supported"),
+        ({"place": "join:", "replicas": 2}, {}, "serves none"),
+        ({"place": "nowhere:", "replicas": 2}, {}, "PLACE: or PLACE:TARGET/"),
+        ({"place": "nowhere:host", "replicas": 2}, {}, "the place 'nowhere'"),
+        ({"replica_file": Path("/nowhere/engines")}, {}, "a file with HOST:PORT"),
+    ],
+)
+def test_engines_that_cannot_be_are_refused(options, config, reason):
+    given, config = FleetOptions(**options), ServerConfig(**config)
+    models = [("m", "m")]
+
+    def make():
+        fleet_mode(given, models, config, has_model=True, others={})
+        return make_fleet(given, models, config, EngineConfig(), "m", "m")
+
+    with pytest.raises(InlError, match=re.escape(reason)):
+        make()

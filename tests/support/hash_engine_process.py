@@ -3,7 +3,8 @@
 With ``is_real`` it is the default model on the CPU; ``digest`` is that of its weights.
 Writes its address to the standard output. It ends when its standard input is closed.
 With the number of a socket in place of JSON, it is one that
-:class:`~inl.fleet.local_engines.LocalEngines` starts.
+:class:`~inl.fleet.local_engines.LocalEngines` starts, with ``--connect`` one of
+:class:`~inl.fleet.placed_engines.PlacedEngines`.
 SIGUSR1 lets steps wait after the next ``STEPS``, which it says; SIGUSR2 ends this.
 """
 
@@ -26,6 +27,7 @@ from inl.serve.model_slot import ModelSource
 from inl.serve.server import Server, engine_config
 from inl.serve.settings import ServerConfig
 from inl.serve.signals import handle_signals
+from inl.workers.placed_engine import Parent
 from inl.workers.settings import read_secret
 
 STEPS = 12
@@ -33,10 +35,16 @@ STEPS = 12
 
 
 def main() -> None:
-    listening = None
-    if sys.argv[1].isdigit():
-        listening = socket.socket(fileno=int(sys.argv[1]))
-    given = json.loads(sys.argv[1]) if listening is None else read_settings()
+    listening = joined = None
+    secret = read_secret(os.environ)
+    if sys.argv[1] == "--connect":
+        joined = Parent(os.environ)
+        given, listening = joined.settings, joined.listening
+        secret = bytes.fromhex(given["secret"])
+    elif sys.argv[1].isdigit():
+        listening, given = socket.socket(fileno=int(sys.argv[1])), read_settings()
+    else:
+        given = json.loads(sys.argv[1])
     max_batch = given.get("max_batch", 4)
     server_config = ServerConfig(**given.get("server", {}))
 
@@ -69,7 +77,7 @@ def main() -> None:
             [ModelSource("hash", open_engine)], server_config, max_batch=max_batch
         )
         address = given.get("address", "127.0.0.1:0")
-        server.port = EnginePort(server, address, read_secret(os.environ), listening)
+        server.port = EnginePort(server, address, secret, listening)
         handle_signals(server.stop)
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGUSR1, hold)
@@ -78,11 +86,12 @@ def main() -> None:
         def started(address):
             if listening is None:
                 print(address, flush=True)
-            else:
+            elif joined is None:
                 report_served()
 
         serving = asyncio.create_task(server.serve(started))
-        parent = asyncio.create_task(until_parent_ends())
+        ending = joined.until_ended(server.stop) if joined else until_parent_ends()
+        parent = asyncio.ensure_future(ending)
         await asyncio.wait([serving, parent], return_when="FIRST_COMPLETED")
         parent.cancel()
         serving.cancel()

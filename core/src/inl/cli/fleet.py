@@ -72,7 +72,7 @@ def run(
     if action != "add" and seconds is not None:
         row = server.post(action, {**fields, "seconds": seconds})
     else:
-        row = server.post(action, fields)
+        row = server.post(action, fields, wait)
     if action == "add":
         row |= server.until_ready(row["address"], wait)
     if as_json:

@@ -30,9 +30,14 @@ class FleetApi:
         rows: list[dict[str, Any]] = self._send("fleet", None)["replicas"]
         return rows
 
-    def post(self, action: str, fields: dict[str, Any]) -> dict[str, Any]:
-        """Change an engine; returns what is known of it."""
-        return self._send(f"fleet/{action}", fields)
+    def post(
+        self, action: str, fields: dict[str, Any], wait: float = 0.0
+    ) -> dict[str, Any]:
+        """Change an engine; returns what is known of it.
+
+        wait: seconds, if more than usual: a place takes long to start an engine.
+        """
+        return self._send(f"fleet/{action}", fields, max(wait, TIMEOUT_SECONDS))
 
     def until(
         self,
@@ -79,7 +84,12 @@ class FleetApi:
                 )
             time.sleep(POLL_SECONDS)
 
-    def _send(self, path: str, fields: dict[str, Any] | None) -> dict[str, Any]:
+    def _send(
+        self,
+        path: str,
+        fields: dict[str, Any] | None,
+        seconds: float = TIMEOUT_SECONDS,
+    ) -> dict[str, Any]:
         from urllib.error import HTTPError
         from urllib.request import Request, urlopen
 
@@ -90,7 +100,7 @@ class FleetApi:
         data = None if fields is None else json.dumps(fields).encode()
         try:
             request = Request(f"{url.rstrip('/')}/{path}", data, headers)
-            with urlopen(request, timeout=TIMEOUT_SECONDS) as response:
+            with urlopen(request, timeout=seconds) as response:
                 return parse_object(response.read(MOST_BYTES), url)
         except HTTPError as error:
             raise RequestError(_reason(url, error)) from error

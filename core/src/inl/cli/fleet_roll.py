@@ -52,7 +52,7 @@ class Roll:
     def _beside(self, row: dict[str, Any]) -> None:
         """Start an engine, and let the old one go once the new one serves."""
         old, server = row["address"], self._server
-        new = server.post("add", {"like": old})["address"]
+        new = server.post("add", {"like": old}, self._wait)["address"]
         self._say(f"{old}: {new} starts in its place")
         try:
             server.until_ready(new, self._wait)

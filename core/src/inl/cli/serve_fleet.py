@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from inl.cli.serve_options import FleetOptions, ReplicaOptions
     from inl.config import EngineConfig
     from inl.device import Device
+    from inl.fleet.placed_engines import PlacedEngines
     from inl.fleet.server import FleetServer
     from inl.serve.server import FrontEndPort, Server
     from inl.serve.settings import ServerConfig
@@ -86,6 +87,8 @@ def check_replicas(options: ReplicaOptions, *, has_model: bool) -> None:
             "--router: found no --replica, --replica-file or --replicas, whose "
             "engines it chooses"
         )
+    if options.place is not None and options.replicas is None:
+        raise RequestError("--place: found no --replicas, which it is for")
     if options.replica and options.replica_file is not None:
         raise RequestError("--replica-file: found it with --replica; accepts one")
     if options.replicas is None:
@@ -128,7 +131,8 @@ def make_fleet(
     from inl.fleet.server import FleetServer
 
     policy = None if options.router is None else make_plugin_router(options.router)
-    local = file = None
+    local: LocalEngines | PlacedEngines | None = None
+    file = None
     if options.replica_file is not None:
         file = ReplicaFile(options.replica_file, config.drain_seconds)
         try:
@@ -138,9 +142,11 @@ def make_fleet(
                 f"--replica-file {options.replica_file}: {error.strerror}; accepted: "
                 "a file with HOST:PORT a line"
             ) from error
-    if options.replicas is not None:
+    if options.replicas is not None and options.place is not None:
+        local = _placed(options.place, options.replicas, models, config, engine)
+    elif options.replicas is not None:
         # The front-end checks keys and counts those of all engines together.
-        inner = replace(config, api_keys=(), admin_keys=(), max_per_key=None)
+        inner = _behind(config)
         settings = [
             {
                 "models": models,
@@ -161,6 +167,42 @@ def make_fleet(
         policy=policy,
         file=file,
     )
+
+
+def _behind(config: ServerConfig) -> ServerConfig:
+    """Return the settings of an engine: others are those of all of them together."""
+    return replace(config, api_keys=(), admin_keys=(), max_per_key=None)
+
+
+def _placed(
+    name: str,
+    count: int,
+    models: Sequence[tuple[str, str | None]],
+    config: ServerConfig,
+    engine: EngineConfig,
+) -> PlacedEngines:
+    """Return engines that a place starts; raises :class:`~inl.errors.InlError`."""
+    from inl.fleet.placed_engines import PlacedEngines
+    from inl.workers.address import parse_worker
+    from inl.workers.placed_engine import check_place
+
+    scheme, _, target = name.partition(":")
+    check_place(scheme)
+    slash = "/" if target and not target.endswith("/") else ""
+    place = parse_worker(f"{scheme}:{target}{slash}{engine.backend}")
+    if place is None or place.scheme != scheme:
+        raise RequestError(
+            f"--place: found {name!r:.80}, accepted: PLACE: or PLACE:TARGET/ of an "
+            "installed plugin, such as ray: of inl-ray"
+        )
+    if config.kv_events is not None:
+        raise RequestError("--place: found it with --kv-events; accepts one of them")
+    settings = {
+        "models": models,
+        "server": _changed(_behind(config)),
+        "engine": _changed(replace(engine, backend=place.device)),
+    }
+    return PlacedEngines(place, MODULE, settings, count, config.drain_seconds)
 
 
 def _with_kv_events(config: ServerConfig, index: int) -> ServerConfig:

@@ -51,6 +51,14 @@ class ReplicaOptions:
             help="Engines of MODEL to start on this machine, behind one address.", min=1
         ),
     ] = None
+    place: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PLACE:[TARGET/]",
+            help="Where --replicas are started, such as ray:, with --device there. "
+            "[default: this machine]",
+        ),
+    ] = None
     replica: Annotated[
         list[str] | None,
         typer.Option(

@@ -110,7 +110,7 @@ class LocalEngines:
             await asyncio.gather(*tasks, return_exceptions=True)
             await asyncio.to_thread(self._stop, engines)
 
-    def add(self, like: str | None = None) -> str:
+    async def add(self, like: str | None = None) -> str:
         """Start another process, which serves soon; returns its address.
 
         like: address of one whose settings it gets; by default those of the device with

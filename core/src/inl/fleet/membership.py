@@ -16,6 +16,7 @@ from inl.serve.api_error import ApiError
 if TYPE_CHECKING:
     from inl.fleet.client import FleetClient
     from inl.fleet.local_engines import LocalEngines
+    from inl.fleet.placed_engines import PlacedEngines
 
 log = logging.getLogger("inl.serve")
 
@@ -39,6 +40,8 @@ class Member:
     """Time of its requests to finish, if it is drained."""
     is_leaving: bool = False
     """Whether the server leaves it once it has nothing open."""
+    is_ending: bool = False
+    """Whether that has begun."""
 
 
 class Membership:
@@ -54,7 +57,7 @@ class Membership:
         client: FleetClient,
         secret: bytes | None,
         drain_seconds: float,
-        local: LocalEngines | None = None,
+        local: LocalEngines | PlacedEngines | None = None,
         file: ReplicaFile | None = None,
     ) -> None:
         self._client, self._secret = client, secret
@@ -104,20 +107,22 @@ class Membership:
         server whose settings it gets. Raises :class:`ApiError`.
         """
         if address is None:
-            return self._start(like)
+            return await self._start(like)
         if like is not None:
             raise ApiError(400, "like: found it with an address; accepts one of them")
         if self.scope_of(address) == "file":
             EngineLink(address, self._secret, self._client)  # or it raises why not
             await self._write(address, "")
         elif address in self._all:
+            if self._all[address].is_ending:
+                raise ApiError(409, f"address: {address} ends", code="ends")
             self._release(self._all[address])
         else:
             self.use(address)
         log.info("engine %s: an operator adds it", address)
         return address
 
-    def _start(self, like: str | None) -> str:
+    async def _start(self, like: str | None) -> str:
         local = self._local
         if local is None:
             raise ApiError(
@@ -126,8 +131,9 @@ class Membership:
             )  # fmt: skip
         if like is not None and like not in local:
             raise _unknown("like", like, local.addresses)
-        address = local.add(like)
-        self.use(address)
+        address = await local.add(like)
+        if address not in self._all:
+            self.use(address)
         log.info("engine %s: an operator starts it", address)
         return address
 
@@ -166,7 +172,10 @@ class Membership:
                 400, f"address: {address} was not started by this server; accepts "
                 "one of --replicas", param="address",
             )  # fmt: skip
-        self._local.restart(address)
+        try:
+            self._local.restart(address)
+        except RequestError as error:
+            raise ApiError(400, str(error), param="address") from error
         log.info("engine %s: an operator restarts it", address)
 
     def _find(self, address: str) -> Member:
@@ -221,20 +230,30 @@ class Membership:
             await asyncio.sleep(POLL_SECONDS)
         log.info("engine %s: has no open requests", engine.address)
         if member.is_leaving:
-            # First, so that it can be added again meanwhile.
-            client.engines.remove(engine)
-            del self._all[engine.address]
-            member.link.cancel()
-            await asyncio.gather(member.link, return_exceptions=True)
-            if member.is_local and self._local is not None:
-                await self._local.remove(engine.address)
+            await self._leave(member)
+
+    async def _leave(self, member: Member) -> None:
+        """Close the link to an engine; one of this server is shown until it ends."""
+        engine = member.engine
+        member.is_ending = True
+        if not member.is_local:
+            self._forget(engine)  # first, so that it can be added again
+        member.link.cancel()
+        await asyncio.gather(member.link, return_exceptions=True)
+        if member.is_local and self._local is not None:
+            await self._local.remove(engine.address)
+            self._forget(engine)
+
+    def _forget(self, engine: EngineLink) -> None:
+        self._client.engines.remove(engine)
+        del self._all[engine.address]
 
     async def watch(self) -> None:
-        """Follow the file, and engines of this server that cannot start."""
+        """Follow the file, and the engines that this server starts."""
         problem = ""
         while True:
             await asyncio.sleep(FILE_SECONDS)
-            self._drop_failed()
+            self.follow_local()
             if self._file is None:
                 continue
             try:
@@ -247,10 +266,16 @@ class Membership:
                     problem = str(error)
                     log.warning("engines stay as they are: %s", problem)
 
-    def _drop_failed(self) -> None:
-        """Leave engines of this server whose processes have never served."""
+    def follow_local(self) -> None:
+        """Use the engines that the server has started, and leave those that it lost."""
+        local = self._local
+        if local is None:
+            return
+        for address in local.addresses:
+            if address not in self._all:
+                self.use(address)
         for address, member in list(self._all.items()):
-            if member.is_local and self._local and address not in self._local:
+            if member.is_local and not member.is_leaving and address not in local:
                 self._leave_later(member, 0)
 
     def apply(self, wanted: Wanted) -> None:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 
     from inl.fleet.local_engines import LocalEngines
+    from inl.fleet.placed_engines import PlacedEngines
     from inl.fleet.plugin_router import GuardedPolicy
     from inl.fleet.replica_file import ReplicaFile
     from inl.serve.gate import Gate
@@ -58,7 +59,7 @@ class FleetServer:
         secret: bytes | None = None,
         name: str | None = None,
         place: str | None = None,
-        local: LocalEngines | None = None,
+        local: LocalEngines | PlacedEngines | None = None,
         policy: GuardedPolicy | None = None,
         file: ReplicaFile | None = None,
     ) -> None:
@@ -115,8 +116,7 @@ class FleetServer:
                 self.membership.use(address)
             if self._local is not None:
                 tasks.append(asyncio.create_task(self._local.run()))
-                for address in self._local.addresses:
-                    self.membership.use(address)
+                self.membership.follow_local()
             if self._file is not None:
                 self.membership.apply(self._file.read())
             tasks.append(asyncio.create_task(self.membership.watch()))

@@ -89,7 +89,11 @@ class Request:
     """
 
     def __init__(
-        self, address: WorkerAddress, seat: int = 0, options: Sequence[str] = ()
+        self,
+        address: WorkerAddress,
+        seat: int = 0,
+        options: Sequence[str] = (),
+        main: str = MAIN,
     ) -> None:
         self.target = address.target
         """What the device's name has between scheme and device, such as an image;
@@ -100,6 +104,7 @@ class Request:
         """Number of the worker among those of this engine."""
         self.options = tuple(options)
         """Further arguments of the worker's main program."""
+        self._main = main
         self._opened: Seat | None = None
 
     @property
@@ -122,7 +127,7 @@ class Request:
     @property
     def arguments(self) -> Sequence[str]:
         """Arguments of the Python interpreter; without secrets."""
-        return "-m", MAIN, "--connect", *self.options
+        return "-m", self._main, "--connect", *self.options
 
     @cached_property
     def shared_secret(self) -> bytes | None:
@@ -158,10 +163,11 @@ def start_worker(
     seat: int = 0,
     seconds: float = 600.0,
     abandoned: threading.Event | None = None,
+    main: str = MAIN,
 ) -> Worker:
     """Start a worker at a place, and wait until it has connected.
 
-    abandoned: ends the waiting once it is set. Raises
+    abandoned: ends the waiting once it is set. main: module of its main program. Raises
     :class:`~inl.errors.DeviceError` if it cannot be started there, and
     :class:`~inl.errors.WorkerLost` if it does not connect in so many seconds.
     """
@@ -172,7 +178,7 @@ def start_worker(
         origin, start = known.function("place", address.scheme)
     except PluginError as error:
         raise DeviceError(f"{address}: {error}") from error
-    request = Request(address, seat, options)
+    request = Request(address, seat, options, main)
     try:
         started = start(request)
         if isinstance(started, Worker):
