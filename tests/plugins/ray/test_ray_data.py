@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -127,6 +128,15 @@ def actors():
             if words.startswith(b"ray::") and b"Completions" in words:
                 found.append(int(path.name))
     return found
+
+
+def test_the_program_of_the_readme_runs(cluster, capsys):
+    page = Path(__file__).parents[3] / "plugins" / "inl-ray" / "README.md"
+    (program,) = re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.M | re.S)
+    exec(compile(program, page.name, "exec"), {})
+    (row,) = eval(capsys.readouterr().out)
+    assert row["id"] == 7
+    assert "Paris" in row["text"]
 
 
 def seconds_of(pid):
