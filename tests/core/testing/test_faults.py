@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from depth import mostly_full
+from depth import mostly_full, scaled
 from inl.ops import catalog
 
 
@@ -94,7 +94,8 @@ def test_the_table_names_the_worst_case_and_what_to_do(check):
 
 @pytest.mark.full
 def test_the_seed_determines_all_inputs(check):
-    ops = [word for name in catalog() for word in ("--op", name)]
+    names = [*catalog()][:: scaled(4, 4, 1)]
+    ops = [word for name in names for word in ("--op", name)]
     first, again, other = (
         {name: op["worst_ratio"] for name, op in card_of(done)["ops"].items()}
         for done in (
