@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from fleets import LONG, SCRIPT, SLOW, TEXT, Fleet, answered, disturbed
+from fleets import (
+    FOLDER,
+    LONG,
+    SLOW,
+    TEXT,
+    EngineProcess,
+    Fleet,
+    answered,
+    disturbed,
+)
 from http_servers import HashServer
 from inl.cli.fleet_api import FleetApi
 from inl.cli.fleet_roll import Roll
@@ -16,6 +25,10 @@ from started_workers import Child
 from waiting import until
 
 CHILD = WorkerAddress("", "auto", "child")
+
+MODULE = EngineProcess.script.removesuffix(".py")
+LONGER = {**LONG, "max_tokens": 400}
+"""Takes 4 s, of which something happens in the first moment."""
 
 
 class Registry:
@@ -39,7 +52,7 @@ class Registry:
 def registry(monkeypatch):
     made = Registry()
     monkeypatch.setattr(place, "builtin_registry", lambda: made)
-    monkeypatch.setenv("PYTHONPATH", str(SCRIPT.parent), prepend=":")
+    monkeypatch.setenv("PYTHONPATH", str(FOLDER), prepend=":")
     yield made
     for child in made.children:
         child.stop(0.0)
@@ -55,7 +68,7 @@ def until_ready(fleet, count):
 
 @pytest.mark.full
 def test_engines_of_a_place_are_replaced_and_rolled(registry):
-    placed = PlacedEngines(CHILD, SCRIPT.stem, SLOW, 2, 30.0)
+    placed = PlacedEngines(CHILD, MODULE, SLOW, 2, 30.0)
     config = {"admin_keys": ("operator",)}
     with (
         HashServer(max_batch=8) as plain,
@@ -69,13 +82,13 @@ def test_engines_of_a_place_are_replaced_and_rolled(registry):
             (child,) = [each for each in registry.children if each.name == name]
             child.process.kill()
 
-        assert disturbed(fleet, kill) == answered(plain)
+        assert disturbed(fleet, [], kill, LONGER) == answered(plain, LONGER)
         assert fleet.counts["continued"] == 1
         until(lambda: len(registry.children) == 3)
         until_ready(fleet, 2)
         before = {each["address"] for each in rows(fleet)}
         roll = Roll(FleetApi(fleet.url, "operator"), None, 300.0, lambda _: None)
-        assert disturbed(fleet, lambda: roll.run(None, in_place=False)) == (
+        assert disturbed(fleet, [], lambda: roll.run(None, in_place=False)) == (
             answered(plain)
         )
         assert not before & {each["address"] for each in rows(fleet)}
