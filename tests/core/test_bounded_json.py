@@ -39,6 +39,8 @@ READERS = {
     "tune/child.py": "lines of the parent",
     "serve/dialect.py": "decodes into types what check_json has accepted",
     "serve/batches/file_store.py": "decodes into types what check_json has accepted",
+    "serve/batch_calls.py": "answers of its own endpoints",
+    "serve/batch_file.py": "two fields of lines that begin as its own answers do",
     "serve/openai/responses_exchange.py": "what it stored of checked requests",
     "engine/moved_request.py": "what it has just encoded itself",
     "engine/answers/call_text.py": "splits members of a call that check_json accepts",

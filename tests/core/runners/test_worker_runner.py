@@ -136,6 +136,12 @@ REQUESTS = (
 )
 
 
+def kill(pid):
+    """Kill a child process and wait until it has ended, which takes time."""
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+
+
 @pytest.mark.parametrize("moment", ["answered", "skipped"])
 def test_the_failure_of_a_group_is_the_worker_that_it_lost(serve, small, moment):
     """Another rank may fail first, of its connection to the lost one."""
@@ -154,7 +160,7 @@ def test_the_failure_of_a_group_is_the_worker_that_it_lost(serve, small, moment)
 
     def answer_and_end(collect=lost.collect):
         reply = collect()
-        os.kill(lost.pid, signal.SIGKILL)
+        kill(lost.pid)
         killed.set()
         return reply
 
@@ -165,7 +171,7 @@ def test_the_failure_of_a_group_is_the_worker_that_it_lost(serve, small, moment)
     def end_once_the_group_has_failed(message, submit=lost.submit):
         submit(message)
         assert abandoned.wait(300)
-        os.kill(lost.pid, signal.SIGKILL)
+        kill(lost.pid)
 
     if moment == "answered":
         lost.collect, other.collect = answer_and_end, fail_later

@@ -37,7 +37,7 @@ def run(
     ] = 60.0,
     as_json: arguments.Json = False,
 ) -> None:
-    """Check this machine, or a placement, and print what fixes their problems.
+    """Check this machine or a placement, and print what fixes it.
 
     The exit code is 1 if the default model cannot run, or the placement not be used.
     """

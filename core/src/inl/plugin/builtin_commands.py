@@ -57,7 +57,7 @@ SUMMARIES = {
     "perplexity": "Print the perplexity of MODEL on the text in FILE.",
     "embed": "Print the embedding of each TEXT as a line of JSON.",
     "ops": "List ops, their signatures and the kernels of backends.",
-    "doctor": "Check this machine and print what fixes its problems.",
+    "doctor": "Check this machine or a placement, and print what fixes it.",
     "build-kernels": "Compile native kernels where they are installed.",
     "bench": "Measure load time, first token, prefill, decode and memory.",
     "bench-mix": "Measure one engine under many loads. Prints medians.",
