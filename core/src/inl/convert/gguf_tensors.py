@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from inl.checkpoints.blocks.dtypes import dequantize
-from inl.checkpoints.gguf.names import GLOBAL_NAMES, NUMBER, Family
+from inl.checkpoints.gguf.names import GLOBAL_NAMES, LAST_NORM, NUMBER, Family
 from inl.convert.gguf_fields import rope_tensors
 from inl.convert.gguf_source import SourceTensor
 from inl.dtypes import FLOATS, HostArray, wrap
@@ -60,7 +60,8 @@ def ggml_name(name: str, family: Family, checkpoint: Checkpoint) -> str:
     """Return the name of a tensor in a GGUF file; raises CheckpointError."""
     stem, _, kind = name.rpartition(".")
     if stem in TOP_NAMES:
-        return f"{TOP_NAMES[stem]}.{kind}"
+        top = TOP_NAMES[stem]
+        return f"{family.last_norm if top == LAST_NORM else top}.{kind}"
     modules = {
         module: ggml
         for ggml, module in family.layer_names.items()

@@ -13,7 +13,13 @@ from inl.checkpoints.checkpoint import Checkpoint
 from inl.checkpoints.files.tensor_file import Entry, show
 from inl.checkpoints.gguf.config import DRAFT_LAYERS, config
 from inl.checkpoints.gguf.file import GgufFile
-from inl.checkpoints.gguf.names import DRAFT_NAMES, architecture, family, hf_name
+from inl.checkpoints.gguf.names import (
+    DRAFT_NAMES,
+    Family,
+    architecture,
+    family,
+    hf_name,
+)
 from inl.checkpoints.gguf.rope import (
     LONG_FACTORS,
     ROPE_FACTORS,
@@ -62,9 +68,7 @@ class GgufCheckpoint(Checkpoint):
         self.special_tokens = special_tokens(metadata, path)
         self._family = known
         used = self._used_tensors()
-        self._stored = {
-            (hf_name(name, known.layer_names) if known else name): name for name in used
-        }
+        self._stored = {_name(name, known): name for name in used}
         if len(self._stored) != len(used):
             duplicates = set(used) - set(self._stored.values())
             raise CheckpointError(
@@ -187,6 +191,13 @@ class GgufCheckpoint(Checkpoint):
 
     def _where(self, name: str) -> str:
         return f"{self.path}: tensor {self._stored[name]!r}"
+
+
+def _name(name: str, known: Family | None) -> str:
+    """Return the Hugging Face name of a tensor of a known family."""
+    if known is None:
+        return name
+    return hf_name(name, known.layer_names, last_norm=known.last_norm)
 
 
 def _shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -14,10 +14,11 @@ from inl.errors import CheckpointError
 NUMBER: Final = "0|[1-9][0-9]*"
 """Pattern of a layer or expert number."""
 
+LAST_NORM: Final = "output_norm"
+
 GLOBAL_NAMES: Final = {
     "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "token_embd_norm": "model.norm",  # its name in files of LFM2
+    LAST_NORM: "model.norm",
     "output": "lm_head",
 }
 
@@ -157,6 +158,8 @@ class Family:
     """Whether the rows of q and k are ordered for a rotation of adjacent pairs."""
     norm_offset: float = 0.0
     """Offset that the stored norm weights include, except those of recurrent layers."""
+    last_norm: str = LAST_NORM
+    """Name of the norm before the head."""
 
 
 FAMILIES: Final = {
@@ -181,7 +184,7 @@ FAMILIES: Final = {
     ),
     "exaone4": Family("Exaone4ForCausalLM", "exaone4", EXAONE4_NAMES),
     "gemma": Family("GemmaForCausalLM", "gemma", LAYER_NAMES, norm_offset=1.0),
-    "lfm2": Family("Lfm2ForCausalLM", "lfm2", LFM2_NAMES),
+    "lfm2": Family("Lfm2ForCausalLM", "lfm2", LFM2_NAMES, last_norm="token_embd_norm"),
 }
 """Dense families by ``general.architecture``; Mistral files use "llama"."""
 
@@ -199,18 +202,27 @@ MOE_FAMILIES: Final = {
     "minimax-m2": Family("MiniMaxM2ForCausalLM", "minimax_m2", MINIMAX_M2_NAMES),
     "olmoe": Family("OlmoeForCausalLM", "olmoe", QWEN3_MOE_NAMES),
     "lfm2moe": Family(
-        "Lfm2MoeForCausalLM", "lfm2_moe", QWEN3_MOE_NAMES | LFM2_NAMES | ROUTER_BIAS
+        "Lfm2MoeForCausalLM",
+        "lfm2_moe",
+        QWEN3_MOE_NAMES | LFM2_NAMES | ROUTER_BIAS,
+        last_norm="token_embd_norm",
     ),
     "gpt-oss": Family("GptOssForCausalLM", "gpt_oss", GPT_OSS_NAMES),
 }
 """Mixtures of experts by ``general.architecture``; Mixtral files use "llama"."""
 
 
-def hf_name(name: str, layer_names: Mapping[str, str] = LAYER_NAMES) -> str:
+def hf_name(
+    name: str,
+    layer_names: Mapping[str, str] = LAYER_NAMES,
+    *,
+    last_norm: str = LAST_NORM,
+) -> str:
     """Convert a tensor name, for example ``blk.3.attn_q.weight`` to
     ``model.layers.3.self_attn.q_proj.weight``; an unknown name stays as it is.
     """
     stem, dot, kind = name.rpartition(".")
+    stem = LAST_NORM if stem == last_norm else stem
     if stem in GLOBAL_NAMES:
         return f"{GLOBAL_NAMES[stem]}{dot}{kind}"
     layer = re.fullmatch(rf"blk\.({NUMBER})\.(.+)", name)
