@@ -393,13 +393,27 @@ def test_the_secret_is_needed(pair, alone):
     until(lambda: far.prefill_port.counts["failed"] == 1)
 
 
-def soak(pair, engines, monkeypatch, seed, requests, faults):
-    """Random prompts, of which peers send wrong contents, die or are late."""
+OUTCOMES = "done", "stale", "foreign", "damaged", "failed", "expired", "blocks"
+
+
+def soak(pair, engines, monkeypatch, seed, requests, faults, outcomes=()):
+    """Random prompts, of which peers send wrong contents, die or are late.
+
+    More than ``requests`` if not each of ``outcomes`` has occurred: some depend on how
+    the threads run.
+    """
     draw, counts = Random(seed), Counter()
     faulty = Faulty(monkeypatch, draw, share=0.5)
     worlds = [pair(*sizes) for sizes in ((4, 4), (6, 4), (4, 16))]
     alone = engines(runner=HashRunner(limits_of(4)), prefix_cache=False)
-    for _ in range(requests):
+
+    def has_all():
+        seen = sum((near.remote_prefill.counts for _, near in worlds), Counter())
+        return all(seen[name] for name in outcomes)
+
+    for number in range(20 * requests):
+        if number >= requests and has_all():
+            break
         far, near = draw.choice(worlds)
         faulty.fault = draw.choice([None, *faults])
         family, length = draw.randrange(5), draw.randint(9, 60)
@@ -422,9 +436,10 @@ def soak(pair, engines, monkeypatch, seed, requests, faults):
 
 def test_random_prompts_over_wrong_peers(pair, engines, monkeypatch, depth, report):
     faults = [make for make, _ in FAULTS.values()]
-    counts = soak(pair, engines, monkeypatch, 1, depth(60, 300, 5_000), faults)
+    count = depth(60, 300, 5_000)
+    counts = soak(pair, engines, monkeypatch, 1, count, faults, OUTCOMES)
     report(", ".join(f"{counts[name]} {name}" for name in sorted(counts)))
-    for name in ("done", "stale", "foreign", "damaged", "failed", "expired", "blocks"):
+    for name in OUTCOMES:
         assert counts[name], name
 
 

@@ -278,6 +278,17 @@ def test_closing_ends_open_requests(hashed):
     asyncio.run(main())
 
 
+def test_a_step_after_closing_computes_nothing(hashed, caplog):
+    """A thread may be about to compute what the last request has left."""
+    engine = hashed()
+    engine.submit([1], max_tokens=100)
+    engine.step()
+    engine.close()
+    assert engine.core.has_work
+    engine.step()
+    assert not [each for each in caplog.records if each.levelname == "ERROR"]
+
+
 def test_threads_and_tasks_share_an_engine(hashed, drained):
     alone = hashed()
     wanted = [alone.generate([at], max_tokens=30).token_ids for at in range(8)]

@@ -41,6 +41,7 @@ class RequestDispatcher:
         self._cancelled: deque[RequestHandle] = deque()
         self._is_unsettled = False
         """Whether events of the core may be missing from their handles."""
+        self._is_closed = False
         self.step_loop = AsyncStepLoop(
             self.submit, self.step, self.cancel, self._has_remains
         )
@@ -50,7 +51,9 @@ class RequestDispatcher:
     def _has_remains(self) -> bool:
         """Whether the core has work, but no requests."""
         # With the lock: a thread that is cancelling leaves work, but does not step.
-        return self.lock.run(lambda: self._core.has_work and not self._core.live)
+        return self.lock.run(
+            lambda: self._core.has_work and not self._core.live and not self._is_closed
+        )
 
     def submit(self, handle: RequestHandle) -> None:
         """Queue a request, unless it is queued or cancelled already.
@@ -113,6 +116,8 @@ class RequestDispatcher:
 
     def _step(self) -> None:
         self._drain_cancelled()
+        if self._is_closed and not self._open:
+            return  # a thread was about to compute what its last request had left
         self._is_unsettled = True
         events = self._core.step()
         now, opened = time.perf_counter(), self._open.get
@@ -197,8 +202,12 @@ class RequestDispatcher:
             handle.apply_event(Event(number, None, "cancelled"), time.perf_counter())
         self._open.pop(number, None)
 
-    def fail_all(self, error: Exception) -> None:
-        """End every open request with an error; the caller holds the lock."""
+    def close(self, error: Exception) -> None:
+        """End every open request with an error, and compute nothing more of them.
+
+        The caller holds the lock.
+        """
+        self._is_closed = True
         for handle in self._open.values():
             handle.fail(error)
         self._open.clear()

@@ -605,7 +605,7 @@ class InferenceEngine(AdapterLoading, TextScoring):
 
     def _close_runner(self) -> None:
         error = RunnerError("engine: was closed before the request finished")
-        self._dispatcher.fail_all(error)
+        self._dispatcher.close(error)
         self._core.flush_tiers()
         self.runner.close()
         self._encoder.images.close()
