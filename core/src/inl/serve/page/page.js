@@ -420,12 +420,16 @@ async function listModels() {
 }
 
 async function showModels() {
+  const before = element("status").textContent;
   try {
     await listModels();
     const model = element("model").value;
     // An empty field is not sent: the server uses the model's own value.
     for (const id of ["temperature", "top_p"]) element(id).placeholder = defaults[model]?.[id] ?? "of the model";
-    if (!controller) report(isLoaded[model] === false ? `${model} is not loaded: the first message loads it` : "");
+    // What was reported meanwhile stays.
+    if (!controller && element("status").textContent === before) {
+      report(isLoaded[model] === false ? `${model} is not loaded: the first message loads it` : "");
+    }
   } catch (error) {
     report(error.message, true);
   }
