@@ -156,25 +156,27 @@ def test_the_failure_of_a_group_is_the_worker_that_it_lost(serve, small, moment)
     assert group.collect().step == 1
 
     lost, other = group.runners
-    killed = threading.Event()
+    may_fail = threading.Event()
 
     def answer_and_end(collect=lost.collect):
         reply = collect()
         kill(lost.pid)
-        killed.set()
+        may_fail.set()
         return reply
 
     def fail_later(collect=other.collect):
-        assert killed.wait(300)
+        assert may_fail.wait(300)
         return collect()
 
     def end_once_the_group_has_failed(message, submit=lost.submit):
         submit(message)
+        may_fail.set()  # before, this call would be skipped, too
         assert abandoned.wait(300)
         kill(lost.pid)
 
+    other.collect = fail_later
     if moment == "answered":
-        lost.collect, other.collect = answer_and_end, fail_later
+        lost.collect = answer_and_end
     else:
         lost.submit = end_once_the_group_has_failed
     group.submit(step(2, (1, [6])))
