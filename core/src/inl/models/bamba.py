@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from inl.checkpoints.checkpoint import Checkpoint
-from inl.checkpoints.files.tensor_file import show
-from inl.errors import CheckpointError
 from inl.models import blocks, hybrid, llama, mamba2
 from inl.models.config import whole
 from inl.models.fields import changed, with_defaults
@@ -30,12 +28,6 @@ HALF: Final = 0.5
 """Share of the lanes that rotate, unless the fields of the rotation have another."""
 KINDS: Final = {"mamba": True, "attention": False}
 """Kinds of layers, and whether they are recurrent."""
-RENAMES: Final = {
-    r"^model\.final_layernorm\.": "model.norm.",
-    r"\.pre_ff_layernorm\.": ".post_attention_layernorm.",
-    r"\.feed_forward\.": ".mlp.",
-}
-"""Parts of tensor names, as patterns, and what they are in this file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +46,7 @@ def config(hf: Mapping[str, Any]) -> BambaConfig:
         hf.get(name)  # no effect on the logits
     base = llama.partly_rotated(hf, rope_fields(hf))
     listed = hf["attn_layer_indices"] or []
-    if not isinstance(listed, list) or not all(type(one) is int for one in listed):
-        raise CheckpointError(
-            f"config field 'attn_layer_indices': found {show(listed)}, expected a list "
-            "of layer numbers"
-        )
-    types = [list(KINDS)[index in listed] for index in range(base.layers)]
+    types = hybrid.listed_kinds(listed, base.layers, KINDS, "attn_layer_indices")
     inner = whole(hf, "mamba_expand", 2) * base.hidden_size
     return llama.extended(
         BambaConfig, base, mamba=mamba2.read(hf, inner),
@@ -91,7 +78,7 @@ def layer(
 def adapt(c: BambaConfig, checkpoint: Checkpoint) -> tuple[BambaConfig, Checkpoint]:
     """Rename tensors, and add the weights of norms, which are ones."""
     assert c.mamba is not None, "the config was read"
-    found = renamed(checkpoint, RENAMES)
+    found = renamed(checkpoint, mamba2.RENAMES)
     return c, mamba2.with_ones(c.mamba, found, hybrid.recurrent_indices(c))
 
 

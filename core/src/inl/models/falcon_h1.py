@@ -37,12 +37,6 @@ UNUSED: Final = (
     "num_logits_to_keep", "attn_layer_indices", "mamba_use_mlp", "mlp_expansion_factor"
 )  # fmt: skip
 """Fields without an effect on the logits."""
-RENAMES: Final = {
-    r"^model\.final_layernorm\.": "model.norm.",
-    r"\.pre_ff_layernorm\.": ".post_attention_layernorm.",
-    r"\.feed_forward\.": ".mlp.",
-}
-"""Parts of tensor names, as patterns, and what they are in this file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +196,7 @@ def feed_forward(
 def adapt(c: FalconConfig, checkpoint: Checkpoint) -> tuple[FalconConfig, Checkpoint]:
     """Rename tensors, and add the weights of norms, which are ones."""
     assert c.mamba is not None, "the config was read"
-    found: Checkpoint = renamed(checkpoint, RENAMES)
+    found: Checkpoint = renamed(checkpoint, mamba2.RENAMES)
     if c.normed:
         found = mamba2.with_ones(c.mamba, found, range(c.layers))
     return c, found

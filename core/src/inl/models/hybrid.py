@@ -33,6 +33,22 @@ def recurrent_layers(
     return found
 
 
+def listed_kinds(
+    listed: Any, layers: int, kinds: Mapping[str, bool], field: str
+) -> list[str]:
+    """Return the kind of each layer, from the numbers of those with attention.
+
+    listed: value of ``field``. kinds: the recurrent one, then that with attention.
+    Raises :class:`~inl.errors.CheckpointError` for what is no list of numbers.
+    """
+    if not isinstance(listed, list) or not all(type(one) is int for one in listed):
+        raise CheckpointError(
+            f"config field {field!r}: found {show(listed)}, expected a list of layer "
+            "numbers"
+        )
+    return [list(kinds)[index in listed] for index in range(layers)]
+
+
 def attention_state(c: Any) -> Paged:
     """Return the cache group of the layers with attention.
 

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from inl.checkpoints.adapted import AdaptedCheckpoint
 from inl.checkpoints.checkpoint import Checkpoint
-from inl.checkpoints.files.tensor_file import show
-from inl.errors import CheckpointError
 from inl.models import blocks, groups, hybrid, llama, moe
 from inl.models.config import MAX_EPS, flag, number, whole
 from inl.models.fields import changed, with_defaults
@@ -129,12 +127,7 @@ def _layer_types(hf: Mapping[str, Any], layers: int) -> Any:
     listed = hf.get("full_attn_idxs")
     if listed is None:
         listed = [*range(layers)]
-    if not isinstance(listed, list) or not all(type(one) is int for one in listed):
-        raise CheckpointError(
-            f"config field 'full_attn_idxs': found {show(listed)}, expected a list of "
-            "layer numbers"
-        )
-    return [list(KINDS)[index in listed] for index in range(layers)]
+    return hybrid.listed_kinds(listed, layers, KINDS, "full_attn_idxs")
 
 
 def _inner_size(hf: Mapping[str, Any], size: int) -> int:

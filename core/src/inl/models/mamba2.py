@@ -48,6 +48,12 @@ LIMITS: Final = (
 """Accepted values of the field, all of which mean no limit."""
 ONES: Final = "norm.ones"
 """Name of the weights of a norm that has none."""
+RENAMES: Final = {
+    r"^model\.final_layernorm\.": "model.norm.",
+    r"\.pre_ff_layernorm\.": ".post_attention_layernorm.",
+    r"\.feed_forward\.": ".mlp.",
+}
+"""Patterns of tensor names of Bamba and Falcon-H1, and Llama's names for them."""
 PARTS: Final = ("value", "key", "query")
 """What the convolution reads, in the order of the checkpoint: x, B and C."""
 
