@@ -56,7 +56,7 @@ def placement_checks(
 
     abandoned = threading.Event()
     with ThreadPoolExecutor(len(addresses)) as pool, ExitStack() as stack:
-        stack.callback(abandoned.set)  # after Ctrl-C nobody waits for workers
+        stack.callback(abandoned.set)  # Ctrl-C ends the waiting for workers
         started = list(pool.map(start, range(len(addresses))))
         for each in started:
             if not isinstance(each, InlError):

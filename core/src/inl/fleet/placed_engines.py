@@ -25,7 +25,7 @@ LOOK_SECONDS = 1.0
 
 
 class PlacedEngines:
-    """Engines with the same settings, each with the address that it has told.
+    """Engines with the same settings, each at the address that it has reported.
 
     module: their main program. settings: as JSON-like data. count: engines at first.
     One that ends is replaced, at another address.
@@ -49,7 +49,7 @@ class PlacedEngines:
         self._engines: dict[str, PlacedEngine] = {}
         self._tasks: dict[asyncio.Task[None], str] = {}
         """Those that keep engines running, and the addresses of these; empty before
-        one has told it."""
+        one has reported it."""
         self._failed: asyncio.Future[None] | None = None
 
     def __contains__(self, address: str) -> bool:
@@ -57,7 +57,7 @@ class PlacedEngines:
 
     @property
     def addresses(self) -> list[str]:
-        """Of the engines that have told theirs."""
+        """Of the engines that have reported theirs."""
         return list(self._engines)
 
     async def run(self) -> None:
@@ -84,7 +84,7 @@ class PlacedEngines:
         task.add_done_callback(lambda done: self._tasks.pop(done, None))
 
     async def add(self, like: str | None = None) -> str:  # noqa: ARG002 - all are alike
-        """Start another engine; returns its address once it has told that.
+        """Start another engine; returns its address once it has reported that.
 
         Raises the error of one that cannot be started.
         """
@@ -124,7 +124,7 @@ class PlacedEngines:
                 if not address.done():
                     address.set_exception(error)
                     self._give_up(error)
-                    address.exception()  # of the first ones nobody waits for it
+                    address.exception()  # unread for those that start with the server
                     return
                 log.warning("an engine cannot be started: %s; it is tried again", error)
                 pause = min(2 * pause, MOST_RESTART_SECONDS)

@@ -17,7 +17,7 @@ DRAIN = "drain"
 MOST_BYTES = 1 << 22
 
 Wanted = dict[str, float | None]
-"""Engines, and of those that are drained the seconds that their requests have."""
+"""Addresses; for a drained engine, the seconds in which its requests may finish."""
 
 
 class ReplicaFile:

@@ -60,7 +60,7 @@ def _digest(path: str) -> str:
 
 
 def _reach(address: str) -> str:
-    """Connect to a port at which nobody listens yet, so a refusal is an answer."""
+    """Connect to a port without a listener yet, so that a refusal shows a route."""
     with suppress(ConnectionRefusedError):
         socket.create_connection(split_address(address), REACH_SECONDS).close()
     return address

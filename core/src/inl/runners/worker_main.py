@@ -41,8 +41,7 @@ from inl.runners.place_check import inspect
 from inl.spec.message import STEP, header
 from inl.workers.connection import connect_to_parent
 from inl.workers.handshake import ANY_SEAT, join
-from inl.workers.heartbeat import Heartbeat
-from inl.workers.heartbeat_process import DESCRIPTORS, HeartbeatProcess
+from inl.workers.heartbeat_process import start_heartbeat
 from inl.workers.settings import ADDRESS, DEVICE, SEAT, SECRET, SECRET_FILE, read_secret
 
 if TYPE_CHECKING:
@@ -132,8 +131,9 @@ def serve_engine(
     """
     joined = join(address, secret, seat, seconds)
     log.info("worker %d of %s", joined.seat, address)
-    beats = HeartbeatProcess if DESCRIPTORS.exists() else Heartbeat
-    heartbeat = beats(joined.heartbeat, lambda why: log.info("the engine %s", why))
+    heartbeat = start_heartbeat(
+        joined.heartbeat, lambda why: log.info("the engine %s", why)
+    )
     threading.Thread(
         target=_exit_with_parent, args=(heartbeat.wait,), daemon=True
     ).start()

@@ -57,6 +57,14 @@ class HeartbeatProcess:
             self._child = 0
 
 
+def start_heartbeat(
+    sock: socket.socket, on_loss: Callable[[str], None]
+) -> Heartbeat | HeartbeatProcess:
+    """Return heartbeats of a process of their own, where the system has its files."""
+    kind = HeartbeatProcess if DESCRIPTORS.exists() else Heartbeat
+    return kind(sock, on_loss)
+
+
 def _beat(sock: socket.socket, writing: int, parent: int) -> NoReturn:
     """Serve in the child; keeps none of the parent's other descriptors open."""
     try:

@@ -22,8 +22,7 @@ from inl.protocol import wire_json
 from inl.protocol.wire import Channel, Kind
 from inl.workers.address import WorkerAddress
 from inl.workers.handshake import ANY_SEAT, join
-from inl.workers.heartbeat import Heartbeat
-from inl.workers.heartbeat_process import DESCRIPTORS, HeartbeatProcess
+from inl.workers.heartbeat_process import start_heartbeat
 from inl.workers.place import start_worker
 from inl.workers.settings import ADDRESS, SEAT, read_secret, show_address
 
@@ -52,7 +51,7 @@ def check_place(scheme: str) -> None:
 class PlacedEngine:
     """One engine, and what ends with it.
 
-    Waits until it has told where front-ends reach it; it loads its model then. main:
+    Waits until it has said where front-ends reach it; it loads its model then. main:
     its module. settings: what that reads, as JSON-like data. seat: number among the
     engines of this process. Raises :class:`~inl.errors.DeviceError` and
     :class:`~inl.errors.WorkerLost`.
@@ -100,8 +99,8 @@ class PlacedEngine:
 class Parent:
     """The server that has started this engine.
 
-    Joins it as the environment variables of a place say, reads its settings, and tells
-    it where this engine listens: on the address of the connection, so that the server
+    Joins it as the environment variables of a place say, reads its settings, and says
+    where this engine listens: on the address of the connection, so that the server
     reaches it. Ends the process soon after the server is lost.
     """
 
@@ -111,8 +110,7 @@ class Parent:
             raise RunnerError(f"engine: {ADDRESS} or its secret is not set")
         seat = int(environment.get(SEAT, ANY_SEAT))
         joined = join(address, secret, seat, JOIN_SECONDS)
-        beats = HeartbeatProcess if DESCRIPTORS.exists() else Heartbeat
-        self._heartbeat = beats(joined.heartbeat, lambda _: None)
+        self._heartbeat = start_heartbeat(joined.heartbeat, lambda _: None)
         threading.Thread(target=self._exit_with_it, daemon=True).start()
         self._channel = channel = Channel(joined.frames)
         host = joined.frames.getsockname()[0]
