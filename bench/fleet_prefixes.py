@@ -142,7 +142,7 @@ def process(command: list[str], found: re.Pattern[str]) -> Iterator[str]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports of this host that nobody uses."""
+    """Return free ports of this host."""
     with ExitStack() as stack:
         opened = [
             stack.enter_context(socket.create_server(("127.0.0.1", 0)))
@@ -229,7 +229,7 @@ class Ways:
 
 
 def wait_ready(host: str, port: int, path: str) -> None:
-    """Wait until a server answers, and all engines that it tells of are ready."""
+    """Wait until a server answers, and all engines that it lists are ready."""
     while True:
         with suppress(OSError):
             connection = http.client.HTTPConnection(host, port)

@@ -48,7 +48,10 @@ def test_a_stream_of_a_killed_engine_goes_on_as_if_nothing_had_happened(
     wanted = joined(undisturbed(plain, path, body))
     with Fleet([each.address for each in engines]) as fleet:
         until(lambda: fleet.send("GET", "/load")[2]["replicas"][1]["state"] == "ready")
-        kill = lambda: fleet.engine_of(engines).kill()  # noqa: E731
+
+        def kill():
+            fleet.engine_of(engines).kill()
+
         lines = fleet.disturbed(engines, path, body, kill)
         assert joined(lines) == wanted
         assert fleet.counts["continued"] >= 1
@@ -87,7 +90,10 @@ def test_a_stop_string_may_lie_across_the_loss_of_an_engine(plain, engines):
     wanted = joined(undisturbed(plain, TEXT, body))
     with Fleet([each.address for each in engines]) as fleet:
         until(lambda: fleet.send("GET", "/load")[2]["replicas"][1]["state"] == "ready")
-        kill = lambda: fleet.engine_of(engines).kill()  # noqa: E731
+
+        def kill():
+            fleet.engine_of(engines).kill()
+
         lines = fleet.disturbed(engines, TEXT, body, kill)
         assert joined(lines) == wanted
         assert fleet.counts["continued"] == 1

@@ -193,7 +193,7 @@ def test_a_key_has_all_room_until_another_one_finds_none():
     # Of three open ones two run: a third of "a" would wait.
     assert refused(bounds.enter, Ticket("a", 1)).code == "queue_full"
     bounds.leave(second, finished=True)
-    # A place is free, and nobody takes it.
+    # A place is free and stays so.
     bounds.leave(first.pop(), finished=True)
     first = [*first, enter(bounds, "a")]
     clock.now += 100

@@ -12,9 +12,9 @@ import urllib.request
 
 import numpy as np
 import pytest
-import tokenizers
 from safetensors.numpy import save_file
 
+from byte_tokens import byte_rules
 from depth import mostly_full
 from inl.testing.tiny import tiny_llama
 from waiting import until
@@ -43,14 +43,7 @@ def model(tmp_path_factory):
     folder.mkdir()
     config, tensors = tiny_llama(np.random.default_rng(11), vocab=258, kv_heads=2)
     save_file(tensors, folder / "model.safetensors")
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    rules = tokenizers.Tokenizer(
-        tokenizers.models.BPE({each: at for at, each in enumerate(alphabet)}, [])
-    )
-    rules.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
-        add_prefix_space=False, use_regex=False
-    )
-    rules.decoder = tokenizers.decoders.ByteLevel()
+    rules = byte_rules()
     rules.add_special_tokens(["<begin>", "<end>"])
     special = {"bos_token": "<begin>", "eos_token": "<end>"}
     files = {

@@ -256,8 +256,12 @@ class Fleet(HttpClient):
 
     def until_begun(self):
         """Wait until all completions of the open request have some tokens."""
-        counts = lambda: [len(part.handle.token_ids) for part in self.parts]  # noqa: E731
-        until(lambda: min(counts(), default=0) > 1)
+
+        def have_begun():
+            counts = [len(part.handle.token_ids) for part in self.parts]
+            return min(counts, default=0) > 1
+
+        until(have_begun)
 
 
 def ids_of(lines):

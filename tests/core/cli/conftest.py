@@ -7,9 +7,9 @@ import sys
 
 import numpy as np
 import pytest
-import tokenizers
 from safetensors.numpy import save_file
 
+from byte_tokens import byte_rules
 from inl.testing.tiny import tiny_llama
 
 NO_PLUGINS = """
@@ -77,14 +77,7 @@ def tiny_folder(tmp_path_factory):
     config["max_position_embeddings"] = 8192
     (folder / "config.json").write_text(json.dumps(config))
     save_file(tensors, folder / "model.safetensors")
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    rules = tokenizers.Tokenizer(
-        tokenizers.models.BPE({each: at for at, each in enumerate(alphabet)}, [])
-    )
-    rules.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
-        add_prefix_space=False, use_regex=False
-    )
-    rules.decoder = tokenizers.decoders.ByteLevel()
+    rules = byte_rules()
     rules.add_special_tokens(["<begin>", "<end>"])
     rules.save(str(folder / "tokenizer.json"))
     template = (

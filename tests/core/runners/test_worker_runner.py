@@ -437,7 +437,7 @@ def test_a_stuck_step_is_a_loss_after_the_time_that_was_given(serve, small):
 
 
 def test_a_stopped_process_is_given_up_too(serve, small, monkeypatch):
-    """Also where the system does not tell that it is stopped."""
+    """Also where the system does not report that it is stopped."""
     monkeypatch.setattr(process, "is_stopped", lambda _: False)
     runner = serve()
     runner.silent_seconds = 0.3

@@ -33,7 +33,6 @@ def load_tokenizer(text: bytes, where: str) -> Tokenizer:
 def build_tokenizer(text: bytes, where: str) -> Tokenizer:
     """Build a tokenizer in this process; raises CheckpointError."""
     build = library().Tokenizer.from_buffer
-    text = text.removeprefix(codecs.BOM_UTF8)
     rules = guarded(build, text, where=where, accepted="a tokenizer.json")
     guarded(check_rules, rules, where, where=where, accepted="bounded rules")
     return Tokenizer(rules, where=where)
