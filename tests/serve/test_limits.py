@@ -453,6 +453,42 @@ def test_connections_beyond_the_limit_are_refused(loops):
         assert server.send("GET", "/health")[0] == 200
 
 
+def test_few_connections_are_kept_for_refused_clients_that_send_on(loops, monkeypatch):
+    monkeypatch.setattr(connections, "MAX_DRAINING", 3)
+    monkeypatch.setattr(connections, "DRAIN_SECONDS", 3600.0)
+    with ExitStack() as stack:
+        options = {"receive_seconds": 3600}
+        server = stack.enter_context(HashServer(**options, loop_factory=loops))
+        found = server.server._http._connections
+        clients = []
+        for _ in range(8):
+            clients.append(stack.enter_context(connect(server)))
+            clients[-1].sendall(HEAD + b"x: " + b"a" * 100_000)
+            assert status_of(clients[-1].recv(1 << 16)) == 431
+        assert len(found.draining) == 3
+        for client in clients[:5]:
+            read_all(client)  # ends
+        until(lambda: found.count == 3)
+        assert server.send("GET", "/health")[0] == 200
+        for each in list(found.draining):  # the server's end waits for them
+            each.loop.call_soon_threadsafe(each.evict)
+
+
+def test_a_connection_reads_few_bytes_at_once(monkeypatch):
+    """Each may hold them; uvloop reads 256 KiB, whatever it is told."""
+    sizes, receive = [], connections.Connection.data_received
+
+    def received(self, data):
+        sizes.append(len(data))
+        receive(self, data)
+
+    monkeypatch.setattr(connections.Connection, "data_received", received)
+    with HashServer() as server, connect(server) as client:
+        client.sendall(post(TEXT, b"a" * (4 << 20)))
+        assert status_of(client.recv(1 << 16)) == 400
+    assert connections.READ_BYTES // 2 < max(sizes) <= connections.READ_BYTES
+
+
 def test_the_limit_of_connections_leaves_other_files_room(monkeypatch):
     limits = []
     for files in (100, 1024, 4096, 1 << 20, None):

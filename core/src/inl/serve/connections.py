@@ -32,9 +32,13 @@ MAX_PIPELINED = 64
 FRAMING_PER_BYTE = 8
 """Bytes that a chunked body may have beside each byte of its content."""
 
-PARSED_BYTES = 16 << 10
+PARSED_BYTES = 8 << 10
 """Bytes of a connection that are parsed before the event loop does other work: small
 chunks cost hundreds of times what their bytes are worth."""
+
+READ_BYTES = 32 << 10
+"""Bytes that are read at once: each connection may hold as many, and asyncio's own
+number, 256 KiB, of every sender make a pass of the event loop long."""
 
 NOTHING = memoryview(b"")
 
@@ -56,6 +60,9 @@ READ_PER_PARSED = 8
 DRAIN_SECONDS = 2.0
 """Time in which a client may read an answer that came before its message's end."""
 
+MAX_DRAINING = 256
+"""Connections that have this time; of more, those that have had most of it end."""
+
 WARNING_SECONDS = 60.0
 """Least time between two log lines about refused connections."""
 
@@ -71,6 +78,8 @@ class Connections:
         self.limit = limit
         self.idle: dict[Connection, None] = {}
         """Connections without a request, the one that is idle longest first."""
+        self.draining: dict[Connection, None] = {}
+        """Those that were answered before their message's end, the oldest first."""
         self.count = 0
         """Open connections."""
         self.turns = Turns()
@@ -94,9 +103,16 @@ class Connections:
     def remove(self, connection: Connection) -> None:
         """Count a connection as closed. Removing it twice is allowed."""
         self.idle.pop(connection, None)
+        self.draining.pop(connection, None)
         if connection.is_counted:
             connection.is_counted = False
             self.count -= 1
+
+    def drain(self, connection: Connection) -> None:
+        """Let a client read its answer while it sends on, unless too many do."""
+        self.draining[connection] = None
+        if len(self.draining) > MAX_DRAINING:
+            next(iter(self.draining)).evict()
 
     def _warn(self) -> None:
         self._refused += 1
@@ -153,6 +169,8 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # Those of uvloop are no subclass, but have all of its methods.
         self._raw = raw = cast("asyncio.Transport", transport)
+        if hasattr(raw, "max_size"):  # not of uvloop, nor of TLS
+            raw.max_size = READ_BYTES
         super().connection_made(cast("asyncio.Transport", _Transport(self, raw)))
         self._allowed = self._config.max_header_bytes
         if self._connections.add(self):
@@ -199,7 +217,7 @@ class Connection(HttpToolsProtocol):
         self._raw.abort()
 
     def evict(self) -> None:
-        """Close the connection, which has no request, in favor of another one."""
+        """Close the connection, which no request needs, in favor of another one."""
         self._connections.remove(self)
         self._raw.abort()
 
@@ -419,6 +437,7 @@ class Connection(HttpToolsProtocol):
             self._is_draining, self._overhead = True, 0
             self.parser = None  # type: ignore[assignment]  # it has a part of a header
             self._raw.write_eof()
+            self._connections.drain(self)
             if self._error is None:
                 self._raw.resume_reading()
             else:  # the rest is no request, and may have no end

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-PASS_COST: Final = 48 << 10
+PASS_COST: Final = 16 << 10
 """What a pass does at most, in bytes: some milliseconds where chunks are small."""
 
 CALL_COST: Final = 1 << 10
