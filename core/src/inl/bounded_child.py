@@ -12,7 +12,7 @@ import contextlib
 import faulthandler
 import json
 import os
-import selectors
+import select
 import signal
 import subprocess
 import sys
@@ -20,6 +20,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from math import ceil
 from pathlib import Path
 from typing import IO, Any, Final, final
 
@@ -33,6 +34,10 @@ PROGRAM: Final = (
 
 CHUNK: Final = 1 << 16
 """Bytes to read at once."""
+
+READABLE: Final[int] = getattr(select, "POLLIN", 0)
+WRITABLE: Final[int] = getattr(select, "POLLOUT", 0)
+"""Events of pipes; Windows has none."""
 
 START_SECONDS: Final = 120.0
 """Time limit for the start of a process; a cold disk takes seconds."""
@@ -87,11 +92,12 @@ class BoundedChild:
         """
         rest, target = memoryview(data), _pipe(self._child.stdin)
         with (
-            self._killed_after(target, selectors.EVENT_WRITE, seconds) as wait,
+            self._killed_after(target, WRITABLE, seconds) as wait,
             contextlib.suppress(BrokenPipeError),
         ):
-            while rest and wait():
-                rest = rest[target.write(rest) or 0 :]
+            while rest := rest[target.write(rest) or 0 :]:
+                if not wait():
+                    return
 
     def end_input(self) -> None:
         """Close the standard input of the process."""
@@ -104,7 +110,7 @@ class BoundedChild:
         The process is killed after ``seconds``.
         """
         parts, source = [b""], _pipe(self._child.stdout)
-        with self._killed_after(source, selectors.EVENT_READ, seconds) as wait:
+        with self._killed_after(source, READABLE, seconds) as wait:
             while not parts[-1].endswith(b"\n"):
                 wait()
                 parts.append(source.read(CHUNK))
@@ -120,7 +126,7 @@ class BoundedChild:
         """
         data, source = bytearray(count), _pipe(self._child.stdout)
         rest: Any = memoryview(data)
-        with self._killed_after(source, selectors.EVENT_READ, seconds) as wait:
+        with self._killed_after(source, READABLE, seconds) as wait:
             while rest:
                 wait()
                 size = source.readinto(rest)  # type: ignore[attr-defined]
@@ -153,13 +159,14 @@ class BoundedChild:
                 timer.cancel()
             return
         deadline = time.monotonic() + seconds
+        # Not limited to 1024 open files, as `select.select` is, and opens none.
+        waiting = select.poll()
+        waiting.register(pipe, event)
 
         def wait() -> bool:
-            # Not limited to 1024 open files.
-            with selectors.DefaultSelector() as selector:
-                selector.register(pipe, event)
-                if selector.select(max(deadline - time.monotonic(), 0)):
-                    return True
+            left = max(deadline - time.monotonic(), 0)
+            if waiting.poll(ceil(left * 1e3)):
+                return True
             self._child.kill()
             return False
 

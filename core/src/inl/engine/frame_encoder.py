@@ -57,20 +57,20 @@ def frames(plan: Plan, limits: Limits, *, masked: bool = False) -> list[IntArray
         encoded.append(_admission(admission, limits))
         encoded += _token_biases(admission.request)
     if plan.bucket is not None:
+        kind = plan.kind
+        if kind is StepKind.SCORED:
+            tokens = [_scored_row(chunk) for chunk in plan.chunks]
+        else:
+            tokens = [_row(chunk, plan.bucket) for chunk in plan.chunks]
         frame = step_frame(
             plan.bucket,
-            [
-                _row(chunk, plan.bucket)
-                if plan.kind is not StepKind.SCORED
-                else _scored_row(chunk)
-                for chunk in plan.chunks
-            ],
+            tokens,
             plan.block_table_updates,
             step=plan.step % STEP_NUMBERS,
             groups=limits.groups,
             block_size=limits.block_size,
             decode_rows=plan.decode_rows,
-            flags=MASKED if masked else FLAGS[plan.kind],
+            flags=MASKED if masked else FLAGS[kind],
         )
         rows, added, offsets, spans = _embeddings(plan)
         if rows or offsets:
@@ -95,7 +95,10 @@ def _embeddings(
     first = 0
     for request, start, stop, _ in plan.chunks:
         embeddings = request.embeddings
-        if embeddings is not None and start < request.prompt_tokens:
+        if embeddings is None:
+            first += stop - start
+            continue
+        if start < request.prompt_tokens:
             assert isinstance(embeddings, PromptEmbeddings), "the engine made them"
             found = embeddings.between(start, stop)
             rows.update((first + at - start, row) for at, row in found.items())

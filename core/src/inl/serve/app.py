@@ -37,6 +37,7 @@ from inl.serve.web_page import page_routes
 
 if TYPE_CHECKING:
     from starlette.requests import Request
+    from starlette.routing import BaseRoute
 
     from inl.serve.batches.batch_queue import BatchQueue
     from inl.serve.dialect import MakeExchange
@@ -99,7 +100,16 @@ def make_endpoints(
     batches: those of the server's folder of files, if it has one. responses: stored
     ones, if there are any.
     """
-    routes = Operations(models, metrics).routes()
+    # First those whose requests are counted in thousands: they are tried in turn.
+    routes: list[BaseRoute] = [
+        Route(
+            path,
+            generate_endpoint(path, make, models, config, responses),
+            methods=["POST"],
+        )
+        for path, make in GENERATING.items()
+    ]
+    routes += Operations(models, metrics).routes()
     routes += Conversions(models, config).routes()
     embeddings = Embeddings(models, config)
     routes += embeddings.routes()
@@ -115,9 +125,6 @@ def make_endpoints(
         routes += Admin(models).routes()
     if responses is not None:
         routes += stored_routes(responses)
-    for path, make in GENERATING.items():
-        endpoint = generate_endpoint(path, make, models, config, responses)
-        routes.append(Route(path, endpoint, methods=["POST"]))
     description = openapi(
         has_admin=bool(config.admin_keys), has_files=batches is not None
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -54,12 +54,14 @@ def is_long(prompts: Sequence[Prompt]) -> bool:
 
 def _parts(value: Any) -> Sequence[Any]:
     """Return what a value consists of; nothing but texts has characters."""
+    if isinstance(value, list | tuple):
+        return value
+    if isinstance(value, dict):
+        return [*value.keys(), *value.values()]
     if isinstance(value, Conversation):
         return (value.messages, value.tools, value.variables)
     if isinstance(value, Gap):
         return (value.prefix, value.suffix, value.files)
     if isinstance(value, Tool):
         return (value.name, value.description, value.parameters)
-    if isinstance(value, Mapping):
-        return [*value.keys(), *value.values()]
-    return value if isinstance(value, list | tuple) else ()
+    return ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -213,8 +213,9 @@ def _is_short(prompts: Sequence[Prompt]) -> bool:
 
 def _has_long_option(job: Job) -> bool:
     """Whether an option has many values, which are checked one by one."""
-    values = [each for each in job.options.values() if isinstance(each, Sized)]
-    return any(len(each) > SHORT for each in values)
+    return any(
+        len(each) > SHORT for each in job.options.values() if hasattr(each, "__len__")
+    )
 
 
 def _has_structure(job: Job) -> bool:
