@@ -97,9 +97,9 @@ def begin(
         **({"max_batch": 8, "context": 512, "cache_bytes": 1 << 30} | sizes),
     )  # fmt: skip
     began = time.perf_counter()
-    core = EngineCore(
-        start(language, config).runner, SchedulerConfig(prefix_cache=False)
-    )
+    runner = start(language, config).runner
+    budget = runner.limits.token_budget
+    core = EngineCore(runner, SchedulerConfig(prefix_cache=False, token_budget=budget))
     return core, time.perf_counter() - began
 
 
@@ -115,16 +115,19 @@ def answers(core: EngineCore, prompts: list[list[int]], count: int) -> list[list
 
 
 def ms_per_step(core: EngineCore, prompts: list[list[int]], count: int) -> float:
-    """Milliseconds between tokens of sequences that decode together."""
+    """Milliseconds for a token of each of some sequences that decode together."""
     requests = [Request(prompt, max_tokens=count) for prompt in prompts]
     for request in requests:
         core.add(request)
     times = []
     while core.has_work:
-        events = core.step()
-        if len([event for event in events if event.token is not None]) == len(prompts):
-            times.append(time.perf_counter())
-    return 1e3 * (times[-1] - times[0]) / (len(times) - 1)
+        core.step()
+        # Rows of other lanes of a pipeline are in other steps.
+        if all(request.output_ids for request in requests):
+            got = sum(len(request.output_ids) for request in requests)
+            times.append((time.perf_counter(), got))
+    (began, before), (ended, after) = times[0], times[-1]
+    return 1e3 * (ended - began) * len(prompts) / (after - before)
 
 
 def seconds_of(core: EngineCore, prompts: list[list[int]], count: int) -> float:
