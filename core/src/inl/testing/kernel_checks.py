@@ -17,6 +17,7 @@ from inl.spec.strict_array import StrictArray
 from inl.spec.tolerance import Verdict, truth
 from inl.spec.tree import tree_map
 from inl.testing.check import Check, CheckFailed, Measure, require, worst
+from inl.testing.edge_cases import edge_cases
 from inl.testing.float8_cases import float8_cases
 from inl.testing.large_cases import larger_cases
 from inl.testing.op_call import OpCall, returned_state
@@ -127,7 +128,8 @@ def _cases(target: Target, op: OpSpec, seed: int) -> list[Case]:
 def _larger(target: Target, op: OpSpec, half: bool, seed: int) -> list[Case]:
     rng = target.rng(op.name, seed, "larger")
     cases = _cases(target, op, seed)
-    return list(larger_cases(op, cases, rng, full=target.full, half=half))
+    many = any(kernel.op == op.name for kernel in target.selection.kernels)
+    return list(larger_cases(op, cases, rng, full=target.full, half=half, many=many))
 
 
 @lru_cache(maxsize=2)
@@ -137,6 +139,7 @@ def _real(target: Target, op: OpSpec, seed: int) -> list[Case]:
     return [
         *real_cases(op, names, rng, full=target.full),
         *wide_cases(op, cases, rng),
+        *edge_cases(op, rng, target.backend.traits.block_size),
     ]
 
 
