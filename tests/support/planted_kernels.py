@@ -22,7 +22,9 @@ def tensor(host):
     return np.array(values, np.float32 if values.dtype.kind == "f" else values.dtype)
 
 
-def target_of(kernels=None, *, only=(), traits=None, model=None, **fields):
+def target_of(
+    kernels=None, *, only=(), traits=None, model=None, tensor=tensor, **fields
+):
     def right():
         for op in catalog().values():
             if not op.composite:
