@@ -390,18 +390,12 @@ def of_loudest_token(scales):
     return np.repeat(scales.max(0, keepdims=True), len(scales), 0)
 
 
-def of_four_tokens(scales):
-    """Tokens that are written together, four by four."""
-    parts = [of_loudest_token(scales[at : at + 4]) for at in range(0, len(scales), 4)]
-    return np.concatenate(parts)
-
-
 @pytest.mark.parametrize(
     ("scales_of", "wrong"),
     [
         (of_first, "kv"), (of_first, "k"), (of_first, "v"), (of_largest, "kv"),
         (of_largest, "k"), (of_first_token, "kv"), (of_loudest_token, "kv"),
-        (of_loudest_token, "k"), (of_loudest_token, "v"), (of_four_tokens, "kv"),
+        (of_loudest_token, "k"), (of_loudest_token, "v"),
     ],
 )  # fmt: skip
 def test_a_scale_that_heads_or_tokens_share_is_found(scales_of, wrong):
