@@ -23,7 +23,7 @@ from inl.testing.large_cases import larger_cases
 from inl.testing.op_call import OpCall, returned_state
 from inl.testing.op_check import judged, require_passed, run_checked
 from inl.testing.optional_ops import called_ops, left_out
-from inl.testing.packed_checks import packed_checks
+from inl.testing.packed_checks import kind_checks, packed_checks
 from inl.testing.real_sizes import real_cases
 from inl.testing.wide_cases import wide_cases
 
@@ -50,6 +50,7 @@ def kernel_checks(target: Target) -> Iterator[Check]:
             yield from _op_checks(target, op, names, dtype)
             yield from _kernel_checks(target, op, names, dtype)
             yield from packed_checks(target, op, dtype)
+        yield from kind_checks(target, op)
         for kernel in kernels:
             if kernel.op == op.name:
                 run = partial(_refusals, target, op, kernel)
