@@ -22,7 +22,9 @@ def tensor(host):
     return np.array(values, np.float32 if values.dtype.kind == "f" else values.dtype)
 
 
-def target_of(kernels=None, *, only=(), traits=None, model=None, **fields):
+def target_of(
+    kernels=None, *, only=(), traits=None, model=None, tensor=tensor, **fields
+):
     def right():
         for op in catalog().values():
             if not op.composite:
@@ -63,3 +65,18 @@ def failures(target, section, beginning=""):
     ]
     assert results
     return findings(results)
+
+
+def traced_target(jax_module, kernels, op):
+    """A target whose kernels of the traced scaffold are ``kernels``."""
+    make = simple_backend(
+        tensor=jax_module.tensor,
+        numpy=jax_module.numpy,
+        kernels=kernels,
+        compile=jax_module.jit,
+        buckets=jax_module.buckets,
+        traits=Traits(dtypes=("float32",), block_size=8, depth=2),
+    )
+    target = Target(Device("planted:0"), only=(op,))
+    target.__dict__["backend"] = make(target.device)
+    return target

@@ -386,11 +386,16 @@ def of_first_token(scales):
     return np.repeat(scales[:1], len(scales), 0)
 
 
+def of_loudest_token(scales):
+    return np.repeat(scales.max(0, keepdims=True), len(scales), 0)
+
+
 @pytest.mark.parametrize(
     ("scales_of", "wrong"),
     [
         (of_first, "kv"), (of_first, "k"), (of_first, "v"), (of_largest, "kv"),
-        (of_largest, "k"), (of_first_token, "kv"),
+        (of_largest, "k"), (of_first_token, "kv"), (of_loudest_token, "kv"),
+        (of_loudest_token, "k"), (of_loudest_token, "v"),
     ],
 )  # fmt: skip
 def test_a_scale_that_heads_or_tokens_share_is_found(scales_of, wrong):

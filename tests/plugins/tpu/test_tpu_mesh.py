@@ -142,6 +142,25 @@ def check_packed(facts, groups):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("none", ""),
+        ("sums", "its kernels must reduce over the tensor axis"),
+        ("halves", "the values that come back are others"),
+    ],
+)
+def test_inl_check_names_a_fault_of_a_mesh(fault, says):
+    done = subprocess.run(
+        [sys.executable, str(FOLDER / "mesh_faults.py"), fault],
+        capture_output=True, text=True, timeout=SECONDS,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert says in found if says else found == ""
+
+
+@pytest.mark.long
 def test_packed_weights_stay_packed_on_a_mesh():
     """One of 8 bits; one of 4 bits with biases, two key-value heads, divided blocks."""
     cases = ["packed q8_0 tensor=8", "packed q4_1 tensor=2,data=2"]

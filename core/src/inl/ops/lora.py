@@ -77,6 +77,7 @@ def arguments(
             )
         ]
         chosen = rng.integers(-1, adapters, tokens)  # -1 is none
+        chosen[-1] = adapters - 1
         selected = chosen[:, None] == np.arange(columns) // rank
         tensors = (*ys, x, selected.astype(np.float64))
         yield f"{tokens}x{n}x{k}/{adapters}x{rank}", tensors, pairs, rank

@@ -85,7 +85,7 @@ def _combined(rng: np.random.Generator, temperature: float) -> Case:
     )
 
 
-def _decided(make: Callable[..., Case], *args: Any) -> Case:
+def decided(make: Callable[..., Case], *args: Any) -> Case:
     """Return a case whose tokens do not change by rounding in any storage dtype."""
     from inl.ops.sample import is_decided
 
@@ -105,7 +105,7 @@ def _decided(make: Callable[..., Case], *args: Any) -> Case:
 
 def decided_case(rng: np.random.Generator, sampler: str, vocab: int) -> Case:
     """Return a case of ``vocab`` columns whose tokens do not change by rounding."""
-    return _decided(_plain, rng, sampler, vocab)
+    return decided(_plain, rng, sampler, vocab)
 
 
 def _non_finite(rng: np.random.Generator, sampler: str) -> Case:
@@ -145,9 +145,9 @@ def sample_cases(rng: np.random.Generator) -> Iterable[Case]:
         yield _non_finite(rng, sampler)
     for name, values in EDGES.items():
         for value in values:
-            yield _decided(_edge, rng, name, value)
-    yield _decided(_combined, rng, 0.0)
-    yield _decided(_combined, rng, 0.9)
+            yield decided(_edge, rng, name, value)
+    yield decided(_combined, rng, 0.0)
+    yield decided(_combined, rng, 0.9)
     step, tables = _step(rng, 257)
     tables.params[1:, 0] = [0.0, 1.0, 50.0]
     tables.bias[1:] = -1e9

@@ -22,20 +22,22 @@ def verify_step(
     pads: tuple[int, int] = (0, 0),
     vocab: int = 11,
     rows: Sequence[tuple[int, int]] = ROWS,
+    slots: int = 6,
 ) -> tuple[Step, Tables]:
     """Return a step that verifies drafts, and the tables after it."""
     width = max(count for _, count in rows)
     blocks = -(-(17 + width) // 4)
-    tables = empty_tables(groups=1, slots=6, max_blocks_per_seq=blocks, vocab=vocab)
-    scattered = rng.permutation(np.arange(1, 1 + 5 * blocks))
-    tables.blocks[0, 1:] = scattered.reshape(5, blocks)
-    tables.lengths[1:] = rng.integers(1, 18, 5)
-    tables.last[1:] = rng.integers(0, 11, 5)
-    tables.params[1:, 0] = [0.0, 0.7, 0.0, 1.3, 0.0]
+    tables = empty_tables(groups=1, slots=slots, max_blocks_per_seq=blocks, vocab=vocab)
+    count = slots - 1
+    scattered = rng.permutation(np.arange(1, 1 + count * blocks))
+    tables.blocks[0, 1:] = scattered.reshape(count, blocks)
+    tables.lengths[1:] = rng.integers(1, 18, count)
+    tables.last[1:] = rng.integers(0, 11, count)
+    tables.params[1:, 0] = np.resize([0.0, 0.7, 0.0, 1.3, 0.0], count)
     tables.params[1:, [2, 4]] = 1
-    tables.params[1:, 5] = [0.0, 0.5, 0.0, -0.5, 0.0]
+    tables.params[1:, 5] = np.resize([0.0, 0.5, 0.0, -0.5, 0.0], count)
     if vocab:
-        tables.token_counts[1:] = rng.integers(0, 4, (5, vocab))
+        tables.token_counts[1:] = rng.integers(0, 4, (count, vocab))
     parts = [
         Row(
             slot,

@@ -32,6 +32,7 @@ from inl.spec.op import Case
 from inl.testing.check import Check, CheckFailed, Measure, equal, require, worst
 from inl.testing.op_call import OpCall
 from inl.testing.op_check import judged, require_passed, run_checked
+from inl.testing.prepared_checks import CAPABILITIES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -54,6 +55,7 @@ def capability_checks(target: Target) -> Iterator[Check]:
         "packed kernels": (PackedKernels, _packed_kernels),
         "storage dtypes": (StorageDtypes, _storage),
         "tunable": (Tunable, _tunable),
+        **CAPABILITIES,
     }
     for name, (kind, run) in checks.items():
         if (offered := target.backend.offers(kind)) is not None:

@@ -17,12 +17,13 @@ from inl.spec.strict_array import StrictArray
 from inl.spec.tolerance import Verdict, truth
 from inl.spec.tree import tree_map
 from inl.testing.check import Check, CheckFailed, Measure, require, worst
+from inl.testing.edge_cases import edge_cases
 from inl.testing.float8_cases import float8_cases
 from inl.testing.large_cases import larger_cases
 from inl.testing.op_call import OpCall, returned_state
 from inl.testing.op_check import judged, require_passed, run_checked
 from inl.testing.optional_ops import called_ops, left_out
-from inl.testing.packed_checks import packed_checks
+from inl.testing.packed_checks import kind_checks, packed_checks
 from inl.testing.real_sizes import real_cases
 from inl.testing.wide_cases import wide_cases
 
@@ -49,6 +50,7 @@ def kernel_checks(target: Target) -> Iterator[Check]:
             yield from _op_checks(target, op, names, dtype)
             yield from _kernel_checks(target, op, names, dtype)
             yield from packed_checks(target, op, dtype)
+        yield from kind_checks(target, op)
         for kernel in kernels:
             if kernel.op == op.name:
                 run = partial(_refusals, target, op, kernel)
@@ -127,7 +129,8 @@ def _cases(target: Target, op: OpSpec, seed: int) -> list[Case]:
 def _larger(target: Target, op: OpSpec, half: bool, seed: int) -> list[Case]:
     rng = target.rng(op.name, seed, "larger")
     cases = _cases(target, op, seed)
-    return list(larger_cases(op, cases, rng, full=target.full, half=half))
+    many = any(kernel.op == op.name for kernel in target.selection.kernels)
+    return list(larger_cases(op, cases, rng, full=target.full, half=half, many=many))
 
 
 @lru_cache(maxsize=2)
@@ -137,6 +140,7 @@ def _real(target: Target, op: OpSpec, seed: int) -> list[Case]:
     return [
         *real_cases(op, names, rng, full=target.full),
         *wide_cases(op, cases, rng),
+        *edge_cases(op, rng, target.backend.traits.block_size),
     ]
 
 

@@ -6,6 +6,7 @@ They are no part of ``OpSpec.cases``, which tests of slow simulators run too.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from inl.spec.cache import Cache
 from inl.spec.message import Row, step_frame
 from inl.spec.op import Case
 from inl.spec.step import NEUTRAL, Bucket
+from inl.spec.tree import leaves
 from inl.testing.long_sums import LONG_SUMS, TERMS
 
 if TYPE_CHECKING:
@@ -33,18 +35,29 @@ ROWS = (130,)
 BATCHES = (4, 8, 16, 32, 64, 256)
 """Further numbers of rows of products, whose kernels differ by them: one that is right
 for other numbers may be wrong for a full tile."""
+MANY_ROWS = 1100
+"""Rows of the tokens of a long prompt: beyond a block of 1,024 threads."""
+MANY_SLOTS = 300
+"""Rows of steps, or of what they sample: beyond 8 bits."""
 FULL_ROWS = (65, 130, 257, 1030)
 """Numbers of rows of a full check."""
 
 
 def larger_cases(
-    op: OpSpec, cases: Sequence[Case], rng: Rng, *, full: bool, half: bool
+    op: OpSpec,
+    cases: Sequence[Case],
+    rng: Rng,
+    *,
+    full: bool,
+    half: bool,
+    many: bool,
 ) -> Iterator[Case]:
     """Yield cases of ``op`` with more rows and longer contexts than ``cases``.
 
     half: for a dtype that is narrower than float32, whose sums need a wider one; adds
     long sums. full: more sizes, and for ops of independent arguments every case
-    enlarged instead of the one with the most rows.
+    enlarged instead of the one with the most rows. many: adds many rows, for an op that
+    a kernel computes; a composite has those of the ops that it calls.
     """
     counts = FULL_ROWS if full else ROWS
     if half and op.name in LONG_SUMS:
@@ -53,13 +66,14 @@ def larger_cases(
         for name, *_ in (*LARGE_SHAPES, *(FULL_SHAPES if full else ())):
             yield CONTEXTS[op.name](rng, name)
     elif op.name in BY_ROWS:
-        for rows in counts:
+        for rows in (*counts, *((MANY_SLOTS,) if many else ())):
             yield BY_ROWS[op.name](rng, rows)
     else:
         tall = [case for case in cases if _row_count(op, case) > 1]
         if op.name in PRODUCTS:
             counts = (*counts, *BATCHES)
-        largest = max(tall, key=lambda case: _row_count(op, case), default=None)
+        counts = (*counts, *((MANY_ROWS,) if many else ()))
+        largest = max(tall, key=partial(_extent, op), default=None)
         for rows in counts:
             for case in tall:
                 if case is largest or (full and rows == counts[0]):
@@ -80,6 +94,11 @@ def _row_count(op: OpSpec, case: Case) -> int:
     if dependent or not isinstance(first, np.ndarray) or not first.ndim:
         return 0
     return len(first) if first.ndim > 1 or _is_index(first) else 0
+
+
+def _extent(op: OpSpec, case: Case) -> tuple[int, int]:
+    """Return the number of rows of a case, and that of its arrays."""
+    return _row_count(op, case), sum(1 for _ in leaves(case.args))
 
 
 def _with_rows(op: OpSpec, case: Case, rows: int, rng: Rng) -> Case:

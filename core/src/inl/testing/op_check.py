@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from inl.dtypes import E4M3, FLOATS, cast, wrap
-from inl.errors import NOTE, message
+from inl.errors import NOTE, NoKernel, message
 from inl.spec.cache import Cache
+from inl.spec.kernel import PLAIN
 from inl.spec.step import Step
 from inl.spec.strict_array import StrictArray
 from inl.spec.tolerance import Verdict, judge
@@ -20,6 +21,7 @@ from inl.testing.op_call import OpCall, values, without_caches
 
 if TYPE_CHECKING:
     from inl.backend.base import Backend
+    from inl.spec.dispatch import ResolvedOps
     from inl.spec.op import Case
 
 
@@ -32,7 +34,7 @@ def run_checked(
     :class:`CheckFailed`, which names the kernel, if the call raises or if a result has
     an unexpected shape or dtype; :class:`~inl.errors.NoKernel` if there is no kernel.
     """
-    ops, args = op_call.ready()
+    ops, args = _ready(op_call, seed, note)
     before = dict(_unconsumed(op_call, args))
     try:
         _free_spoiled_memory(op_call)
@@ -54,6 +56,25 @@ def run_checked(
         if kernel:
             note += f"; of the ops that it calls, {kernel} raises it"
         raise failed(op_call, "raises", what, seed, note, cause=kernel) from error
+
+
+def _ready(
+    op_call: OpCall, seed: int, note: str
+) -> tuple[ResolvedOps, tuple[Any, ...]]:
+    """Return the resolved ops and the arguments on the device.
+
+    Raises :class:`CheckFailed`, which names the kernel, if it cannot pack its weights.
+    """
+    ops = op_call.ops()
+    try:
+        return ops, op_call.arguments(ops)
+    except NoKernel:
+        raise
+    except Exception as error:
+        if op_call.layout == PLAIN:
+            raise
+        what = f"pack raised {type(error).__name__}: {message(error)}"
+        raise failed(op_call, "raises", what, seed, note) from error
 
 
 def _unconsumed(op_call: OpCall, args: Sequence[Any]) -> Iterator[tuple[str, Any]]:

@@ -1,14 +1,17 @@
-"""Checks of kernels that quantize the activations which packed weights multiply."""
+"""Checks of kernels that take packed weights: each dtype of blocks, and activations."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
+from inl.checkpoints.blocks.dtypes import BLOCK_DTYPES, BLOCKS, dequantize
 from inl.dtypes import HostArray
+from inl.spec.kernel import PLAIN
 from inl.spec.op import Case
 from inl.testing.check import Check, Measure, worst
 from inl.testing.op_call import OpCall
@@ -32,6 +35,97 @@ LARGE: Final = 16.0
 """Scale of outlier channels, as in trained models; they cost precision."""
 UNIT: Final = 2.0**-9
 """Scale of every group: its product with a code is exact in every dtype."""
+
+
+KIND_SHAPES: Final = {
+    "linear": {"weight": (80, 512)},
+    "qkv_linear": {"q": (64, 256), "k": (32, 256), "v": (32, 256)},
+    "gated_mlp": {"gate": (256, 256), "up": (256, 256), "down": (256, 256)},
+    "embedding": {"weight": (48, 256)},
+    "experts": {"gate": (3, 256, 256), "up": (3, 256, 256), "down": (3, 256, 256)},
+}
+"""Weight shapes of the cases of each dtype of blocks: of whole blocks of 256."""
+KIND_DTYPE: Final = "float32"
+"""It holds the numbers of blocks nearly exactly; half types would round them first."""
+KIND_TOKENS: Final = (1, 19)
+POOL: Final = 2048
+"""Blocks that are drawn to find normal ones."""
+NORMAL: Final = 0.05, 4.0
+"""Largest magnitude of a block of a case, from and to."""
+
+
+def kind_checks(target: Target, op: OpSpec) -> Iterator[Check]:
+    """Check an op on weights in each dtype of blocks for which a kernel packs them."""
+    if KIND_DTYPE not in target.dtypes or op.name not in KIND_SHAPES:
+        return
+    kernels = [k for k in target.selection.kernels if k.op == op.name and k.pack]
+    for kind in BLOCK_DTYPES if kernels else ():
+        case, packed = kind_case(target, op, kind, KIND_TOKENS[0])
+        if OpCall(target, op, case, KIND_DTYPE, packed).layout != PLAIN:
+            for tokens in KIND_TOKENS:
+                run = partial(_kind, target, op, kind, tokens)
+                name = f"{op.name}/packed/{kind}/{tokens}/{KIND_DTYPE}"
+                yield Check("kernel", name, run)
+
+
+def kind_case(
+    target: Target, op: OpSpec, kind: str, tokens: int
+) -> tuple[Case, dict[str, HostArray]]:
+    """Return a case of ``tokens`` rows, and its weights in blocks of a dtype."""
+    w, packed = _blocks(target, op, kind)
+    rng, name = target.rng(op.name, kind, tokens), f"packed/{kind}/{tokens}"
+    if op.name == "embedding":
+        ids = rng.integers(0, len(w.weight), tokens).astype(np.int32)
+        return Case(name, (ids, w)), packed
+    x = rng.standard_normal((tokens, next(iter(w)).shape[-1])) / 64
+    attrs = {} if op.name.endswith("linear") else {"activation": "silu"}
+    if op.name != "experts":
+        return Case(name, (x, w), attrs), packed
+    ids = np.argsort(rng.random((tokens, len(w.gate))), -1)[:, :2].astype(np.int32)
+    shares = rng.random(ids.shape).astype(np.float32)
+    return Case(name, (x, ids, shares, w), attrs), packed
+
+
+@lru_cache(maxsize=64)
+def _blocks(target: Target, op: OpSpec, kind: str) -> tuple[Any, dict[str, HostArray]]:
+    """Return weights of an op, and their blocks."""
+    shapes: dict[str, tuple[int, ...]] = KIND_SHAPES[op.name]
+    rng, weights = target.rng(op.name, kind), op.weights
+    packed = {name: random_blocks(rng, kind, shape) for name, shape in shapes.items()}
+    values = {name: np.float64(dequantize(array)) for name, array in packed.items()}
+    return cast("Any", weights)(**values), packed
+
+
+def random_blocks(
+    rng: np.random.Generator, kind: str, shape: tuple[int, ...]
+) -> HostArray:
+    """Return blocks of random bytes whose scales are neither tiny nor huge.
+
+    So every code and many scales of groups occur, in blocks of any format.
+    """
+    pool, (elements, _) = _pool(kind), BLOCKS[kind]
+    data = pool[rng.integers(0, len(pool), math.prod(shape) // elements)]
+    return HostArray(data.reshape(*shape[:-1], -1), kind, shape)
+
+
+@lru_cache
+def _pool(kind: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    elements, size = BLOCKS[kind]
+    drawn = np.random.default_rng(size).integers(0, 256, (POOL, size), np.uint8)
+    values = dequantize(HostArray(drawn, kind, (POOL, elements)))
+    largest = np.abs(values).max(-1)
+    found: np.ndarray[Any, np.dtype[np.uint8]]
+    found = drawn[(largest >= NORMAL[0]) & (largest <= NORMAL[1])]
+    assert len(found) > 0, kind
+    return found
+
+
+def _kind(target: Target, op: OpSpec, kind: str, tokens: int) -> Measure:
+    case, packed = kind_case(target, op, kind, tokens)
+    op_call = OpCall(target, op, case, KIND_DTYPE, packed)
+    note = f"; weights in {kind}"
+    result = run_checked(op_call, target.seed, note)
+    return require_passed(judged(op_call, case, result), op_call, target.seed, note)
 
 
 def packed_checks(target: Target, op: OpSpec, dtype: str) -> Iterator[Check]:

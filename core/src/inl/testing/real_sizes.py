@@ -76,7 +76,7 @@ PRODUCTS: Final = (
 a tile; the inner widths of Qwen2.5 0.5B and Llama 70B; whole tiles only."""
 NORM_PRODUCTS: Final = ((1, 1030, 64), (5, 4099, 48), (3, 72, 896))
 LORAS: Final = (
-    (3, 96, 160, 4, 16), (2, 64, 64, 3, 64), (5, 48, 96, 2, 256), (3, 48, 40, 33, 8)
+    (3, 96, 160, 4, 16), (2, 4099, 64, 3, 64), (5, 48, 96, 2, 256), (3, 48, 40, 33, 12)
 )  # fmt: skip
 """(tokens, outputs, inputs, adapters, rank)."""
 EXPERTS: Final = (
@@ -287,11 +287,11 @@ def _set_token_bias(rng: Rng) -> Iterator[Case]:
 
 def _admit(rng: Rng) -> Iterator[Case]:
     width = 2048
-    tables = empty_tables(groups=1, slots=3, max_blocks_per_seq=width, vocab=0)
+    tables = empty_tables(groups=1, slots=301, max_blocks_per_seq=width, vocab=0)
     blocks = [int(x) for x in rng.integers(1, 4 * FURTHER, width)]
     frame = admit_frame(
-        2, [blocks], groups=1, max_blocks_per_seq=width, length=100_000,
-        last=LARGE_VOCAB,
+        300, [blocks], groups=1, max_blocks_per_seq=width, length=100_000,
+        last=LARGE_VOCAB, adapter=33,
     )  # fmt: skip
     yield Case(f"{width} blocks", (frame[None], tables))
 

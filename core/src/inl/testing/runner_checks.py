@@ -16,6 +16,7 @@ from inl.testing.kv_dtype_checks import kv_dtype_checks
 from inl.testing.near_tie import BOUNDS
 from inl.testing.oracle import Tiny, prompt_logits, tinies
 from inl.testing.play import admission, answer_alone, most_rows, most_tokens, one_step
+from inl.testing.prepared_checks import meshes, precompiled
 from inl.testing.runner_frames import (
     bad_frames,
     close,
@@ -59,6 +60,8 @@ def runner_checks(target: Target) -> Iterator[Check]:
         "out of memory": out_of_memory,
         "context lengths": longer_contexts,
         "closed": closed,
+        "precompiled": precompiled,
+        "mesh": meshes,
     }
     for tiny in tinies(target):
         for name, run in checks.items():

@@ -37,7 +37,10 @@ LEAST_LEAK: Final = 1 << 16
 
 
 def two_runners(tiny: Tiny) -> Measure:
-    """Two runners of one backend have caches and tables of their own."""
+    """Two runners of one backend have caches and tables of their own.
+
+    The first one goes on after the other has been closed.
+    """
     names = "first", "second"
     prompts = [some_ids(tiny, 7, name) for name in names]
     answers: list[list[int]] = [[], []]
@@ -53,6 +56,7 @@ def two_runners(tiny: Tiny) -> Measure:
                     answer.append(_decode(each, [-1], step))
         finally:
             other.close()
+        answers[0] += [_decode(runner, [-1], step) for step in range(9, 12)]
     judged = []
     for which, prompt, answer in zip(names, prompts, answers, strict=True):
         try:
@@ -60,8 +64,9 @@ def two_runners(tiny: Tiny) -> Measure:
         except AssertionError as error:
             error.args = (
                 f"two runners of one backend: the {which} one answers otherwise than "
-                "alone; Backend.state must return new arrays for each runner, and "
-                f"programs must not keep them. {error}",
+                "alone; Backend.state must return new arrays for each runner, programs "
+                "must not keep them, and closing one must leave those of the other. "
+                f"{error}",
             )
             raise
     return worst(judged)

@@ -138,7 +138,7 @@ def _judged(
     return worst(measures)
 
 
-class _Failing:
+class FailingStep:
     """Kernels of an op that raise as a device without memory does, while it is set."""
 
     def __init__(self) -> None:
@@ -168,7 +168,7 @@ class _Failing:
 
 
 @contextmanager
-def _failing_runner(tiny: Tiny, failing: _Failing) -> Iterator[LocalRunner]:
+def failing_runner(tiny: Tiny, failing: FailingStep) -> Iterator[LocalRunner]:
     """Make a runner whose programs are compiled while a kernel fails, or after."""
     with opened(tiny) as first:
         selection = failing.wrapped(first.loaded.selection)
@@ -187,8 +187,8 @@ def out_of_memory(tiny: Tiny) -> Measure | None:
     first call of its program: while it is traced, or while it runs. Nothing for kernels
     that are not called there.
     """
-    failing = _Failing()
-    with _failing_runner(tiny, failing) as runner:
+    failing = FailingStep()
+    with failing_runner(tiny, failing) as runner:
         limits = runner.limits
         prompts = [some_ids(tiny, 2, "memory a"), some_ids(tiny, 9, "memory b")]
         prompts[1] = prompts[1][: most_tokens(limits, 9)]
