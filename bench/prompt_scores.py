@@ -27,7 +27,11 @@ from time import perf_counter, process_time
 from typing import Any
 from urllib.parse import urlsplit
 
+from random_models import SHAPES, random_language
+
 from inl import EngineConfig, InferenceEngine
+from inl.checkpoints.hub.resolve import resolve_model
+from inl.executor.model_loader import open_model
 
 Run = Callable[[bool], None]
 """Answers all prompts; whether their log-probabilities are asked for."""
@@ -38,7 +42,7 @@ ALL = 0
 def main() -> None:
     """Print both comparisons."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("model", nargs="?")
+    parser.add_argument("model", nargs="?", help=f"or {', '.join(SHAPES)}: random")
     parser.add_argument("--backend", default="auto")
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--tokens", type=int, default=64, help="of each prompt")
@@ -50,7 +54,13 @@ def main() -> None:
         context=given.tokens + 2, prefix_cache=False, max_batch=64,
         backend=given.backend, max_queued_requests=2 * given.requests,
     )  # fmt: skip
-    with InferenceEngine.from_pretrained(given.model, config) as engine:
+    is_random = given.model in SHAPES
+    language = (
+        random_language(given.model)
+        if is_random
+        else open_model(resolve_model(given.model))
+    )
+    with InferenceEngine(language, config=config) as engine:
         draws = random.Random(0)
         vocab = engine.core.runner.limits.vocab
         prompts = [
@@ -65,6 +75,8 @@ def main() -> None:
         for name, start in kinds.items():
             run = engine_run(engine, prompts, start)
             compare(f"engine, {name}", run, given.turns)
+        if is_random:  # has no tokenizer, which the server needs
+            return
         with serving(engine, given) as url:
             for name, start in kinds.items():
                 run = http_run(url, prompts, given.concurrency, start)
