@@ -3,12 +3,13 @@
     python bench/prompt_scores.py [MODEL] [--backend cpu] [--requests 200] [--tokens 64]
 
 Times both in turns in one process: through the engine, and through a server of the same
-engine by clients that send as lm-eval does (``echo``, ``logprobs``, one generated
-token, ``--concurrency`` at a time). Prints the least seconds of each, wall and
-processor, and the median ratio of the turns. A prefill computes logits of one token of
-a prompt, a scored one those of all: the product with the vocabulary is part of the
-difference. The log-likelihoods of continuations, the last ``--continuation`` tokens of
-each prompt, need those of these tokens only (``prompt_logprobs_start``).
+engine by ``--concurrency`` clients. Prints the least seconds of each, wall and
+processor, and the median ratio of the turns. ``continuations`` are log-likelihoods of
+the last ``--continuation`` tokens of each prompt, as ``lm_eval_engine.py`` and
+``lm_eval_server.py`` of examples/python ask for them. ``all tokens`` are those of whole
+prompts and one generated token, as lm-eval's own ``local-completions`` asks: a prefill
+computes logits of one token of a prompt, this one those of all, and the product with
+the vocabulary is most of the difference.
 """
 
 from __future__ import annotations
@@ -26,16 +27,22 @@ from time import perf_counter, process_time
 from typing import Any
 from urllib.parse import urlsplit
 
+from random_models import SHAPES, random_language
+
 from inl import EngineConfig, InferenceEngine
+from inl.checkpoints.hub.resolve import resolve_model
+from inl.executor.model_loader import open_model
 
 Run = Callable[[bool], None]
 """Answers all prompts; whether their log-probabilities are asked for."""
+ALL = 0
+"""In place of the first token of a continuation: of ``local-completions``."""
 
 
 def main() -> None:
     """Print both comparisons."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("model", nargs="?")
+    parser.add_argument("model", nargs="?", help=f"or {', '.join(SHAPES)}: random")
     parser.add_argument("--backend", default="auto")
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--tokens", type=int, default=64, help="of each prompt")
@@ -47,7 +54,13 @@ def main() -> None:
         context=given.tokens + 2, prefix_cache=False, max_batch=64,
         backend=given.backend, max_queued_requests=2 * given.requests,
     )  # fmt: skip
-    with InferenceEngine.from_pretrained(given.model, config) as engine:
+    is_random = given.model in SHAPES
+    language = (
+        random_language(given.model)
+        if is_random
+        else open_model(resolve_model(given.model))
+    )
+    with InferenceEngine(language, config=config) as engine:
         draws = random.Random(0)
         vocab = engine.core.runner.limits.vocab
         prompts = [
@@ -55,13 +68,19 @@ def main() -> None:
             for _ in range(given.requests)
         ]
         print(f"{given.requests} prompts of {given.tokens} tokens on {engine.device}")
-        compare("engine", engine_run(engine, prompts), given.turns)
-        start = given.tokens - given.continuation
-        name = f"engine, last {given.continuation} tokens"
-        compare(name, engine_run(engine, prompts, start), given.turns)
+        kinds = {
+            f"continuations of {given.continuation}": given.tokens - given.continuation,
+            "all tokens": ALL,
+        }
+        for name, start in kinds.items():
+            run = engine_run(engine, prompts, start)
+            compare(f"engine, {name}", run, given.turns)
+        if is_random:  # has no tokenizer, which the server needs
+            return
         with serving(engine, given) as url:
-            run = http_run(url, prompts, given.concurrency)
-            compare("HTTP", run, given.turns)
+            for name, start in kinds.items():
+                run = http_run(url, prompts, given.concurrency, start)
+                compare(f"HTTP, {name}", run, given.turns)
 
 
 def compare(name: str, run: Run, turns: int) -> None:
@@ -85,26 +104,27 @@ def compare(name: str, run: Run, turns: int) -> None:
         )
 
 
-def engine_run(
-    engine: InferenceEngine, prompts: list[list[int]], start: int = 0
-) -> Run:
+def engine_run(engine: InferenceEngine, prompts: list[list[int]], start: int) -> Run:
     """Return a function that answers prompts through the engine.
 
-    start: the first token with a log-probability.
+    start: the first token with a log-probability, or ``ALL``.
     """
 
     def run(is_scored: bool) -> None:
-        # One token, as lm-eval asks for.
-        scores = 1 if is_scored else None
-        engine.generate(
-            prompts, max_tokens=1, prompt_logprobs=scores, prompt_logprobs_start=start
-        )
+        options: Any = {"max_tokens": 1}
+        if is_scored:
+            options = {"prompt_logprobs": 1, "prompt_logprobs_start": start}
+            options["max_tokens"] = 1 if start == ALL else 0
+        engine.generate(prompts, **options)
 
     return run
 
 
-def http_run(url: str, prompts: list[list[int]], concurrency: int) -> Run:
-    """Return a function that answers prompts through a server."""
+def http_run(url: str, prompts: list[list[int]], concurrency: int, start: int) -> Run:
+    """Return a function that answers prompts through a server.
+
+    start: as of :func:`engine_run`.
+    """
     address = urlsplit(url)
     local = threading.local()
 
@@ -121,13 +141,12 @@ def http_run(url: str, prompts: list[list[int]], concurrency: int) -> Run:
     pool = ThreadPoolExecutor(concurrency)
 
     def run(is_scored: bool) -> None:
-        asked: dict[str, Any] = {"echo": True, "logprobs": 1} if is_scored else {}
-        bodies = [
-            json.dumps(
-                {"prompt": prompt, "max_tokens": 1, "temperature": 0, **asked}
-            ).encode()
-            for prompt in prompts
-        ]
+        asked: dict[str, Any] = {"max_tokens": 1, "temperature": 0}
+        if is_scored:
+            asked |= {"echo": True, "logprobs": 1}
+        if is_scored and start != ALL:
+            asked |= {"max_tokens": 0, "prompt_logprobs_start": start}
+        bodies = [json.dumps({"prompt": ids, **asked}).encode() for ids in prompts]
         list(pool.map(answer, bodies))
 
     return run

@@ -4,6 +4,11 @@
     python deploy/record.py source     # README's commands in a fresh clone: minutes
     python deploy/record.py gpu        # from dist, the checks of docs/gpu.md: NVIDIA
 
+On a machine without an index, with torch installed and the other wheels in dist:
+
+    PIP_NO_INDEX=1 python deploy/record.py gpu --beside "$(python -c \
+        'import sysconfig; print(sysconfig.get_path("purelib"))')" --model FILE.gguf
+
 Each runs in an empty folder with a home, a cache and an environment of its own, and
 prints every command with its output, exit status and seconds. The commands are those of
 the pages: one that changes there changes here. Exit status 1 if a command fails, or if
@@ -21,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -64,8 +69,13 @@ def without_compilers(folder: Path) -> str:
     return str(folder)
 
 
-def commands(kind: str, dist: Path) -> Iterator[str]:
-    """Yield the commands of a recording."""
+def commands(
+    kind: str, dist: Path, model: str = MODEL, beside: Path | None = None
+) -> Iterator[str]:
+    """Yield the commands of a recording.
+
+    beside: a folder of packages that the environment has as well.
+    """
     if kind == "source":
         yield f"git clone -q {shlex.quote(str(ROOT))} ."
         yield from block("README.md", "## Install")
@@ -73,18 +83,21 @@ def commands(kind: str, dist: Path) -> Iterator[str]:
         return
     backend = "inl-cpu" if kind == "wheels" else "inl-cuda"
     yield f"{shlex.quote(sys.executable)} -m venv .venv"
+    if beside is not None:
+        folder = f".venv/lib/python3.{sys.version_info[1]}/site-packages"
+        yield f"echo {shlex.quote(str(beside))} > {folder}/beside.pth"
     line = wheels_line(backend).replace(" dist ", f" {shlex.quote(str(dist))} ")
     yield f".venv/bin/{line}"
     if kind == "gpu":
         for each in block("docs/gpu.md", "## 2. Check"):
-            yield f".venv/bin/{each.replace('MODEL', MODEL)}"
+            yield f".venv/bin/{each.replace('MODEL', shlex.quote(model))}"
         return
     yield ".venv/bin/inl doctor"
     yield f'.venv/bin/inl generate "{QUESTION}"'
 
 
-def record(kind: str, dist: Path) -> int:
-    """Run the commands and print what they print; returns the exit status."""
+def record(kind: str, lines: Iterable[str]) -> int:
+    """Run commands and print what they print; returns the exit status."""
     with tempfile.TemporaryDirectory(prefix="inl-record-") as name:
         folder = Path(name)
         work = folder / "work"
@@ -100,7 +113,7 @@ def record(kind: str, dist: Path) -> int:
             env["PATH"] = without_compilers(folder / "bin")
             found = shutil.which("c++", path=env["PATH"])
             print(f"# no compiler: c++ is {found}")
-        for command in commands(kind, dist):
+        for command in lines:
             print(f"$ {command}", flush=True)
             began = time.perf_counter()
             done = subprocess.run(
@@ -123,10 +136,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("kind", choices=("wheels", "source", "gpu"))
     parser.add_argument("--dist", type=Path, default=ROOT / "dist")
+    parser.add_argument("--model", default=MODEL, help="of gpu: a file or name")
+    parser.add_argument("--beside", type=Path, help="a folder of installed packages")
     given = parser.parse_args()
     if given.kind != "source" and not list(given.dist.glob("inl_core-*.whl")):
         parser.error(f"{given.dist}: has no wheels; run `make wheels` first")
-    sys.exit(record(given.kind, given.dist.resolve()))
+    dist = given.dist.resolve()
+    lines = commands(given.kind, dist, given.model, given.beside)
+    sys.exit(record(given.kind, lines))
 
 
 if __name__ == "__main__":

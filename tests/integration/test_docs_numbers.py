@@ -8,7 +8,9 @@ does a phrase that changes: put the new one into the table.
 from __future__ import annotations
 
 import re
+from importlib import metadata
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -29,6 +31,7 @@ from inl.executor.model_executor import MAX_ADMISSIONS
 from inl.guidance import json_schemas, structural_tags, trial_process
 from inl.plugin import frameworks, probe, screening, speed
 from inl.scheduling import plan, request_order, waiting_queue
+from inl.scheduling.request import FinishReason
 from inl.serve import (
     admission,
     bounded_calls,
@@ -51,6 +54,8 @@ from inl.weights.quantize.report import KINDS
 ROOT = Path(__file__).parents[2]
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 ENGINE, SERVER = EngineConfig(), settings.ServerConfig()
+REASONS = [reason for reason in get_args(FinishReason) if reason != "error"]
+"""Those of a completion: an error is raised."""
 
 
 def bits(kind):
@@ -66,6 +71,7 @@ PROJECTS = [
 ]
 
 STATEMENTS = [
+    ("generating.md", '`finish_reason` (`"{}"`, `"{}"`, `"{}"` or `"{}"`)', *REASONS),
     ("callers.md", "## Protocol, version {}", frames.VERSION),
     ("callers.md", "32 bits, at most {} MiB", frames.MAX_BYTES / MIB),
     ("checkpoints.md", "at most {:,} tensors", tensor_file.MAX_TENSORS),
@@ -235,6 +241,18 @@ def test_the_error_on_the_page_of_callers_is_that_of_the_engine():
     with pytest.raises(RequestError) as found:
         make_requests([1], {"max_tokens": -1}, room=9)
     assert f"`inl: RequestError: {found.value}`" in page("callers.md")
+
+
+def test_the_command_line_brings_what_names_of_hugging_face_need():
+    (package,) = re.findall(r"need `([\w-]+)`, which `inl-core\[cli\]`", page("cli.md"))
+    assert f"needs `{package}`, which `inl-core[cli]` installs" in page(
+        "checkpoints.md"
+    )
+    lines = metadata.requires("inl-core")
+    (text,) = [line for line in lines if re.fullmatch(r'inl-core\[text\].*"cli"', line)]
+    assert any(re.match(r'tokenizers.*"text"', line) for line in lines), text
+    brought = [line for line in metadata.requires("tokenizers") if "extra" not in line]
+    assert any(re.match(rf"{package}\b", line) for line in brought)
 
 
 def test_another_value_is_found():

@@ -119,6 +119,20 @@ def test_recordings_run_the_commands_of_the_pages(tmp_path):
     assert any("--device cuda:0" in line for line in made["gpu"])
 
 
+def test_a_recording_without_an_index_sees_what_is_installed(tmp_path):
+    record = runpy.run_path(str(ROOT / "deploy" / "record.py"))
+    dist, model, beside = tmp_path / "dist", "a b.gguf", tmp_path / "packages"
+    beside.mkdir()
+    (beside / "torch_of_the_machine.py").write_text("NAME = 'this one'\n")
+    made = list(record["commands"]("gpu", dist, model, beside))
+    assert any("--model 'a b.gguf' --device cuda:0" in line for line in made)
+    for line in (f"{made[0]} --without-pip", made[1]):
+        subprocess.run(line, shell=True, check=True, cwd=tmp_path)
+    code = "import torch_of_the_machine; print(torch_of_the_machine.NAME)"
+    words = [tmp_path / ".venv/bin/python", "-c", code]
+    assert subprocess.check_output(words, text=True) == "this one\n"
+
+
 def test_a_recording_without_a_compiler_has_none(tmp_path, monkeypatch):
     record = runpy.run_path(str(ROOT / "deploy" / "record.py"))
     programs = tmp_path / "programs"

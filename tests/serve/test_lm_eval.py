@@ -11,9 +11,11 @@ import importlib.util
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 import torch
@@ -22,7 +24,7 @@ import transformers
 from byte_tokens import byte_rules
 from http_servers import ServerProcess
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "python" / "lm_eval_engine.py"
+EXAMPLES = Path(__file__).parents[2] / "examples" / "python"
 VARIABLE = "INL_LM_EVAL_PYTHON"
 ROWS = [
     {"question": "The sky is", "choices": ["blue", "made of cheese", "a river"]},
@@ -81,11 +83,18 @@ def model(tmp_path):
     return found, folder, rules
 
 
-def server_words(url):
+def server_words(url, settings="tokenized_requests=False,num_concurrent=4"):
     """The command's words for a server."""
-    settings = f"model=default,base_url={url}/v1/completions,tokenizer_backend=remote"
-    settings += ",tokenized_requests=False,num_concurrent=4,max_length=512"
+    settings += f",model=default,base_url={url}/v1/completions,max_length=512"
+    settings += ",tokenizer_backend=remote"
     return ["-m", "lm_eval", "--model", "local-completions", "--model_args", settings]
+
+
+def continuation_words(url, settings):
+    """The words of a server's adapter, which asks for continuations only."""
+    *_, settings = server_words(url, settings)
+    example = EXAMPLES / "lm_eval_server.py"
+    return [example, "--model", "inl-server", "--model_args", settings]
 
 
 def engine_words(python, model):
@@ -94,7 +103,8 @@ def engine_words(python, model):
     if subprocess.run(loads, capture_output=True).returncode:
         pytest.skip(f"needs INL and tokenizers in {python}")
     settings = f"model={model},backend=reference,dtype=float32"
-    return [EXAMPLE, "--model", "inl", "--model_args", settings]
+    example = EXAMPLES / "lm_eval_engine.py"
+    return [example, "--model", "inl", "--model_args", settings]
 
 
 def evaluate(python, words, folder, **variables):
@@ -152,6 +162,26 @@ def test_log_likelihoods_of_a_task_are_those_of_transformers(model, tmp_path):
     with ServerProcess(str(folder), "--dtype", "float32") as server:
         found = evaluate(python, server_words(server.url), tmp_path)
     compare(found, reference, rules)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("settings", "batch"), [("num_concurrent=4", 1), ("tokenized_requests=False", 3)]
+)
+def test_continuations_of_a_task_are_those_of_transformers(
+    model, tmp_path, settings, batch
+):
+    reference, folder, rules = model
+    python = interpreter()
+    with ServerProcess(str(folder), "--dtype", "float32") as server:
+        words = continuation_words(server.url, settings)
+        words += ["--batch_size", batch]
+        found = evaluate(python, words, tmp_path)
+        counters = urlopen(f"{server.url}/metrics").read().decode()
+    compare(found, reference, rules)
+    # The harness's own model generates a token with each score.
+    (generated,) = re.findall(r"^inl\S*generation_tokens\S* (\S+)$", counters, re.M)
+    assert float(generated) == 0
 
 
 @pytest.mark.long

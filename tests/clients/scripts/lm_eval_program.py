@@ -12,6 +12,7 @@ from pathlib import Path
 
 from cases import MODEL, URL, run
 
+ADAPTER = Path(__file__).parents[3] / "examples" / "python" / "lm_eval_server.py"
 ROWS = [
     {"question": "What is the capital of France?", "choices": ["Paris", "a cat"],
      "answer": 0},
@@ -38,7 +39,10 @@ metric_list: [{metric: exact_match}]
 """
 
 
-def evaluate(kind, rest, model="local-completions", path="completions", *words):
+def evaluate(
+    kind, rest, *words,
+    model="local-completions", path="completions", program=("-m", "lm_eval"),
+):  # fmt: skip
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         rows = folder / "rows.jsonl"
@@ -49,7 +53,7 @@ def evaluate(kind, rest, model="local-completions", path="completions", *words):
             "tokenized_requests=False,num_concurrent=2"
         )
         command = [
-            sys.executable, "-m", "lm_eval", "--tasks", kind, "--include_path", name,
+            sys.executable, *program, "--tasks", kind, "--include_path", name,
             "--model", model, "--model_args", places, "--output_path", name, *words,
         ]  # fmt: skip
         done = subprocess.run(
@@ -66,15 +70,20 @@ def scores():
     assert evaluate("multiple_choice", CHOICE)["acc,none"] == 1
 
 
+def continuations():
+    ours = {"model": "inl-server", "program": (ADAPTER,)}
+    assert evaluate("multiple_choice", CHOICE, **ours)["acc,none"] == 1
+
+
 def plain():
     assert "exact_match,none" in evaluate("generate_until", UNTIL)
 
 
 def chat():
     evaluate(
-        "generate_until", UNTIL, "local-chat-completions", "chat/completions",
-        "--apply_chat_template",
+        "generate_until", UNTIL, "--apply_chat_template",
+        model="local-chat-completions", path="chat/completions",
     )  # fmt: skip
 
 
-run(scores, plain, chat)
+run(scores, continuations, plain, chat)

@@ -270,6 +270,6 @@ def test_invalid_options(tune, tmp_path, inl):
     done = inl("tune", "--device", "reference", "--model", "smollm2")
     assert done.returncode == 2
     assert (
-        "reference:0: nothing to tune: the backend has no tunable kernels"
-        in done.stderr
-    )
+        "reference:0: nothing to tune: the backend has no tunable kernels, it chooses "
+        "their sizes itself; docs/cli.md says by what"
+    ) in done.stderr

@@ -113,6 +113,25 @@ def test_only_what_changed_is_compiled_again(builder, compiler, tmp_path):
     assert compiled() == [builder.CHOICE]
 
 
+def test_a_build_shows_a_line_for_each_file_that_it_has_compiled(
+    builder, compiler, tmp_path, capsys
+):
+    compiled, objects = compiler("avx2"), tmp_path / "objects"
+    builder.build(tmp_path / "all.so", objects=objects)
+    counts, names = zip(
+        *(line.rsplit(": ", 1) for line in capsys.readouterr().err.splitlines()),
+        strict=True,
+    )
+    expected = compiled()
+    assert sorted(Path(name).stem for name in names) == expected
+    total = len(expected)
+    assert counts == tuple(
+        f"inl-cpu: compiled {done} of {total}" for done in range(1, total + 1)
+    )
+    builder.build(tmp_path / "all.so", objects=objects)
+    assert capsys.readouterr().err == ""
+
+
 def test_a_changed_header_compiles_its_sources_again(builder, tmp_path):
     header, source = tmp_path / "one.h", tmp_path / "one.cpp"
     header.write_text("#define ONE 1\n")
@@ -209,6 +228,8 @@ def build(kind, tmp_path):
     """Return what the hook builds."""
     done = run_backend(kind, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
+    if os.environ.get("INL_BUILD_NATIVE") != "0":
+        assert "inl-cpu: compiled 1 of " in done.stderr  # which `pip -v` shows
     return tmp_path / done.stdout.splitlines()[-1]
 
 

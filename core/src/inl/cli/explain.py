@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from inl.adapters.folder import highest_rank
-from inl.checkpoints.hub.resolve import resolve_model
 from inl.cli import arguments
 from inl.cli.option_groups import SpeculativeOptions, with_groups
-from inl.cli.traced_step import ExplainedStep, explain_step, open_backend
 from inl.errors import RequestError
-from inl.executor.model_loader import open_model
-from inl.spec.dispatch import Tracer
 from inl.spec.step import SAMPLERS, Bucket
+
+if TYPE_CHECKING:
+    from inl.cli.traced_step import ExplainedStep
+    from inl.spec.dispatch import Tracer
 
 
 @with_groups
@@ -50,6 +49,11 @@ def run(
     as_json: arguments.Json = False,
 ) -> None:
     """Show the kernels that a step of a model would use. Loads no weights."""
+    from inl.adapters.folder import highest_rank
+    from inl.checkpoints.hub.resolve import resolve_model
+    from inl.cli.traced_step import explain_step, open_backend
+    from inl.executor.model_loader import open_model
+
     if sampler not in SAMPLERS:
         raise RequestError(
             f"sampler: found {sampler!r:.80}, accepted: {', '.join(SAMPLERS)}"

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import numpy as np
 import typer
 
 from inl.cli import arguments
@@ -17,6 +16,7 @@ from inl.cli.progress import loading_bar
 from inl.errors import RequestError
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
     from inl.executor.model_loader import LanguageModel
@@ -128,6 +128,8 @@ def perplexity(
     progress: Callable[[int, int], None] | None = None,
 ) -> Perplexity:
     """Return the perplexity of the second half of each chunk of token ids."""
+    import numpy as np
+
     losses: list[NDArray[np.float64]] = []
     for index, ids in enumerate(chunks, 1):
         first = len(ids) // 2
@@ -147,6 +149,8 @@ def perplexity(
 
 def log_losses(logits: NDArray[Any], following: Sequence[int]) -> NDArray[np.float64]:
     """Return minus the log-probability of each token, from logits [T, V] before it."""
+    import numpy as np
+
     wide = logits.astype(np.float64)
     wide -= wide.max(1, keepdims=True)
     chosen = wide[np.arange(len(following)), list(following)]

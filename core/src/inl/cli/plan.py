@@ -6,28 +6,19 @@ import json
 import math
 import re
 from dataclasses import asdict, replace
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from inl.checkpoints.blocks.dtypes import packed_bytes
-from inl.checkpoints.hub.resolve import resolve_model
 from inl.cli import arguments
 from inl.cli.table import print_table
 from inl.config import EngineConfig
 from inl.dtypes import SIZES
 from inl.errors import RequestError
-from inl.executor.load_plan import configure
-from inl.executor.model_loader import longest_context, open_model
-from inl.executor.planner import (
-    GB,
-    RUNTIMES,
-    Parallelism,
-    get_optimal_parallelism,
-)
-from inl.plugin import make_backend
 from inl.spec.cache import Paged
-from inl.weights.load import stored_specs
+
+if TYPE_CHECKING:
+    from inl.executor.planner import Parallelism
 
 CACHE_SIZES = {**SIZES, "fp8": 1}
 """Bytes per number of a cache."""
@@ -68,6 +59,8 @@ def run(
     as_json: arguments.Json = False,
 ) -> None:
     """Show how devices divide a model; loads no weights."""
+    from inl.executor.planner import get_optimal_parallelism
+
     found = _devices(devices)
     facts, planned_context = _facts(model, dtype, kv_dtype, quantize, context)
     plan = get_optimal_parallelism(
@@ -87,6 +80,9 @@ def _devices(text: str) -> Devices:
 
     Raises :class:`~inl.errors.RequestError`, or the errors of opening a device.
     """
+    from inl.executor.planner import GB, RUNTIMES
+    from inl.plugin import make_backend
+
     counted = COUNTED.fullmatch(text.strip())
     if counted:
         count, memory = int(counted[1]), float(counted[2])
@@ -111,6 +107,12 @@ def _facts(
     context: int | None,
 ) -> tuple[dict[str, Any], int]:
     """Return the planner's arguments for a model, and the context in tokens."""
+    from inl.checkpoints.blocks.dtypes import packed_bytes
+    from inl.checkpoints.hub.resolve import resolve_model
+    from inl.executor.load_plan import configure
+    from inl.executor.model_loader import longest_context, open_model
+    from inl.weights.load import stored_specs
+
     _check_dtypes(dtype, kv_dtype, quantize)
     config = EngineConfig(quantize=quantize)
     language = configure(open_model(resolve_model(model)), config)
@@ -159,6 +161,8 @@ def _inner(config: Any) -> int | None:
 
 
 def _show(plan: Parallelism, devices: Devices, batch: int, context: int) -> None:
+    from inl.executor.planner import GB
+
     print(
         f"{devices.number} x {devices.memory_gb:.1f} GB, {batch} x {context} tokens on "
         f"each copy: tensor parallel {plan.tensor_parallel}, pipeline parallel "

@@ -5,21 +5,19 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inl.checkpoints.digest import model_digest
-from inl.checkpoints.hub.resolve import resolve_model
 from inl.cli import arguments
 from inl.cli.option_groups import KernelOptions, with_groups
 from inl.errors import ModelError, ProtocolError
-from inl.executor.model_loader import LanguageModel, open_model
-from inl.protocol.runner import Limits, Runner
-from inl.recording.outcome import Difference, Outcome
-from inl.recording.replay import replay
-from inl.recording.trace_file import RunHeader, read_trace
-from inl.runners.startup import start
+
+if TYPE_CHECKING:
+    from inl.executor.model_loader import LanguageModel
+    from inl.protocol.runner import Limits, Runner
+    from inl.recording.outcome import Difference, Outcome
+    from inl.recording.trace_file import RunHeader
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +42,10 @@ def run(
 
     The exit code is 1 if they differ.
     """
+    from inl.recording.replay import replay
+    from inl.recording.trace_file import RunHeader, read_trace
+    from inl.runners.startup import start
+
     items = read_trace(file)
     header = items[0]
     assert isinstance(header, RunHeader), "readers check the first record"
@@ -70,6 +72,10 @@ def run(
 def _open(
     header: RunHeader, model: str | None, quantize: str | None, file: Path
 ) -> LanguageModel:
+    from inl.checkpoints.digest import model_digest
+    from inl.checkpoints.hub.resolve import resolve_model
+    from inl.executor.model_loader import open_model
+
     if not (model or header.model):
         raise ProtocolError(f"trace {file}: contains no model name; pass --model")
     language = open_model(resolve_model(model or header.model))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from operator import index
 from typing import Any, NamedTuple
 
@@ -34,6 +35,10 @@ class TokenLogprob(NamedTuple):
     top: tuple[tuple[int, float], ...] = ()
     """(token, logprob) of the most likely tokens, in descending order; as many as
     ``logprobs`` asks for."""
+
+
+make_logprob = partial(tuple.__new__, TokenLogprob)
+"""Make a :class:`TokenLogprob` from a triple, faster than its constructor."""
 
 
 def check_number(name: str, value: Any) -> float:

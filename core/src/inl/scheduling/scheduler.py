@@ -16,6 +16,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from math import isnan
 from typing import TYPE_CHECKING
 
@@ -555,13 +556,15 @@ class Scheduler:
 
         The event of a request that ends because its logits are not finite.
         """
-        request = chunk.request
+        request, most = chunk.request, chunk.request.prompt_logprobs
         known = request.prompt_token_logprobs
-        for scored in scores[max(len(known) - chunk.start - 1, 0) :]:
-            if isnan(scored.logprob):
-                return self.finish(request, "error", _non_finite(request))
-            top = scored.top[: request.prompt_logprobs]
-            known.append(scored._replace(top=top))
+        new = scores[max(len(known) - chunk.start - 1, 0) :]
+        finite = list(takewhile(_is_finite, new))
+        if finite and len(finite[0].top) != most:  # another request asks for more
+            finite = [each._replace(top=each.top[:most]) for each in finite]
+        known += finite
+        if len(finite) < len(new):
+            return self.finish(request, "error", _non_finite(request))
         return None
 
     def _append(self, request: Request, token: int) -> Event:
@@ -579,6 +582,10 @@ class Scheduler:
             request.prefill_len = self._requests.prefill_len(request)
             request.host_token_count = request.max_scheduled = len(tokens)
         return make_event((request.id, token, None, None))
+
+
+def _is_finite(scores: TokenLogprob) -> bool:
+    return not isnan(scores.logprob)
 
 
 def _non_finite(request: Request) -> NonFiniteLogits:

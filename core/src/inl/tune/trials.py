@@ -93,7 +93,8 @@ class Trials:
         tunable = backend.offers(Tunable)  # type: ignore[type-abstract]
         if tunable is None:
             raise RequestError(
-                f"{backend.device}: nothing to tune: the backend has no tunable kernels"
+                f"{backend.device}: nothing to tune: the backend has no tunable "
+                "kernels, it chooses their sizes itself; docs/cli.md says by what"
             )
         self.tunable = tunable
         plans = [
