@@ -67,6 +67,9 @@ class Param(NamedTuple):
     partial: bool = False
     """Whether the tensor is added to a partial sum over ranks: rank 0 has it, the
     others have zeros."""
+    expert_partial: bool = False
+    """Whether the tensor is added to a partial sum over the ranks that share the
+    experts: the first of them has it, the others have zeros."""
     finite: bool = False
     """Whether to reject NaN and infinity when loading; meant for small tensors."""
     wide: bool = False
