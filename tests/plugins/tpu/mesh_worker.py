@@ -27,7 +27,7 @@ from inl.device import Device
 from inl.dtypes import HostArray
 from inl.errors import InlError
 from inl.executor.model_loader import LanguageModel
-from inl.models import llama, mixtral
+from inl.models import gpt_oss, llama, mixtral
 from inl.placement.placement import parse_placement
 from inl.runners.local_runner import start_runner
 from inl.runners.startup import over_mesh
@@ -65,10 +65,11 @@ def dense(**sizes):
     return of(*tiny_llama(np.random.default_rng(11), **sizes))
 
 
-def mixture(kind=None):
+def mixture(kind=None, model=mixtral.MODEL, **fields):
     rng = np.random.default_rng(5)
-    config, shapes = mixtral.MODEL.config(MIXTRAL), {}
-    for group in leaves(mixtral.MODEL.weights(config)):
+    hf, shapes = MIXTRAL | fields, {}
+    config = model.config(hf)
+    for group in leaves(model.weights(config)):
         for param in group.params.values():
             shapes |= stored_tensors(param)
     tensors = {
@@ -79,7 +80,7 @@ def mixture(kind=None):
         for name in tensors:
             if "self_attn" in name:
                 tensors[name] = quantized(tensors[name], kind)
-    return LanguageModel(mixtral.MODEL, config, MemoryCheckpoint(MIXTRAL, tensors))
+    return LanguageModel(model, config, MemoryCheckpoint(hf, tensors))
 
 
 def quantized(values, kind):
@@ -115,6 +116,9 @@ MODELS = {
     "9-heads": lambda: dense(heads=9, kv_heads=3, hidden=72, inner=96, layers=1),
     "biases": lambda: dense(bias=True, layers=1),
     "moe": mixture,
+    "biased-experts": lambda: mixture(
+        model=gpt_oss.MODEL, layer_types=["full_attention"] * 2
+    ),
 }
 
 

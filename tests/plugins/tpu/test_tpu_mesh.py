@@ -114,7 +114,7 @@ def test_models_equal_one_device():
     }
     refusals = {
         "refusal llama tensor=3": "q_proj.weight: axis 0: found 64 entries",
-        "refusal llama expert=2": "no weights of the op experts",
+        "refusal llama expert=2": "no weights of the ops experts and expert_linear",
         "refusal llama tensor=16": "needs 16 devices; JAX finds 8",
     }
     cache, hidden = "int8_cache tensor=2,data=2", "pooled tensor=2,data=2"
@@ -174,6 +174,7 @@ def test_more_meshes_equal_one_device():
         "traffic llama tensor=8 8": 15,
         "traffic moe tensor=2,expert=4 8": 15,
         "traffic moe data=2,tensor=2,expert=2 1": 15,
+        "traffic biased-experts tensor=2,expert=2 1": 31,
         "traffic 2-kv-heads data=2,tensor=4 1": 15,
         "traffic biases tensor=8 1": 12,
         "traffic llama data=4 8": 0,

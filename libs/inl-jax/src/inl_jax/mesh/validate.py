@@ -9,7 +9,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from inl.errors import DeviceError
-from inl.placement.mesh import TENSOR
+from inl.placement.mesh import EXPERT, TENSOR
 from inl.weights.plan import WeightPlan
 from inl_jax.mesh.places import partial_axes
 
@@ -94,8 +94,10 @@ def validate_weights(runner: Any) -> tuple[TensorSharding, ...]:
                 key = f"{plan.group.op} {param.source}"
                 if plan.kernel and plan.kernel.pack:
                     axes = (TENSOR,)
-                elif param.partial:
-                    axes = partial_axes(axes)
+                elif param.partial or param.expert_partial:
+                    is_first = param.expert_partial and place.mesh.shape[EXPERT] > 1
+                    axes = (EXPERT, *axes[1:]) if is_first else axes
+                    axes = partial_axes(axes) if param.partial else axes
                 specs[key] = PartitionSpec(*axes)
                 arrays[key] = array
 
