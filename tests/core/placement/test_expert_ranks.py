@@ -11,10 +11,13 @@ import mixture_answers
 from depth import mostly_full
 from inl import EngineConfig
 from inl.backend.collectives import EXPERT
+from inl.dtypes import wrap
 from inl.errors import RunnerError, WeightMismatch
 from inl.executor.model_loader import LanguageModel, open_model
 from inl.models import mixtral
 from inl.placement import ranks
+from inl.spec.message import READ, WRITE, transfer_frame
+from inl.testing.play import admission, one_step
 from inl.testing.tiny import MemoryCheckpoint
 from mixture_answers import answers, exact, served
 from rank_engines import runner_over
@@ -49,6 +52,28 @@ def test_stages_may_divide_their_experts(language, expected):
     runner = runner_over(language, 1, config, 2, experts=2)
     found = answers(runner)
     assert found == {kind: expected[kind] for kind in found}
+
+
+def test_blocks_are_those_of_one_device(language):
+    """Ranks that share experts cache the same heads; those along tensor divide them."""
+    config = replace(CONFIG, max_adapters=None)
+    one, many = (
+        runner_over(language, tensor, config, experts=experts)
+        for tensor, experts in ((1, 1), (2, 2))
+    )
+    assert many.cache_layout == one.cache_layout
+    ids = [*range(3, 23)]
+    parts = []
+    for runner in (one, many):
+        runner.submit(admission(runner.limits, 1, [1, 2, 3, 4]))
+        runner.submit(one_step(runner.limits, [(1, ids)], step=1, decoding=0))
+        runner.collect()
+        runner.submit(transfer_frame(READ, 0, [1, 2]))
+        parts.append(runner.read()["cells"].data)
+    assert np.abs(parts[0] - parts[1]).max() < 1e-5 < np.abs(parts[0]).max()
+    many.write(transfer_frame(WRITE, 0, [4, 3]), {"cells": wrap(parts[0])})
+    many.submit(transfer_frame(READ, 0, [4, 3]))
+    assert np.array_equal(many.read()["cells"].data, parts[0])
 
 
 class Noted(MemoryCheckpoint):

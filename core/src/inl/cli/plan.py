@@ -25,8 +25,10 @@ from inl.executor.planner import (
     Parallelism,
     get_optimal_parallelism,
 )
+from inl.placement.mesh import EXPERT_OPS
 from inl.plugin import make_backend
 from inl.spec.cache import Paged
+from inl.spec.tree import leaves
 from inl.weights.load import stored_specs
 
 CACHE_SIZES = {**SIZES, "fp8": 1}
@@ -132,10 +134,23 @@ def _facts(
         "inner": _inner(language.checkpoint.config),
         "vocab": shaped.vocab_size,
         "tied": bool(getattr(shaped, "tied", False)),
+        **_experts(language.model.weights(shaped)),
     }
     limit = longest_context(language)
     language.checkpoint.close()
     return facts, min(context or limit, limit)
+
+
+def _experts(tree: Any) -> dict[str, int]:
+    """Return the number of experts of a layer, and the parameters of all."""
+    shapes = [
+        param.shape
+        for group in leaves(tree)
+        if group.op in EXPERT_OPS
+        for param in group.params.values()
+    ]
+    count = math.gcd(*(shape[0] for shape in shapes)) if shapes else 1
+    return {"experts": count, "expert_params": sum(map(math.prod, shapes))}
 
 
 def _check_dtypes(dtype: str, kv_dtype: str, quantize: str | None) -> None:
@@ -162,7 +177,8 @@ def _show(plan: Parallelism, devices: Devices, batch: int, context: int) -> None
     print(
         f"{devices.number} x {devices.memory_gb:.1f} GB, {batch} x {context} tokens on "
         f"each copy: tensor parallel {plan.tensor_parallel}, pipeline parallel "
-        f"{plan.pipeline_parallel}, {plan.data_parallel} "
+        f"{plan.pipeline_parallel}, expert parallel {plan.expert_parallel}, "
+        f"{plan.data_parallel} "
         f"{'copy' if plan.data_parallel == 1 else 'copies'}"
     )
     print(f"each copy: --placement {plan.placement}")

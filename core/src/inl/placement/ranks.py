@@ -120,7 +120,9 @@ def over_ranks(
         elif expert_ranks > 1 and kernel.op in EXPERT_OPS:
             if kernel.run_part is not None:
                 run = with_own_experts(spec, kernel.run_part, collectives)
-                yield replace(kernel, run=run, invariant=invariant)
+                part = f"computes one of {expert_ranks} parts of the experts"
+                note = "; ".join(filter(None, (kernel.note, part)))
+                yield replace(kernel, run=run, invariant=invariant, note=note)
         elif expert_ranks > 1 and kernel.op in EXPERT_SUMS:
             run = with_own_experts(spec, kernel.run, collectives)
             yield replace(kernel, run=run, invariant=invariant)

@@ -48,10 +48,6 @@ class Kernel:
     keyword, the :class:`~inl.spec.op.Spec` of each tensor with the dtype that is stored
     and the shape before ranks share it; float32 for one that the checkpoint lacks.
     Fields that the model does not have are left out."""
-    run_part: Callable[..., Any] | None = None
-    """For ``experts`` and ``expert_linear``: as ``run``, with the weights of a part of
-    the experts. Ids outside of 0 to E - 1 are those of other ranks' experts, whose
-    slots have results of zero. ``None``: experts cannot be divided among ranks."""
     plan: Callable[..., Any] | None = None
     """(step, *, block_size) -> work shared by all layers of a step, which the kernel
     reads from ``step.plan[label]``."""
@@ -66,6 +62,10 @@ class Kernel:
     """Rank among the kernels that support a call; the highest wins."""
     config: Mapping[str, int] = field(default_factory=dict)
     """Tunable parameters, such as tile sizes."""
+    run_part: Callable[..., Any] | None = None
+    """For ``experts`` and ``expert_linear``: as ``run``, with the weights of a part of
+    the experts. Ids outside of 0 to E - 1 are those of other ranks' experts, whose
+    slots have results of zero. ``None``: experts cannot be divided among ranks."""
 
     @property
     def technologies(self) -> tuple[str, ...]:
