@@ -11,26 +11,30 @@ import sys
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
 os.environ["JAX_PLATFORMS"] = os.environ["INL_TPU_PLATFORM"] = "cpu"
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 
+sys.path.append(str(Path(__file__).parents[2] / "support"))
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+import mixture_answers
 from inl import EngineConfig, InferenceEngine
 from inl.backend.reference import ReferenceBackend
 from inl.checkpoints.blocks.encode import encode
 from inl.device import Device
 from inl.dtypes import HostArray
 from inl.errors import InlError
-from inl.executor.model_loader import LanguageModel
+from inl.executor.model_loader import LanguageModel, open_model
 from inl.models import gpt_oss, llama, mixtral
 from inl.placement.placement import parse_placement
 from inl.runners.local_runner import start_runner
-from inl.runners.startup import over_mesh
+from inl.runners.startup import over_mesh, start
 from inl.spec.limits import Limits
 from inl.spec.message import POOLED
 from inl.spec.tree import leaves
@@ -275,6 +279,22 @@ def engine(mesh, speculation, steps):
     }
 
 
+def answers(mesh):
+    """A mixture on a mesh and on the reference: each kind of request."""
+    options = {**mixture_answers.OPTIONS, "max_adapters": None}
+    found = {}
+    with TemporaryDirectory() as folder:
+        path = mixture_answers.write(Path(folder) / "model", *mixture_answers.made())
+        language = open_model(path)
+        for name, placement in (("tpu:0", mesh), ("reference", None)):
+            config = EngineConfig(
+                name, placement=placement, dtype="float32", adaptive_drafts=False,
+                **options,
+            )  # fmt: skip
+            found[name] = mixture_answers.answers(start(language, config).runner)
+    return found
+
+
 def refusal(model, mesh):
     try:
         runner(MODELS[model](), mesh)
@@ -290,6 +310,7 @@ CASES = {
     "packed": packed,
     "packed_fault": packed_fault,
     "engine": engine,
+    "answers": answers,
     "refusal": refusal,
 }
 

@@ -168,6 +168,13 @@ def test_more_packed_weights_on_meshes(case, groups):
 
 
 @pytest.mark.long
+def test_kinds_of_requests_of_a_mixture():
+    for facts in run("answers expert=2", "answers tensor=2,expert=2").values():
+        assert facts["tpu:0"] == facts["reference"]
+        assert {"greedy", "sampled", "structured", "drafts"} <= facts["tpu:0"].keys()
+
+
+@pytest.mark.long
 def test_more_meshes_equal_one_device():
     """Copied key-value heads, biases of one device, divided blocks."""
     cases = {
