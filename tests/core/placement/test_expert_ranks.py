@@ -76,6 +76,16 @@ def test_blocks_are_those_of_one_device(language):
     assert np.array_equal(many.read()["cells"].data, parts[0])
 
 
+@pytest.mark.parametrize("kind", ["int8", "int4", "fp8"])
+def test_quantized_experts_are_divided(language, kind):
+    config = replace(CONFIG, max_adapters=None, quantize=kind)
+    texts = []
+    for experts in (1, 2):
+        requests, _ = served(runner_over(language, 1, config, experts=experts))
+        texts.append([request.output_ids for request in requests])
+    assert texts[0] == texts[1]
+
+
 class Noted(MemoryCheckpoint):
     """Notes the tensors that are read."""
 

@@ -105,7 +105,7 @@ def over_ranks(
     A fused single-device kernel omits the sum over ranks, which is the identity on one
     rank. It receives the reduced tensor instead (:attr:`~inl.spec.op.OpSpec.reduces`).
     expert_ranks: number that share the experts, of which each computes its own; kernels
-    that cannot are left out.
+    that cannot refuse every call.
     """
     collective_runs: dict[str, Callable[..., Any]] = {
         "all_reduce": collectives.all_reduce,
@@ -118,11 +118,13 @@ def over_ranks(
             run = _with_reduced_argument(spec, kernel, collectives)
             yield replace(kernel, run=run, invariant=invariant)
         elif expert_ranks > 1 and kernel.op in EXPERT_OPS:
-            if kernel.run_part is not None:
-                run = with_own_experts(spec, kernel.run_part, collectives)
-                part = f"computes one of {expert_ranks} parts of the experts"
-                note = "; ".join(filter(None, (kernel.note, part)))
-                yield replace(kernel, run=run, invariant=invariant, note=note)
+            if kernel.run_part is None:
+                yield replace(kernel, refuse=_refuse_part, can_pack=_refuse_part)
+                continue
+            run = with_own_experts(spec, kernel.run_part, collectives)
+            part = f"computes one of {expert_ranks} parts of the experts"
+            note = "; ".join(filter(None, (kernel.note, part)))
+            yield replace(kernel, run=run, invariant=invariant, note=note)
         elif expert_ranks > 1 and kernel.op in EXPERT_SUMS:
             run = with_own_experts(spec, kernel.run, collectives)
             yield replace(kernel, run=run, invariant=invariant)
@@ -142,6 +144,10 @@ def _with_reduced_argument(
         return kernel.run(*args[:index], total, *args[index + 1 :], **attrs)
 
     return run
+
+
+def _refuse_part(*_specs: Any, **_attrs: Any) -> str:
+    return "computes all experts of a layer, not those of one of several ranks"
 
 
 def with_own_experts(
