@@ -1,12 +1,15 @@
 """Correctness and speed of one model over several devices, by placement.
 
     python bench/groups.py                       # on a machine with two GPUs
+    python bench/groups.py --model 7b-a1b --expert 2     # a mixture of 64 experts
     python bench/groups.py --device cpu --model tiny --placements one pipeline=2
 
-Weights are random, in a file that every rank reads. A model of two layers is decoded in
-float32 in each placement and compared with float64; then the full shape is timed in
-bfloat16: sequences that decode together after prompts of 128 tokens, the first token
-of a long prompt, and ``--requests`` of 512 tokens answered with 128. On GPUs the time
+``--expert E`` compares placements of a mixture: one device, E ranks with whole experts,
+and E with a part of each. Weights are random, in a file that every rank reads. A model
+of two layers is decoded in float32 in each placement and compared with float64; then
+the full shape is timed in bfloat16: sequences that decode together after prompts of 128
+tokens, the first token of a long prompt, and ``--requests`` of 512 tokens answered with
+128. On GPUs the time
 to read all weights once is the least for one sequence. ``cuda_exchange.py`` times a
 single exchange between ranks. Exits with 1 where the ranks' tokens are wrong.
 """
@@ -31,26 +34,33 @@ from inl.checkpoints.checkpoint import open_checkpoint
 from inl.engine.core import EngineCore
 from inl.errors import RunnerError
 from inl.executor.model_loader import LanguageModel, open_model
-from inl.models.llama import MODEL
+from inl.models import llama, mixtral
 from inl.runners.startup import start
 from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.request import Request
 from inl.spec.tree import leaves
 from inl.testing.near_tie import BOUNDS
 from inl.testing.tiny import plain_logits
+from inl.weights.sources import stored_tensors
 
 SHAPES = {
     "8b": (128256, 4096, 14336, 32, 32, 8, 128, False),
     "1b": (128256, 2048, 8192, 16, 32, 8, 64, False),
     "tiny": (512, 128, 256, 3, 4, 2, 32, False),
+    "30b-a3b": (151936, 2048, 768, 48, 32, 4, 128, False),
+    "7b-a1b": (50304, 2048, 1024, 16, 16, 16, 128, False),
+    "tiny-mixture": (512, 128, 96, 3, 4, 2, 32, False),
 }
+MIXTURES = {"30b-a3b": (128, 8), "7b-a1b": (64, 8), "tiny-mixture": (8, 2)}
+"""Experts, and those of a token: sizes of Qwen3-30B-A3B and of OLMoE."""
 
 
-def write_model(folder: Path, shape: tuple[Any, ...], layers: int | None) -> Path:
+def write_model(
+    folder: Path, shape: tuple[Any, ...], layers: int | None, experts: tuple[int, ...]
+) -> Path:
     """Write a folder with a config and tensors of random bfloat16 numbers.
 
-    Tensors overlap in one array of numbers at different offsets, so that the file is
-    about as small as the largest tensor.
+    experts: their number, and that of a token; empty for a dense model.
     """
     hf = dict(zip(FIELDS, shape, strict=True)) | {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama",
@@ -58,12 +68,19 @@ def write_model(folder: Path, shape: tuple[Any, ...], layers: int | None) -> Pat
         "max_position_embeddings": 32768, "attention_bias": False,
     }  # fmt: skip
     hf["num_hidden_layers"] = layers or hf["num_hidden_layers"]
+    model = llama.MODEL
+    if experts:
+        names = "num_local_experts", "num_experts_per_tok"
+        hf |= {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
+        hf |= dict(zip(names, experts, strict=True))
+        model = mixtral.MODEL
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(hf))
     params = {
-        param.source: param.shape
-        for group in leaves(MODEL.weights(MODEL.config(hf)))
+        name: size
+        for group in leaves(model.weights(model.config(hf)))
         for param in group.params.values()
+        for name, size in stored_tensors(param).items()
     }
     header, end = {}, 0
     for name, size in params.items():
@@ -174,6 +191,9 @@ def main() -> int:
     parser.add_argument(
         "--placements", nargs="+", default=["one", "tensor=2", "pipeline=2"]
     )
+    parser.add_argument(
+        "--expert", type=int, metavar="E", help="compare placements of a mixture"
+    )
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--requests", type=int, default=512)
     parser.add_argument("--cache", type=int, default=40 << 30, metavar="BYTES")
@@ -181,16 +201,20 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--runs", type=int, default=3)
     given = parser.parse_args()
+    if given.expert:
+        given.placements = ["one", f"expert={given.expert}", f"tensor={given.expert}"]
+    experts = MIXTURES.get(given.model, ())
+    fewer = (min(experts[0], 16), experts[1]) if experts else ()
     draw = np.random.default_rng(1)
     holds = True
     with tempfile.TemporaryDirectory() as folder:
         small = (2048, *SHAPES[given.model][1:])
-        two = open_model(write_model(Path(folder) / "two", small, 2))
+        two = open_model(write_model(Path(folder) / "two", small, 2, fewer))
         prompts = [draw.integers(0, 2048, n).tolist() for n in (1, 9, 40)]
         for placement in given.placements:
             holds &= right(two, given.device, placement, prompts)
         whole = open_model(
-            write_model(Path(folder) / "whole", SHAPES[given.model], None)
+            write_model(Path(folder) / "whole", SHAPES[given.model], None, experts)
         )
         size = (whole.checkpoint.path / "model.safetensors").stat().st_size
         vocab = SHAPES[given.model][0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inl import InferenceEngine
-from inl.backend.collectives import PIPELINE, TENSOR, Rank
+from inl.backend.collectives import EXPERT, PIPELINE, TENSOR, Rank
 from inl.backend.reference import ReferenceBackend, Rendezvous, ThreadCollectives
 from inl.device import Device
 from inl.executor.pipeline import Stage
@@ -11,23 +11,28 @@ from inl.runners.group_runner import RankRunner
 from inl.runners.local_runner import start_runner
 
 
-def over(language, ranks, config, stages=1, *, limits=None, collectives=lambda c: c):
-    """An engine on that many ranks along tensor, and stages along pipeline.
+def over(
+    language, ranks, config, stages=1, *, experts=1, limits=None,
+    collectives=lambda c: c,
+):  # fmt: skip
+    """An engine on that many ranks along tensor, pipeline and expert.
 
     collectives: changes those of a rank.
     """
     runner = runner_over(
-        language, ranks, config, stages, limits=limits, collectives=collectives
-    )
+        language, ranks, config, stages, experts=experts, limits=limits,
+        collectives=collectives,
+    )  # fmt: skip
     return InferenceEngine(language, config=config, runner=runner)
 
 
 def runner_over(
-    language, ranks, config, stages=1, *, limits=None, collectives=lambda c: c
-):
+    language, ranks, config, stages=1, *, experts=1, limits=None,
+    collectives=lambda c: c,
+):  # fmt: skip
     """The runner of such an engine."""
-    count = ranks * stages
-    axes = (PIPELINE, stages), (TENSOR, ranks)
+    count = ranks * stages * experts
+    axes = (PIPELINE, stages), (TENSOR, ranks), (EXPERT, experts)
     rendezvous = Rendezvous(count)
 
     def make(number):
@@ -45,4 +50,6 @@ def runner_over(
 
     if count == 1:
         return make(0)
-    return RankRunner(make, count, abort=rendezvous.abort, stages=stages)
+    return RankRunner(
+        make, count, abort=rendezvous.abort, stages=stages, copies=experts
+    )

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+import mixture_answers
 from inl import EngineConfig
 from inl.engine.core import EngineCore
 from inl.engine.embedder import PooledRequest
@@ -63,9 +64,9 @@ def begin(language, monkeypatch, tmp_path):
 
     def make(ranks, *, restart=False, language=language, **options):
         config = EngineConfig(
-            tensor_parallel=ranks, context=128, worker_seconds=600,
+            tensor_parallel=ranks, worker_seconds=600,
             **{
-                "backend": "cpu", "dtype": "float32", "max_batch": 3,
+                "context": 128, "backend": "cpu", "dtype": "float32", "max_batch": 3,
                 "token_budget": 16, **options,
             },
         )  # fmt: skip
@@ -114,6 +115,23 @@ def test_ranks_give_the_logits_of_a_whole_model(begin, made, ranks):
         for row, found in zip(exact, request.token_logprobs, strict=True):
             told = [(row[token], value) for token, value in found.top]
             assert max(abs(want - got) for want, got in told) < 2e-5
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("placement", ["expert=2", "tensor=2,expert=2"])
+def test_ranks_own_experts(begin, tmp_path, placement):
+    config, tensors = mixture_answers.made()
+    folder = mixture_answers.write(tmp_path / "model", config, tensors)
+    language, found = open_model(folder), []
+    for division in (None, placement):
+        options = {**mixture_answers.OPTIONS, "placement": division}
+        runner = begin(1, language=language, **options).runner
+        found.append(mixture_answers.answers(runner, language))
+        requests, _ = mixture_answers.served(runner)
+        for request in requests:
+            exact = mixture_answers.exact(config, tensors, request)
+            assert request.output_ids == exact
+    assert found[0] == found[1]
 
 
 def test_ranks_that_divide_neither_vocabulary_nor_key_value_heads(begin, tmp_path):

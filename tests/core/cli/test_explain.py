@@ -151,8 +151,9 @@ def test_the_options_of_an_engine(capsys, tiny_folder, tmp_path):
     for words in ("--tensor-parallel", "2"), ("--placement", "tensor=2"):
         divided = ops(report(*words)["ops"])
         assert divided["all_reduce"] == "native"
+    code, _, err = run(capsys, tiny_folder, "--placement", "data=2")
+    assert code == 2
+    assert "placement data=2: found data=2; models are divided along pipeline" in err
     code, _, err = run(capsys, tiny_folder, "--placement", "expert=2")
     assert code == 2
-    assert (
-        "placement expert=2: found expert=2; models are divided along pipeline" in err
-    )
+    assert "the model has no weights of the ops experts and expert_linear" in err

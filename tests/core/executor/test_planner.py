@@ -77,6 +77,27 @@ def test_lanes_of_a_pipeline_are_stated():
     assert not lanes(64, kv_heads=1, training=True)
 
 
+def test_experts_are_divided_where_heads_are_not():
+    """DeepSeek-V2-Lite: one latent head, 64 experts that are most of the weights."""
+    given = {
+        "model_size_params": 15_706_484_224, "layers": 27, "hidden": 2048, "heads": 16,
+        "kv_heads": 1, "head_dim": 576, "inner": 8448, "vocab": 102_400,
+        "num_devices": 4, "batch": 4, "experts": 64, "expert_params": 14_394_851_328,
+    }  # fmt: skip
+    plan = get_optimal_parallelism(memory_per_device_gb=14, **given)
+    assert str(plan.placement) == "expert=4"
+    assert plan.fits
+    params = given["model_size_params"] - given["expert_params"] * 3 // 4
+    assert plan.weight_bytes == 2 * params
+    assert any("holds 16 of 64 experts" in reason for reason in plan.reasons)
+    heads = get_optimal_parallelism(
+        memory_per_device_gb=14, **{**given, "kv_heads": 16, "head_dim": 128}
+    )
+    assert str(heads.placement) == "tensor=4"
+    one = get_optimal_parallelism(memory_per_device_gb=80, **given)
+    assert (one.expert_parallel, one.data_parallel) == (1, 4)
+
+
 # Layers, heads and key-value heads of published models: Llama 2 7B, 13B and 70B,
 # Llama 3 8B, Code Llama 34B, Mistral Large, Llama 3.1 405B (with embedding and head).
 PUBLISHED = {

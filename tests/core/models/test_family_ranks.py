@@ -12,8 +12,10 @@ import pytest
 from inl import EngineConfig
 from inl.errors import WeightMismatch
 from inl.executor.model_loader import LanguageModel
+from inl.placement.mesh import EXPERT_OPS
 from inl.plugin.builtin import FAMILIES
 from inl.spec.cache import Slotted
+from inl.spec.tree import leaves
 from rank_engines import over
 
 NAMES = sorted({module for _, _, module in FAMILIES})
@@ -76,3 +78,28 @@ def test_stages_compute_the_probabilities_of_one(name, random_checkpoint):
     one, two = found
     assert two.token_ids == one.token_ids
     assert two.logprobs == one.logprobs
+
+
+def has_experts(model, config):
+    return any(group.op in EXPERT_OPS for group in leaves(model.weights(config)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_experts_on_two_ranks_compute_the_probabilities_of_one(name, random_checkpoint):
+    model = importlib.import_module(f"inl.models.{name}").MODEL
+    files = random_checkpoint(model, name, vocab_size=95)
+    language = LanguageModel(model, model.config(files.config), files)
+    if not has_experts(model, language.config):
+        with pytest.raises(
+            WeightMismatch, match="found expert=2, but the model has no"
+        ):
+            over(language, 1, CONFIG, experts=2).close()
+        return
+    found = []
+    for experts in (1, 2):
+        with over(language, 1, CONFIG, experts=experts) as engine:
+            found.append(engine.generate(IDS, max_tokens=5, logprobs=20))
+    one, two = found
+    assert two.token_ids == one.token_ids
+    for mine, theirs in zip(two.logprobs, one.logprobs, strict=True):
+        assert dict(mine.top) == pytest.approx(dict(theirs.top), abs=1e-9)

@@ -55,11 +55,19 @@ def packed(values, dtype):
     return HostArray(data, dtype, values.shape)
 
 
-def read(param, tensors, *, rank=0, ranks=1, dtype="float32"):
+def read(
+    param, tensors, *, rank=0, ranks=1, dtype="float32", expert_rank=0,
+    expert_ranks=1,
+):  # fmt: skip
     files = Files(tensors)
     group = Group("expert_linear", weight=param)
-    planned = plan_weights(group, (), stored_specs(files), ranks=ranks)
-    return read_shard(files, planned, planned.group.params["weight"], rank, dtype)
+    planned = plan_weights(
+        group, (), stored_specs(files), ranks=ranks, expert_ranks=expert_ranks
+    )
+    return read_shard(
+        files, planned, planned.group.params["weight"], rank, dtype,
+        expert_rank=expert_rank,
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -114,6 +122,45 @@ def test_three_dimensional_tensors_are_sharded_on_any_axis(dtype, axis, numbers)
         kept = axis == 1 or dtype == "bfloat16"
         rounded = expected if kept else widen(cast(expected, "bfloat16"))
         assert np.array_equal(dequantize(found), rounded)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "q8_0"])
+@pytest.mark.parametrize("layout", ["stack", "fused", "whole"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_experts_of_a_rank(dtype, layout, ranks, numbers):
+    if layout == "stack":
+        tensors = {f"{n}": packed(part, dtype) for n, part in enumerate(numbers)}
+        param = Param("{}", numbers.shape, axis=1, stack=E)
+    elif layout == "fused":
+        both = np.concatenate([2 * numbers, numbers], 1)
+        tensors = {"w": packed(both, dtype)}
+        fused = FusedSlice(1, 1, 2)
+        param = Param("w", numbers.shape, axis=1, fused_slice=fused)
+    else:
+        tensors = {"w": packed(numbers, dtype)}
+        param = Param("w", numbers.shape, axis=1)
+    whole = dequantize(packed(numbers, dtype))
+    for rank in range(ranks):
+        for expert in range(E):
+            found = read(
+                param, tensors, rank=rank, ranks=ranks, dtype="bfloat16",
+                expert_rank=expert, expert_ranks=E,
+            )  # fmt: skip
+            expected = share(whole, 1, rank, ranks)[expert : expert + 1]
+            assert found.dtype == dtype
+            assert np.array_equal(dequantize(found), expected)
+
+
+def test_a_bias_of_experts_is_on_the_first_rank():
+    param = Param("b", (E, INNER), axis=1, expert_partial=True)
+    bias = np.ones((E, INNER), np.float32)
+    for expert in range(2):
+        tensors = {"b": cast(bias, "float32")}
+        files = Files(tensors)
+        group = Group("embedding", weight=param)
+        planned = plan_weights(group, (), stored_specs(files), expert_ranks=2)
+        found = read_shard(files, planned, param, 0, "float32", expert_rank=expert)
+        assert np.array_equal(widen(found), bias * (expert == 0))
 
 
 def test_tensors_in_the_compute_dtype_are_not_converted(numbers):

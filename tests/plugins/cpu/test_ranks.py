@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+import mixture_answers
 from depth import mostly_full
 from inl import EngineConfig
 from inl.backend.collectives import AXES, Ranks
@@ -98,6 +100,33 @@ def test_ranks_answer_as_the_whole_model(begin, made, placement):
         )
         assert found == expected
         assert len({*map(tuple, found)}) > 1
+
+
+@pytest.mark.parametrize(
+    "placement",
+    mostly_full(["expert=2", "tensor=2,expert=2", "pipeline=2,expert=2", "expert=4"]),
+)
+def test_ranks_own_experts(tmp_path, monkeypatch, placement):
+    monkeypatch.setenv("INL_THREADS", "1")
+    config, tensors = mixture_answers.made()
+    folder = mixture_answers.write(tmp_path / "model", config, tensors)
+    options = dict(mixture_answers.OPTIONS)
+    if "pipeline" in placement:
+        options |= {"max_adapters": None, "depth": 3}
+    language, found = open_model(folder), []
+    for division in (None, placement):
+        given = EngineConfig(
+            backend="cpu", placement=division, dtype="float32", worker_seconds=600,
+            **options,
+        )  # fmt: skip
+        with closing(start(language, given).runner) as runner:
+            has_room = language if runner.limits.adapters else None
+            found.append(mixture_answers.answers(runner, has_room))
+            requests, _ = mixture_answers.served(runner)
+        for request in requests:
+            exact = mixture_answers.exact(config, tensors, request)
+            assert request.output_ids == exact
+    assert found[0] == found[1]
 
 
 def test_drafts_are_verified_by_all_stages(begin, made):

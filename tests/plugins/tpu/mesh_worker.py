@@ -11,26 +11,30 @@ import sys
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
 os.environ["JAX_PLATFORMS"] = os.environ["INL_TPU_PLATFORM"] = "cpu"
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 
+sys.path.append(str(Path(__file__).parents[2] / "support"))
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+import mixture_answers
 from inl import EngineConfig, InferenceEngine
 from inl.backend.reference import ReferenceBackend
 from inl.checkpoints.blocks.encode import encode
 from inl.device import Device
 from inl.dtypes import HostArray
 from inl.errors import InlError
-from inl.executor.model_loader import LanguageModel
-from inl.models import llama, mixtral
+from inl.executor.model_loader import LanguageModel, open_model
+from inl.models import gpt_oss, llama, mixtral
 from inl.placement.placement import parse_placement
 from inl.runners.local_runner import start_runner
-from inl.runners.startup import over_mesh
+from inl.runners.startup import over_mesh, start
 from inl.spec.limits import Limits
 from inl.spec.message import POOLED
 from inl.spec.tree import leaves
@@ -65,10 +69,11 @@ def dense(**sizes):
     return of(*tiny_llama(np.random.default_rng(11), **sizes))
 
 
-def mixture(kind=None):
+def mixture(kind=None, model=mixtral.MODEL, **fields):
     rng = np.random.default_rng(5)
-    config, shapes = mixtral.MODEL.config(MIXTRAL), {}
-    for group in leaves(mixtral.MODEL.weights(config)):
+    hf, shapes = MIXTRAL | fields, {}
+    config = model.config(hf)
+    for group in leaves(model.weights(config)):
         for param in group.params.values():
             shapes |= stored_tensors(param)
     tensors = {
@@ -79,7 +84,7 @@ def mixture(kind=None):
         for name in tensors:
             if "self_attn" in name:
                 tensors[name] = quantized(tensors[name], kind)
-    return LanguageModel(mixtral.MODEL, config, MemoryCheckpoint(MIXTRAL, tensors))
+    return LanguageModel(model, config, MemoryCheckpoint(hf, tensors))
 
 
 def quantized(values, kind):
@@ -115,6 +120,9 @@ MODELS = {
     "9-heads": lambda: dense(heads=9, kv_heads=3, hidden=72, inner=96, layers=1),
     "biases": lambda: dense(bias=True, layers=1),
     "moe": mixture,
+    "biased-experts": lambda: mixture(
+        model=gpt_oss.MODEL, layer_types=["full_attention"] * 2
+    ),
 }
 
 
@@ -271,6 +279,22 @@ def engine(mesh, speculation, steps):
     }
 
 
+def answers(mesh):
+    """A mixture on a mesh and on the reference: each kind of request."""
+    options = {**mixture_answers.OPTIONS, "max_adapters": None}
+    found = {}
+    with TemporaryDirectory() as folder:
+        path = mixture_answers.write(Path(folder) / "model", *mixture_answers.made())
+        language = open_model(path)
+        for name, placement in (("tpu:0", mesh), ("reference", None)):
+            config = EngineConfig(
+                name, placement=placement, dtype="float32", adaptive_drafts=False,
+                **options,
+            )  # fmt: skip
+            found[name] = mixture_answers.answers(start(language, config).runner)
+    return found
+
+
 def refusal(model, mesh):
     try:
         runner(MODELS[model](), mesh)
@@ -286,6 +310,7 @@ CASES = {
     "packed": packed,
     "packed_fault": packed_fault,
     "engine": engine,
+    "answers": answers,
     "refusal": refusal,
 }
 

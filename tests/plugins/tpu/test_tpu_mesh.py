@@ -114,7 +114,7 @@ def test_models_equal_one_device():
     }
     refusals = {
         "refusal llama tensor=3": "q_proj.weight: axis 0: found 64 entries",
-        "refusal llama expert=2": "no weights of the op experts",
+        "refusal llama expert=2": "no weights of the ops experts and expert_linear",
         "refusal llama tensor=16": "needs 16 devices; JAX finds 8",
     }
     cache, hidden = "int8_cache tensor=2,data=2", "pooled tensor=2,data=2"
@@ -187,12 +187,20 @@ def test_more_packed_weights_on_meshes(case, groups):
 
 
 @pytest.mark.long
+def test_kinds_of_requests_of_a_mixture():
+    for facts in run("answers expert=2", "answers tensor=2,expert=2").values():
+        assert facts["tpu:0"] == facts["reference"]
+        assert {"greedy", "sampled", "structured", "drafts"} <= facts["tpu:0"].keys()
+
+
+@pytest.mark.long
 def test_more_meshes_equal_one_device():
     """Copied key-value heads, biases of one device, divided blocks."""
     cases = {
         "traffic llama tensor=8 8": 15,
         "traffic moe tensor=2,expert=4 8": 15,
         "traffic moe data=2,tensor=2,expert=2 1": 15,
+        "traffic biased-experts tensor=2,expert=2 1": 31,
         "traffic 2-kv-heads data=2,tensor=4 1": 15,
         "traffic biases tensor=8 1": 12,
         "traffic llama data=4 8": 0,

@@ -281,6 +281,9 @@ def call_experts(kernels, dtype):
         weights = torch.ones(tokens, 2)
         kernels["experts"](x, ids, weights, w, activation="silu")
         kernels["expert_linear"](x[:, None], ids, ExpertLinear(w.gate))
+        parts = {kernel.op: kernel.run_part for kernel in moe.KERNELS}
+        if dtype == torch.bfloat16 and tokens < 1000:  # one rank of several
+            parts["experts"](x, ids, weights, w, activation="silu")
 
 
 def call_routing(kernels, dtype):
@@ -416,6 +419,9 @@ def call_packed_experts(dtype):
             narrow = packed_stack(kind, count, HIDDEN, INNER)
             w, shares = Experts(wide, wide, narrow), torch.ones(tokens, 2)
             kernels["experts"](x, ids.int(), shares, w, activation="silu")
+            if kind == "mxfp4" and tokens == 1:
+                parts = {kernel.op: kernel.run_part for kernel in moe.PACKED_KERNELS}
+                parts["experts"](x, ids.int(), shares, w, activation="silu")
 
 
 def named(tuning):

@@ -33,12 +33,12 @@ def poison():
     del spoiled
 
 
-def check(op, case, dtype, on_torch, on_host, seed):
+def check(op, case, dtype, on_torch, on_host, seed, *, run="run"):
     arguments = on_torch(catalog()[op], case, dtype, PLACE)
     refused = KERNELS[op].refuse(*arguments, **case.attrs)
     assert refused is None, refused
     poison()
-    got = on_host(KERNELS[op].run(*arguments, **case.attrs))
+    got = on_host(getattr(KERNELS[op], run)(*arguments, **case.attrs))
     verdict = judge(catalog()[op], case, dtype, got)
     assert verdict.passed, f"{op}/{case.name} {dtype}, seed {seed}: {verdict}"
 
@@ -65,6 +65,18 @@ def test_expert_linear(name, dtype, seed, on_torch, on_host):
         x = rng.standard_normal((tokens, slots, hidden))
         case = Case(f"{name}/{slots}", (x, ids, ExpertLinear(weight)))
         check("expert_linear", case, dtype, on_torch, on_host, seed)
+
+
+@pytest.mark.parametrize("name", ["one token", "17 tokens", "most experts idle"])
+def test_experts_of_other_ranks_add_nothing(name, seed, on_torch, on_host):
+    rng, (tokens, count, k, inner, hidden) = np.random.default_rng(seed), SIZES[name]
+    x, ids = rng.standard_normal((tokens, hidden)), choice(rng, tokens, count, k)
+    ids = (ids - count // 4).astype(np.int32)  # of a rank with the middle half
+    w = Experts(*matrices(rng, count // 2, inner, hidden))
+    case = Case(name, (x, ids, shares(rng, tokens, k), w), {"activation": "silu"})
+    check("experts", case, "float32", on_torch, on_host, seed, run="run_part")
+    case = Case(name, (x[:, None], ids, ExpertLinear(w.gate)))
+    check("expert_linear", case, "float32", on_torch, on_host, seed, run="run_part")
 
 
 def test_a_wrong_expert_is_found(seed, on_torch, on_host):

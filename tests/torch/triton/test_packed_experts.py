@@ -53,14 +53,14 @@ def stack(rng, kind, *shape):
     return array, decoded(array)
 
 
-def check(op, case, group, dtype, on_torch, on_host, seed):
+def check(op, case, group, dtype, on_torch, on_host, seed, *, run="run"):
     spec, kernel = catalog()[op], KERNELS[op]
     *inputs, _ = on_torch(spec, case, dtype, PLACE)
     w = kernel.pack(group, Place(), dtype)
     assert kernel.refuse(*inputs, w, **case.attrs) is None
     spoiled = [torch.full((65536,), float("nan"), device=PLACE) for _ in range(8)]
     del spoiled
-    got = on_host(kernel.run(*inputs, w, **case.attrs))
+    got = on_host(getattr(kernel, run)(*inputs, w, **case.attrs))
     verdict = judge(spec, case, dtype, got)
     assert verdict.passed, f"{op}/{case.name} {dtype}, seed {seed}: {verdict}"
 
@@ -99,6 +99,25 @@ def test_expert_linear(kind, name, dtype, seed, on_torch, on_host):
         case = Case(f"{kind}, {name}, {slots}", (x, ids, ExpertLinear(values)))
         group = {"weight": array}
         check("expert_linear", case, group, dtype, on_torch, on_host, seed)
+
+
+@pytest.mark.parametrize("tokens", [1, 40])
+@pytest.mark.parametrize("kind", MAIN[-1:])
+def test_experts_of_other_ranks_add_nothing(kind, tokens, seed, on_torch, on_host):
+    rng = np.random.default_rng(seed)
+    ids = (choice(rng, tokens, 8, 3) - 2).astype(np.int32)
+    group, values = {}, []
+    for field in Experts._fields:
+        shape = (96, 32) if field == "down" else (32, 96)
+        group[field], numbers = stack(rng, kind, 4, *shape)
+        values.append(numbers)
+    x = rng.standard_normal((tokens, 96))
+    args = x, ids, shares(rng, tokens, 3), Experts(*values)
+    case, given = Case(kind, args, {"activation": "silu"}), (on_torch, on_host, seed)
+    check("experts", case, group, "bfloat16", *given, run="run_part")
+    case = Case(kind, (x[:, None], ids, ExpertLinear(values[0])))
+    group = {"weight": group["gate"]}
+    check("expert_linear", case, group, "bfloat16", *given, run="run_part")
 
 
 def test_decoded_experts_stay_dense(seed, on_torch, on_host):

@@ -134,10 +134,26 @@ def _facts(
         "inner": _inner(language.checkpoint.config),
         "vocab": shaped.vocab_size,
         "tied": bool(getattr(shaped, "tied", False)),
+        **_experts(language.model.weights(shaped)),
     }
     limit = longest_context(language)
     language.checkpoint.close()
     return facts, min(context or limit, limit)
+
+
+def _experts(tree: Any) -> dict[str, int]:
+    """Return the number of experts of a layer, and the parameters of all."""
+    from inl.placement.mesh import EXPERT_OPS
+    from inl.spec.tree import leaves
+
+    shapes = [
+        param.shape
+        for group in leaves(tree)
+        if group.op in EXPERT_OPS
+        for param in group.params.values()
+    ]
+    count = math.gcd(*(shape[0] for shape in shapes)) if shapes else 1
+    return {"experts": count, "expert_params": sum(map(math.prod, shapes))}
 
 
 def _check_dtypes(dtype: str, kv_dtype: str, quantize: str | None) -> None:
@@ -166,7 +182,8 @@ def _show(plan: Parallelism, devices: Devices, batch: int, context: int) -> None
     print(
         f"{devices.number} x {devices.memory_gb:.1f} GB, {batch} x {context} tokens on "
         f"each copy: tensor parallel {plan.tensor_parallel}, pipeline parallel "
-        f"{plan.pipeline_parallel}, {plan.data_parallel} "
+        f"{plan.pipeline_parallel}, expert parallel {plan.expert_parallel}, "
+        f"{plan.data_parallel} "
         f"{'copy' if plan.data_parallel == 1 else 'copies'}"
     )
     print(f"each copy: --placement {plan.placement}")

@@ -15,8 +15,8 @@ from inl.backend.state_bytes import array_bytes, block_bytes
 from inl.config import EngineConfig
 from inl.dtypes import wrap
 from inl.errors import OutOfMemory
-from inl.placement.mesh import mesh_of
-from inl.placement.ranks import AXIS, collectives_of
+from inl.placement.mesh import EXPERT, mesh_of
+from inl.placement.ranks import AXIS, collectives_of, count_expert_ranks
 from inl.protocol.runner import Limits
 from inl.spec.cache import Paged
 from inl.spec.model import Model
@@ -204,7 +204,10 @@ def min_limits(limits: Limits, backend: Backend, *, stages: int = 1) -> Limits:
         return limits
     else:
         least = sizes.reshape(-1)
-        for axis in (AXIS, PIPELINE) if stages > 1 else (AXIS,):
+        axes = [AXIS]
+        axes += [PIPELINE] if stages > 1 else []
+        axes += [EXPERT] if count_expert_ranks(backend) > 1 else []
+        for axis in axes:
             one = backend.tensor(wrap(least.reshape(1, -1)))
             gathered = backend.numpy(collectives.all_gather(one, axis)).data
             least = gathered.reshape(-1, sizes.size).min(0)

@@ -30,16 +30,18 @@ from inl.executor.pipeline import Stage, check_stages, stage_of
 from inl.executor.repeated_frames import with_programs
 from inl.executor.tied_weights import without_copies
 from inl.executor.tuning_results import load_tuning_results
-from inl.placement.mesh import mesh_of
+from inl.placement.mesh import EXPERT, mesh_of
 from inl.placement.placement import Placement
 from inl.placement.ranks import (
     collectives_of,
+    count_expert_ranks,
     count_ranks,
     over_ranks,
     planned_ranks,
     selected_collectives,
+    with_own_experts,
 )
-from inl.placement.sharding import check_mesh, check_shares, divisible
+from inl.placement.sharding import check_experts, check_mesh, check_shares, divisible
 from inl.plugin import registry_for
 from inl.progress import ProgressReporter
 from inl.protocol.runner import Limits
@@ -51,7 +53,7 @@ from inl.weights.load import load_weights, stored_specs
 from inl.weights.plan import plan_weights
 
 if TYPE_CHECKING:
-    from inl.backend.base import Backend
+    from inl.backend.base import Backend, Collectives
     from inl.executor.model_loader import LanguageModel
     from inl.spec.dispatch import Tracer
     from inl.spec.step import Bucket
@@ -115,6 +117,8 @@ class LoadPlan:
             check_mesh(model, shaped, mesh, config)
         model = divisible(model, shaped, ranks)
         sizes = mesh.sizes if mesh else Placement()
+        expert_ranks = count_expert_ranks(backend, config.division.expert)
+        check_experts(model, shaped, expert_ranks)
         stage = stage or Stage(count=1 if mesh else config.division.pipeline)
         adapters = config.adapter_slots if limits is None else limits.adapters
         check_stages(model, shaped, stage.count, adapters)
@@ -129,7 +133,7 @@ class LoadPlan:
             )  # fmt: skip
         unloaded = Loaded(
             model, shaped, None, None, selection, ranks,
-            expert_ranks=sizes.expert, taps=language.taps, stage=stage,
+            expert_ranks=expert_ranks, taps=language.taps, stage=stage,
         )  # fmt: skip
         groups = _planned(unloaded, stored, adapters)
         check_shares(groups, model.state(shaped), ranks)
@@ -197,9 +201,13 @@ class LoadPlan:
         unloaded = self._without_copies()
         if rank == 0:
             _log_notes(language, unloaded.groups)
+        collectives, expert_rank = collectives_of(backend), 0
+        if collectives is not None and unloaded.expert_ranks > 1:
+            expert_rank = collectives.index(EXPERT)
         load = partial(
             load_weights, unloaded.groups, language.checkpoint, backend, dtype,
-            rank=rank, check=self.config.check_weights, progress=report,
+            rank=rank, expert_rank=expert_rank, check=self.config.check_weights,
+            progress=report,
         )  # fmt: skip
         weights = self._cached(load, report)
         if rank == 0 and (quantization := language.quantization):
@@ -296,12 +304,15 @@ def kernel_selection(backend: Backend, config: EngineConfig) -> KernelSelection:
     kernels = (*backend.kernels(), *registry_for(kind).kernels(kind))
     if config.quantize and (packed := backend.offers(PackedKernels)):
         kernels = (*kernels, *packed.kernels())
-    collectives = selected_collectives(backend, config.division.tensor)
+    collectives = selected_collectives(backend, config.division)
+    host = partial(hosted, backend)
     if collectives is not None:
-        kernels = tuple(over_ranks(kernels, collectives))
+        experts = count_expert_ranks(backend, config.division.expert)
+        kernels = tuple(over_ranks(kernels, collectives, expert_ranks=experts))
+        host = partial(_hosted_on_rank, backend, collectives, experts)
     return KernelSelection(
         kernels,
-        host=partial(hosted, backend) if config.allow_hosted else None,
+        host=host if config.allow_hosted else None,
         invariant=config.invariant,
         device_name=str(backend.device),
         tuning_results=load_tuning_results(backend),
@@ -346,6 +357,13 @@ def in_dtype(backend: Backend, dtype: str) -> Backend:
     if storage is None or dtype in backend.traits.dtypes:
         return backend
     return storage.storing(dtype)
+
+
+def _hosted_on_rank(
+    backend: Backend, collectives: Collectives, expert_ranks: int, spec: OpSpec
+) -> Callable[..., Any]:
+    run = hosted(backend, spec)
+    return with_own_experts(spec, run, collectives) if expert_ranks > 1 else run
 
 
 def hosted(backend: Backend, spec: OpSpec) -> Callable[..., Any]:

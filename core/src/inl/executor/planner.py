@@ -68,7 +68,10 @@ class DecoderShape:
 
 @dataclass(frozen=True, slots=True)
 class Parallelism:
-    """A placement: ``tensor * pipeline * data`` devices, and bytes on the fullest."""
+    """A placement of ``tensor * pipeline * expert * data`` devices.
+
+    Bytes are those of the fullest one.
+    """
 
     tensor_parallel: int
     pipeline_parallel: int
@@ -86,11 +89,15 @@ class Parallelism:
     """Of the model; what was not given is guessed."""
     reasons: tuple[str, ...]
     """Why this placement, in sentences."""
+    expert_parallel: int = 1
 
     @property
     def placement(self) -> Placement:
         """The placement of one copy, for ``EngineConfig(placement=...)``."""
-        return Placement(pipeline=self.pipeline_parallel, tensor=self.tensor_parallel)
+        return Placement(
+            pipeline=self.pipeline_parallel, tensor=self.tensor_parallel,
+            expert=self.expert_parallel,
+        )  # fmt: skip
 
     @property
     def total_bytes(self) -> int:
@@ -114,6 +121,10 @@ class Load:
     device: str | None
     runtime: int
     head_twice: bool
+    experts: int = 1
+    """Of each layer."""
+    expert_params: int = 0
+    """Parameters of all experts."""
 
     @property
     def width(self) -> int:
@@ -175,18 +186,23 @@ def get_optimal_parallelism(
     step_tokens: int | None = None,
     device: str | None = None,
     tied: bool = False,
+    experts: int = 1,
+    expert_params: int = 0,
 ) -> Parallelism:
-    """Choose tensor, pipeline and data parallelism for a decoder on equal devices.
+    """Choose tensor, pipeline, expert and data parallelism for a decoder on equal
+    devices.
 
     Prefers data parallelism, which needs the least communication, then tensor, then
-    pipeline. Memory is in GB of 1e9 bytes. batch: sequences on each copy of the model.
-    layers, hidden, kv_heads, head_dim, inner, vocab: of the model, ``inner`` of its
-    feed-forward; guessed from published models of its size if absent, which is stated
-    in ``shape`` and the reasons.
+    expert, then pipeline. Memory is in GB of 1e9 bytes. batch: sequences on each copy
+    of the model. layers, hidden, kv_heads, head_dim, inner, vocab: of the model,
+    ``inner`` of its feed-forward; guessed from published models of its size if absent,
+    which is stated in ``shape`` and the reasons.
     heads: of queries; ``hidden / head_dim`` by default.
     step_tokens: tokens of the largest step of inference, 4096 by default. device:
     "cpu" or "cuda", whose runtime is counted; none is by default. tied: the embedding
-    is the head, which "cpu" holds twice unless quantized, as rows and packed. Training
+    is the head, which "cpu" holds twice unless quantized, as rows and packed. experts,
+    expert_params: experts of a layer, and the parameters of all of them, for inference;
+    other parts of the model are not divided among devices that share experts. Training
     is AdamW with gradients of the parameters' width, and a float32 copy of narrower
     parameters; its attention is torch's ``scaled_dot_product_attention``, which keeps
     all probabilities where it has no fused kernel: of float32 with grouped heads on
@@ -204,7 +220,13 @@ def get_optimal_parallelism(
         "batch": batch, "context": context,
         "step_tokens": STEP_TOKENS if step_tokens is None else step_tokens,
     }  # fmt: skip
+    counts["experts"] = experts
     whole = {name: _whole(name, value) for name, value in counts.items()}
+    if type(expert_params) is not int or not 0 <= expert_params <= model_size_params:
+        raise RequestError(
+            f"expert_params: found {expert_params!r:.80}, accepted: 0 to "
+            "model_size_params"
+        )
     parts = {n: v if v is None else _whole(n, v) for n, v in sizes.items()}
     for name, number in (
         ("memory_per_device_gb", memory_per_device_gb),
@@ -226,20 +248,24 @@ def get_optimal_parallelism(
     load = Load(
         whole["batch"], whole["batch"] * whole["context"], whole["step_tokens"],
         training, bytes_per_param, kv_bytes_per_value, device,
-        _runtime(device, training), twice,
+        _runtime(device, training), twice, whole["experts"], expert_params,
     )  # fmt: skip
     budget = int(memory_per_device_gb * GB * USABLE)
     plans = [
-        _plan(shape, (t, p, num_devices // (t * p)), budget, load)
-        for t, p in product(
+        _plan(shape, (t, p, e, num_devices // (t * p * e)), budget, load)
+        for t, p, e in product(
             _divisors(shape.kv_heads, num_devices),
             _divisors(shape.layers, num_devices),
+            [1] if training else _divisors(load.experts, num_devices),
         )
-        if num_devices % (t * p) == 0
+        if num_devices % (t * p * e) == 0
     ]
     fitting = [plan for plan in plans if plan.fits]
     if fitting:
-        best = min(fitting, key=lambda p: (-p.data_parallel, p.pipeline_parallel))
+        best = min(
+            fitting,
+            key=lambda p: (-p.data_parallel, p.pipeline_parallel, p.expert_parallel),
+        )
     else:
         best = min(plans, key=lambda p: p.total_bytes)
     return _explained(best, plans, load, num_devices)
@@ -325,10 +351,11 @@ def _runtime(device: str | None, training: bool) -> int:
 
 
 def _plan(
-    shape: DecoderShape, split: tuple[int, int, int], budget: int, load: Load
+    shape: DecoderShape, split: tuple[int, int, int, int], budget: int, load: Load
 ) -> Parallelism:
-    tensor, pipeline, data = split
+    tensor, pipeline, expert, data = split
     held = shape.params + load.head_twice * shape.vocab * shape.hidden
+    held -= load.expert_params - -(-load.expert_params // expert)
     params = -(-held // (tensor * pipeline))
     cached = 2 * shape.kv_heads * shape.head_dim * shape.layers * load.tokens
     # A stage of training holds the activations of as many micro-batches as there are
@@ -348,7 +375,8 @@ def _plan(
     parts["runtime_bytes"] = load.runtime
     return Parallelism(
         tensor, pipeline, data, budget_bytes=budget,
-        fits=sum(parts.values()) <= budget, shape=shape, reasons=(), **parts,
+        fits=sum(parts.values()) <= budget, shape=shape, reasons=(),
+        expert_parallel=expert, **parts,
     )  # fmt: skip
 
 
@@ -389,7 +417,7 @@ def _explained(
         f"{best.budget_bytes / GB:.2f} GB ({USABLE:.0%} of its memory)"
     ]
     for plan in plans:
-        simpler = plan.data_parallel > best.data_parallel
+        simpler = plan.data_parallel > best.data_parallel and plan.expert_parallel == 1
         if simpler and not plan.fits and plan.pipeline_parallel == 1:
             reasons.append(
                 f"tensor parallel {plan.tensor_parallel} with {plan.data_parallel} "
@@ -401,6 +429,12 @@ def _explained(
             f"pipeline parallel {stages}: a batch of {load.batch} makes {lanes} of "
             f"{stages} lanes, each in another stage at the same time; no memory beyond "
             "the activations of one step on each device"
+        )
+    if (shared := best.expert_parallel) > 1:
+        reasons.append(
+            f"expert parallel {shared}: each device holds "
+            f"{load.experts // shared} of {load.experts} experts of a layer, and all "
+            "of its other weights and of the cache"
         )
     if best.data_parallel == devices > 1:
         reasons.append("the whole model fits on one device: copies need no exchange")

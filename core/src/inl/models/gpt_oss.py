@@ -129,7 +129,7 @@ def _mixture(c: GptOssConfig, at: str, norm: Group) -> Mixture:
         matrix("down", h, inner, 2),
         bias("gate", inner, axis=1),
         bias("up", inner, axis=1),
-        bias("down", h, partial=True),
+        bias("down", h, partial=True, expert_partial=True),
     )
 
 

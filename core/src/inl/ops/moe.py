@@ -136,10 +136,14 @@ def expert_linear(x: Array, ids: Array, w: ExpertLinear) -> Array:
 
     x: [T, k, K], or [T, 1, K] to use one input for all slots. ids: int32 [T, k], each
     0 to E - 1. w.weight: [E, N, K]. Returns [T, k, N]. Accumulates in float32 or wider.
+    Where ranks have a part of the experts each, ids outside of that range are those of
+    other ranks: zeros (:attr:`~inl.spec.kernel.Kernel.run_part`).
     """
     shape = (*ids.shape, w.weight.shape[1])
     out = np.zeros(shape, np.result_type(x, w.weight))
-    for expert in np.unique(ids):
+    for expert in range(w.weight.shape[0]):
+        if not (ids == expert).any():
+            continue
         token, slot = np.nonzero(ids == expert)
         rows = x[token, slot if x.shape[1] > 1 else 0]
         out[token, slot] = rows @ w.weight[expert].T

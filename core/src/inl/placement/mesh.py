@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from inl.backend.collectives import DATA as DATA
 from inl.backend.collectives import EXPERT as EXPERT
 from inl.backend.collectives import TENSOR as TENSOR
+from inl.dtypes import HostArray
 from inl.spec.step import Array
 
 if TYPE_CHECKING:
-    from inl.dtypes import HostArray
     from inl.placement.placement import Placement
 
-EXPERT_OP = "experts"
-"""Op whose weights are divided over the expert axis of a mesh."""
+EXPERT_OPS = ("experts", "expert_linear")
+"""Ops whose weights are divided over the expert axis: axis 0 of each."""
 
 
 class Meshes(NamedTuple):
@@ -63,3 +65,11 @@ def axes_of(
     """Return the mesh axis over which each axis of an array is divided."""
     named: Mapping[int | None, str] = {expert_axis: EXPERT, tensor_axis: TENSOR}
     return tuple(named.get(axis) for axis in range(len(shape)))
+
+
+def first_of(data: HostArray, parts: int) -> HostArray:
+    """Return an array [parts * n, ...]: the given one of [n, ...], then zeros."""
+    first = data.data
+    zeros = np.zeros(((parts - 1) * first.shape[0], *first.shape[1:]), first.dtype)
+    shape = data.shape[0] * parts, *data.shape[1:]
+    return HostArray(np.concatenate([first, zeros]), data.dtype, shape)

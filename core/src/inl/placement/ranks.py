@@ -1,4 +1,4 @@
-"""Tensor parallelism: adapts the kernels of one device to a rank of a group."""
+"""Adapts the kernels of one device to a rank of a group, along tensor and expert."""
 
 from __future__ import annotations
 
@@ -8,16 +8,21 @@ from typing import TYPE_CHECKING, Any, final
 
 from inl.backend.base import Collectives, Ranks
 from inl.errors import RunnerError
-from inl.placement.mesh import TENSOR, mesh_of
+from inl.placement.mesh import EXPERT, EXPERT_OPS, TENSOR, mesh_of
 from inl.spec.kernel import Kernel
 from inl.spec.op import CATALOG, OpSpec
+from inl.spec.tree import leaves
 
 if TYPE_CHECKING:
     from inl.backend.base import Backend
+    from inl.placement.placement import Placement
     from inl.spec.step import Array
 
 AXIS = TENSOR
 """Name of the tensor-parallel axis."""
+
+EXPERT_SUMS = ("experts", "combine_experts")
+"""Ops that sum over experts, hence over the ranks that share them."""
 
 
 def collectives_of(backend: Backend) -> Collectives | None:
@@ -39,14 +44,29 @@ def planned_ranks(backend: Backend, wanted: int) -> int:
     return count_ranks(backend) if is_divided else wanted
 
 
-def selected_collectives(backend: Backend, wanted: int) -> Collectives | None:
+def count_expert_ranks(backend: Backend, wanted: int = 1) -> int:
+    """Return the number of ranks that share the experts of each layer.
+
+    wanted: that of a group to start, where ``backend`` is in none.
+    """
+    if (mesh := mesh_of(backend)) is not None:
+        return mesh.sizes.expert
+    if (collectives := collectives_of(backend)) is None:
+        return wanted
+    ranks = backend.offers(Ranks)
+    has_axis = ranks is not None and EXPERT in ranks.axes
+    return collectives.size(EXPERT) if has_axis else 1
+
+
+def selected_collectives(backend: Backend, wanted: Placement) -> Collectives | None:
     """Return the collectives that kernels are selected for.
 
-    ``None`` for one rank, and for a mesh, whose kernels reduce over it. wanted: ranks
-    of a group that has not started, where ``backend`` is in none.
+    ``None`` for one rank, and for a mesh, whose kernels reduce over it. wanted: of a
+    group that has not started, where ``backend`` is in none.
     """
     collectives = collectives_of(backend)
-    if collectives is not None or wanted == 1 or mesh_of(backend) is not None:
+    is_whole = wanted.tensor * wanted.expert == 1
+    if collectives is not None or is_whole or mesh_of(backend) is not None:
         return collectives
     return PlannedCollectives(backend, wanted)
 
@@ -55,13 +75,14 @@ def selected_collectives(backend: Backend, wanted: int) -> Collectives | None:
 class PlannedCollectives(Collectives):
     """Those of ranks that have not started: kernels are selected, and none can run."""
 
-    def __init__(self, backend: Backend, ranks: int) -> None:
+    def __init__(self, backend: Backend, placement: Placement) -> None:
         group = backend.offers(Ranks)
-        self.invariant = group is not None and ranks <= group.invariant_ranks
-        self._ranks = ranks
+        count = placement.tensor * placement.expert
+        self.invariant = group is not None and count <= group.invariant_ranks
+        self._placement = placement
 
-    def size(self, axis: str) -> int:  # noqa: ARG002
-        return self._ranks
+    def size(self, axis: str) -> int:
+        return int(getattr(self._placement, axis))
 
     def all_reduce(self, x: Array, axis: str) -> Array:
         raise self._error("all_reduce", x, axis)
@@ -71,15 +92,20 @@ class PlannedCollectives(Collectives):
 
     def _error(self, op: str, x: Array, axis: str) -> RunnerError:
         return RunnerError(
-            f"{op} of {x.shape} over {axis}: the {self._ranks} ranks have not started"
+            f"{op} of {x.shape} over {axis}: the {self._placement.count} ranks have "
+            "not started"
         )
 
 
-def over_ranks(kernels: Iterable[Kernel], collectives: Collectives) -> Iterator[Kernel]:
+def over_ranks(
+    kernels: Iterable[Kernel], collectives: Collectives, *, expert_ranks: int = 1
+) -> Iterator[Kernel]:
     """Adapt single-device kernels to a rank group and add kernels of the collectives.
 
     A fused single-device kernel omits the sum over ranks, which is the identity on one
     rank. It receives the reduced tensor instead (:attr:`~inl.spec.op.OpSpec.reduces`).
+    expert_ranks: number that share the experts, of which each computes its own; kernels
+    that cannot refuse every call.
     """
     collective_runs: dict[str, Callable[..., Any]] = {
         "all_reduce": collectives.all_reduce,
@@ -87,9 +113,20 @@ def over_ranks(kernels: Iterable[Kernel], collectives: Collectives) -> Iterator[
     }
     for kernel in kernels:
         spec = CATALOG[kernel.op]
+        invariant = kernel.invariant and collectives.invariant
         if spec.reduces:
-            invariant = kernel.invariant and collectives.invariant
             run = _with_reduced_argument(spec, kernel, collectives)
+            yield replace(kernel, run=run, invariant=invariant)
+        elif expert_ranks > 1 and kernel.op in EXPERT_OPS:
+            if kernel.run_part is None:
+                yield replace(kernel, refuse=_refuse_part, can_pack=_refuse_part)
+                continue
+            run = with_own_experts(spec, kernel.run_part, collectives)
+            part = f"computes one of {expert_ranks} parts of the experts"
+            note = "; ".join(filter(None, (kernel.note, part)))
+            yield replace(kernel, run=run, invariant=invariant, note=note)
+        elif expert_ranks > 1 and kernel.op in EXPERT_SUMS:
+            run = with_own_experts(spec, kernel.run, collectives)
             yield replace(kernel, run=run, invariant=invariant)
         elif kernel.op not in collective_runs:
             yield kernel
@@ -107,3 +144,40 @@ def _with_reduced_argument(
         return kernel.run(*args[:index], total, *args[index + 1 :], **attrs)
 
     return run
+
+
+def _refuse_part(*_specs: Any, **_attrs: Any) -> str:
+    return "computes all experts of a layer, not those of one of several ranks"
+
+
+def with_own_experts(
+    spec: OpSpec, run: Callable[..., Any], collectives: Collectives
+) -> Callable[..., Any]:
+    """Return a kernel of an op of :data:`EXPERT_OPS` or :data:`EXPERT_SUMS`.
+
+    Every rank calls it with the same tokens. Ids are counted from this rank's first
+    expert, so that those of other ranks' experts are outside of its own
+    (:attr:`~inl.spec.kernel.Kernel.run_part`); what sums over experts is summed over
+    the ranks. Other ops keep ``run``.
+    """
+    has_ids, sums = spec.name in EXPERT_OPS, spec.name in EXPERT_SUMS
+    if not has_ids and not sums:
+        return run
+
+    def run_own(*args: Any, **attrs: Any) -> Any:
+        if has_ids:
+            args = _with_own_ids(spec, args, collectives.index(EXPERT))
+        result = run(*args, **attrs)
+        return collectives.all_reduce(result, EXPERT) if sums else result
+
+    return run_own
+
+
+def _with_own_ids(spec: OpSpec, args: tuple[Any, ...], rank: Any) -> tuple[Any, ...]:
+    """Return the arguments with ids that count from the first expert of ``rank``."""
+    at = spec.parameters.index("ids")
+    count = next(leaves(args[spec.parameters.index("w")])).shape[0]
+    first = rank * count
+    if isinstance(first, int) and not first:
+        return args
+    return *args[:at], args[at] - first, *args[at + 1 :]

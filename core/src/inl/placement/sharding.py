@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from inl.errors import RequestError, WeightMismatch
-from inl.placement.mesh import EXPERT_OP
+from inl.placement.mesh import EXPERT_OPS
 from inl.spec.cache import Paged, Slotted
 from inl.spec.tree import leaves, tree_map
 from inl.spec.weights import Group, Param, RowSlices
@@ -67,11 +67,19 @@ def check_mesh(model: Model, config: Any, mesh: Mesh, wanted: EngineConfig) -> N
         raise RequestError(
             f"adapters: found {wanted.adapter_slots} on the mesh {sizes}; accepted: 0"
         )
+    check_experts(model, config, sizes.expert)
+
+
+def check_experts(model: Model, config: Any, ranks: int) -> None:
+    """Check that a model has experts that ``ranks`` divide.
+
+    Raises :class:`~inl.errors.WeightMismatch`.
+    """
     ops = {group.op for group in leaves(model.weights(config))}
-    if sizes.expert > 1 and EXPERT_OP not in ops:
+    if ranks > 1 and not ops & {*EXPERT_OPS}:
         raise WeightMismatch(
-            f"mesh {sizes}: the model has no weights of the op {EXPERT_OP} to divide; "
-            "accepted: expert=1"
+            f"placement: found expert={ranks}, but the model has no weights of the ops "
+            f"{' and '.join(EXPERT_OPS)} to divide; accepted: expert=1"
         )
 
 

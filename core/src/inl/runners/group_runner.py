@@ -1,4 +1,4 @@
-"""A tensor-parallel group: one runner per rank, each called from its own thread."""
+"""A group of ranks: one runner each, called from its own thread."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ class RankRunner(PipelinedRunner):
 
     make: builds a rank's runner, called as ``make(rank)`` on that rank's thread; an
     InlError that it raises is raised here as it is. abort: makes ranks that wait for
-    other ranks fail at once. stages: of the pipeline that the ranks are.
+    other ranks fail at once. stages: of the pipeline that the ranks are. copies: ranks
+    next to each other that cache the same heads, since they only share experts.
 
     The first failure of a rank ends the group. It is raised once, from its cause, as
     :class:`~inl.errors.RunnerError` (:class:`~inl.errors.WorkerLost` if the rank's
@@ -71,12 +72,13 @@ class RankRunner(PipelinedRunner):
         *,
         abort: Callable[[], None],
         stages: int = 1,
+        copies: int = 1,
     ) -> None:
         super().__init__()
         if ranks < 1:
             raise RunnerError(f"ranks: found {ranks}, accepted: 1 and more")
         self._abort_ranks = abort
-        self._stages = stages
+        self._stages, self._copies = stages, copies
         self._first_sampling = ranks - ranks // stages
         """The first rank of the last stage, which samples the tokens."""
         self._sampling = range(self._first_sampling, ranks)
@@ -138,25 +140,27 @@ class RankRunner(PipelinedRunner):
 
     @property
     def cache_layout(self) -> CacheLayout | None:
-        """The layout of one rank, with the heads of all."""
+        """The layout of one rank, with the heads of all ranks along "tensor"."""
         layout = self.runners[0].cache_layout
         if layout is None or layout.slotted or self._stages > 1:
             # How ranks divide the state of a slot is up to the model, and a stage has
             # only its own layers.
             return None
-        ranks = len(self._threads)
+        ranks = len(self._threads) // self._copies
         groups = (g._replace(kv_heads=g.kv_heads * ranks) for g in layout.groups)
         return layout._replace(groups=tuple(groups))
 
     def _read(self, pending: PendingRead) -> Parts:
         if not isinstance(pending.work, Round):
             pending.work = self._on_all_ranks(lambda rank: self.runners[rank].read())
-        return joined(self._results(pending.work), HEADS)
+        return joined(self._results(pending.work)[:: self._copies], HEADS)
 
     def _write(self, message: IntArray, parts: Parts) -> None:
         frame = message.copy()
-        shares = divided(parts, len(self._threads), HEADS)
-        self._on_all_ranks(lambda rank: self.runners[rank].write(frame, shares[rank]))
+        shares = divided(parts, len(self._threads) // self._copies, HEADS)
+        self._on_all_ranks(
+            lambda rank: self.runners[rank].write(frame, shares[rank // self._copies])
+        )
 
     def _load_adapter(self, source: AdapterSource) -> None:
         errors = self._results(self._on_all_ranks(lambda r: self._load_on(r, source)))

@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from inl.backend.collectives import PIPELINE, TENSOR, Rank, Ranks
+from inl.backend.collectives import EXPERT, PIPELINE, TENSOR, Rank, Ranks
 from inl.backend.rank_sockets import reserve_address, split_address
 from inl.device import Device, DeviceType
 from inl.errors import BackendUnavailable, DeviceError, ProtocolError, RunnerError
 from inl.executor.pipeline import Stage, check_stages
-from inl.placement.sharding import check_shares, divisible
+from inl.placement.sharding import check_experts, check_shares, divisible
 from inl.protocol.wire_fields import received, sent
 from inl.runners.group_runner import RankRunner
 from inl.runners.local_runner import start_runner
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from inl.spec.limits import Limits
 
 FACTORY = "inl.runners.rank_startup:serve_rank"
-RANK_AXES = (PIPELINE, TENSOR)
+RANK_AXES = (PIPELINE, TENSOR, EXPERT)
 """Axes along which ranks divide a model."""
 HOST_TYPES = (DeviceType.CPU, DeviceType.REFERENCE)
 """Devices that ranks share: the processor of their host."""
@@ -66,7 +66,10 @@ def start_ranks(
     )
     model = divisible(language.model, language.config, placement.tensor)
     tree, stored = model.weights(language.config), stored_specs(language.checkpoint)
-    groups = plan_weights(tree, (), stored, ranks=placement.tensor)
+    check_experts(model, language.config, placement.expert)
+    groups = plan_weights(
+        tree, (), stored, ranks=placement.tensor, expert_ranks=placement.expert
+    )
     check_shares(groups, model.state(language.config), placement.tensor)
     python, devices = rank_devices(config)
     place = parse_worker(config.backend)
@@ -106,7 +109,10 @@ def start_ranks(
         return runner
 
     with closing(reserved):
-        group = RankRunner(make, ranks, abort=abandoned.set, stages=placement.pipeline)
+        group = RankRunner(
+            make, ranks, abort=abandoned.set, stages=placement.pipeline,
+            copies=placement.expert,
+        )  # fmt: skip
     return StartedRunner(group, ", ".join(devices), dtypes[0])
 
 

@@ -62,6 +62,10 @@ class Kernel:
     """Rank among the kernels that support a call; the highest wins."""
     config: Mapping[str, int] = field(default_factory=dict)
     """Tunable parameters, such as tile sizes."""
+    run_part: Callable[..., Any] | None = None
+    """For ``experts`` and ``expert_linear``: as ``run``, with the weights of a part of
+    the experts. Ids outside of 0 to E - 1 are those of other ranks' experts, whose
+    slots have results of zero. ``None``: experts cannot be divided among ranks."""
 
     @property
     def technologies(self) -> tuple[str, ...]:

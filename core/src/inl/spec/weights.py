@@ -71,6 +71,9 @@ class Param(NamedTuple):
     """Whether to reject NaN and infinity when loading; meant for small tensors."""
     wide: bool = False
     """Whether to load float32 whatever the compute dtype; meant for small tensors."""
+    expert_partial: bool = False
+    """Whether the tensor is added to a partial sum over the ranks that share the
+    experts: the first of them has it, the others have zeros."""
 
 
 @dataclass(frozen=True, slots=True, init=False)

@@ -15,7 +15,7 @@ from inl.spec.op import Case, OpSpec, Spec
 from inl.spec.step import Step
 from inl.spec.strict_array import StrictArray
 from inl.spec.tolerance import Verdict, truth
-from inl.spec.tree import tree_map
+from inl.spec.tree import leaves, tree_map
 from inl.testing.check import Check, CheckFailed, Measure, require, worst
 from inl.testing.edge_cases import edge_cases
 from inl.testing.float8_cases import float8_cases
@@ -49,6 +49,7 @@ def kernel_checks(target: Target) -> Iterator[Check]:
         for dtype in target.dtypes:
             yield from _op_checks(target, op, names, dtype)
             yield from _kernel_checks(target, op, names, dtype)
+            yield from _part_checks(target, op, dtype)
             yield from packed_checks(target, op, dtype)
         yield from kind_checks(target, op)
         for kernel in kernels:
@@ -117,6 +118,34 @@ def _kernel_checks(
                 label = f"{op.name}/by {kernel.name}/{name}/{dtype}"
                 run = partial(_case, alone, op, cases, index, 1, dtype)
                 yield Check("kernel", label, run)
+
+
+def _part_checks(target: Target, op: OpSpec, dtype: str) -> Iterator[Check]:
+    """Check each kernel that computes a part of the experts, as a rank does."""
+    for kernel in target.selection.kernels:
+        if kernel.op != op.name or kernel.run_part is None:
+            continue
+        alone = target.with_kernel(replace(kernel, run=kernel.run_part))
+        cases = partial(_parts, target, op)
+        for index, case in enumerate(cases(0)):
+            run = partial(_case, alone, op, cases, index, 1, dtype)
+            label = f"{op.name}/part by {kernel.name}/{case.name}/{dtype}"
+            yield Check("kernel", label, run)
+
+
+@lru_cache(maxsize=24)
+def _parts(target: Target, op: OpSpec, seed: int) -> list[Case]:
+    """Return cases with the middle half of the experts, and the ids of all."""
+    return [_part_of(op, case) for case in _cases(target, op, seed)]
+
+
+def _part_of(op: OpSpec, case: Case) -> Case:
+    args = dict(zip(op.parameters, case.args, strict=True))
+    experts = next(leaves(args["w"])).shape[0]
+    first, count = experts // 4, -(-experts // 2)
+    args["ids"] = (args["ids"] - first).astype(np.int32)
+    args["w"] = tree_map(lambda x: x[first : first + count], args["w"])
+    return replace(case, args=tuple(args.values()))
 
 
 @lru_cache(maxsize=24)

@@ -129,6 +129,35 @@ def tiny_llama(
     return config, tensors
 
 
+def tiny_mixture(
+    rng: np.random.Generator, *, experts: int = 4, chosen: int = 2, **sizes: Any
+) -> tuple[dict[str, Any], Tensors]:
+    """Return a Mixtral config in the Hugging Face layout, and its tensors by name.
+
+    chosen: experts of each token. sizes: those of :func:`tiny_llama`, ``inner`` of one
+    expert.
+    """
+    config, tensors = tiny_llama(rng, **sizes)
+    config |= {
+        "architectures": ["MixtralForCausalLM"], "model_type": "mixtral",
+        "num_local_experts": experts, "num_experts_per_tok": chosen,
+    }  # fmt: skip
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    for index in range(config["num_hidden_layers"]):
+        at = f"model.layers.{index}."
+        for name in ("gate", "up", "down"):
+            del tensors[f"{at}mlp.{name}_proj.weight"]
+        at += "block_sparse_moe."
+        # Logits of a router are of several units, so that experts differ in weight.
+        tensors[f"{at}gate.weight"] = _random(rng, (experts, hidden), hidden)
+        for expert in range(experts):
+            for name in ("w1", "w2", "w3"):
+                shape = (hidden, inner) if name == "w2" else (inner, hidden)
+                source = f"{at}experts.{expert}.{name}.weight"
+                tensors[source] = _random(rng, shape, hidden)
+    return config, tensors
+
+
 def _random(
     rng: np.random.Generator, shape: tuple[int, int] | None, hidden: int
 ) -> NDArray[np.float32]:
@@ -161,10 +190,10 @@ def plain_logits(
     stored: Callable[[Any], Any] = lambda x: x,
     inputs: PlainInputs | None = None,
 ) -> NDArray[np.float64]:
-    """Return the logits of a tiny Llama, float64 [len(ids), V], without a cache.
+    """Return the logits of a tiny Llama or Mixtral, float64 [len(ids), V].
 
-    stored: rounds keys and values [kv_heads, T, d] as a cache does. An oracle:
-    independent of the ops and models of this package.
+    There is no cache. stored: rounds keys and values [kv_heads, T, d] as a cache does.
+    An oracle: independent of the ops and models of this package.
     """
     w = {name: tensor.astype(np.float64) for name, tensor in tensors.items()}
     dim, eps = config["head_dim"], config["rms_norm_eps"]
@@ -206,13 +235,36 @@ def plain_logits(
         x = x + out @ w[f"{at}self_attn.o_proj.weight"].T
         x = x + w.get(f"{at}self_attn.o_proj.bias", 0.0)
         y = norm(x, f"{at}post_attention_layernorm")
-        gate, up = (y @ w[f"{at}mlp.{name}_proj.weight"].T for name in ("gate", "up"))
-        x = x + (gate / (1 + np.exp(-gate)) * up) @ w[f"{at}mlp.down_proj.weight"].T
+        x = x + _plain_feed_forward(config, w, y, at)
         if inputs is not None:
             x = x + inputs.features.get(index, 0)
     table = "model.embed_tokens" if config["tie_word_embeddings"] else "lm_head"
     result: NDArray[np.float64] = norm(x, "model.norm") @ w[f"{table}.weight"].T
     return result
+
+
+def _plain_feed_forward(config: Mapping[str, Any], w: Any, y: Any, at: str) -> Any:
+    """Return the feed-forward layer of rows [T, H]: of one expert after the other."""
+
+    def gated(y: Any, gate: str, up: str, down: str) -> Any:
+        gates = y @ w[f"{gate}.weight"].T
+        inner = gates / (1 + np.exp(-gates)) * (y @ w[f"{up}.weight"].T)
+        return inner @ w[f"{down}.weight"].T
+
+    if "num_local_experts" not in config:
+        return gated(y, *(f"{at}mlp.{name}_proj" for name in ("gate", "up", "down")))
+    at += "block_sparse_moe."
+    logits, count = y @ w[f"{at}gate.weight"].T, config["num_experts_per_tok"]
+    least = np.sort(logits, axis=-1)[:, -count, None]
+    # Of the chosen experts only, whose weights sum to 1.
+    weights = np.where(logits >= least, np.exp(logits - logits.max(-1)[:, None]), 0)
+    weights /= weights.sum(-1, keepdims=True)
+    total = np.zeros_like(y)
+    for expert in range(config["num_local_experts"]):
+        rows = weights[:, expert] > 0
+        names = (f"{at}experts.{expert}.{name}" for name in ("w1", "w3", "w2"))
+        total[rows] += weights[rows, expert, None] * gated(y[rows], *names)
+    return total
 
 
 def local_runner(

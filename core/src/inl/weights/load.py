@@ -20,7 +20,7 @@ from inl.checkpoints.checkpoint import Checkpoint
 from inl.checkpoints.wrapped import CachedCheckpoint
 from inl.dtypes import SIZES, HostArray, wrap
 from inl.errors import CheckpointError, OutOfMemory
-from inl.placement.mesh import mesh_of
+from inl.placement.mesh import EXPERT, first_of, mesh_of
 from inl.spec.op import CATALOG, Spec, nbytes
 from inl.spec.tree import leaves, tree_map
 from inl.spec.weights import Param
@@ -55,13 +55,15 @@ def load_weights(
     dtype: str,
     *,
     rank: int = 0,
+    expert_rank: int = 0,
     check: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> Any:
     """Load a tree of :class:`WeightPlan` groups onto the backend.
 
-    Each group is read, sharded for ``rank`` and packed by its kernel, or converted to
-    ``dtype`` without one; its host memory is released before the next group. Up to
+    Each group is read, sharded for ``rank`` (along "tensor") and ``expert_rank`` (along
+    "expert"), and packed by its kernel, or converted to ``dtype`` without one; its host
+    memory is released before the next group. Up to
     ``backend.traits.readers`` groups are loaded concurrently. A plain tensor that
     several groups use is loaded once. check: whether to raise
     :class:`~inl.errors.CheckpointError` for NaN and infinity. progress: called with
@@ -76,7 +78,15 @@ def load_weights(
         planned: WeightPlan, rank: int = rank, source: Checkpoint = checkpoint
     ) -> dict[str, HostArray | None]:
         return {
-            name: read_shard(source, planned, param, rank, dtype, check=check)
+            name: read_shard(
+                source,
+                planned,
+                param,
+                rank,
+                dtype,
+                expert_rank=expert_rank,
+                check=check,
+            )
             for name, param in planned.group.params.items()
         }
 
@@ -149,6 +159,7 @@ def read_shard(
     rank: int,
     dtype: str,
     *,
+    expert_rank: int = 0,
     check: bool = True,
 ) -> HostArray | None:
     """Return one rank's shard of a parameter, or ``None`` for an absent optional one.
@@ -173,10 +184,12 @@ def read_shard(
         or param.fused_slice
         or (shape != param.shape and len(shape) > MATRIX_RANK)
     ):
-        array = read_pieces(checkpoint, param, shape, rank, dtype)
+        array = read_pieces(
+            checkpoint, param, shape, rank, dtype, expert_rank=expert_rank
+        )
     else:
         array = _read_whole(checkpoint, param, shape, rank)
-    if param.partial and rank:
+    if (param.partial and rank) or (param.expert_partial and expert_rank):
         zeros = np.zeros(array.data.shape, array.data.dtype)
         array = HostArray(zeros, array.dtype, array.shape)
     if check or param.finite:
@@ -189,7 +202,7 @@ def _is_stored_whole(
 ) -> bool:
     """Whether a parameter is a matrix exactly as the checkpoint stores it."""
     changed = param.stack or param.fused_slice or param.row_slices or param.offset
-    if changed or param.partial or len(shape) != MATRIX_RANK:
+    if changed or param.partial or param.expert_partial or len(shape) != MATRIX_RANK:
         return False
     return checkpoint.spec(param.source)[1] == shape
 
@@ -273,7 +286,10 @@ def _plain(
             if mesh is None:
                 tensor = backend.tensor(host)
             else:
-                tensor = mesh.place(host, planned.axes(param), param.partial)
+                axes = planned.axes(param)
+                if param.expert_partial and (experts := mesh.sizes.expert) > 1:
+                    host, axes = first_of(host, experts), (EXPERT, *axes[1:])
+                tensor = mesh.place(host, axes, param.partial)
             if large:  # another thread may have stored the same tensor meanwhile
                 tensor = shared.setdefault(key, tensor)
         tensors[name] = tensor

@@ -9,7 +9,7 @@ from typing import Any
 from inl.checkpoints.blocks.dtypes import BLOCKS, packed_bytes
 from inl.dtypes import SIZES
 from inl.errors import NoKernel, WeightMismatch
-from inl.placement.mesh import EXPERT, EXPERT_OP, TENSOR, axes_of
+from inl.placement.mesh import EXPERT, EXPERT_OPS, TENSOR, axes_of
 from inl.spec.kernel import PLAIN, Kernel
 from inl.spec.op import CATALOG, Spec
 from inl.spec.strict_array import StrictArray
@@ -70,7 +70,7 @@ class WeightPlan:
         shape, (elements, _) = self.shard(param), BLOCKS.get(dtype, (1, 1))
         if shape[-1] != param.shape[-1] and shape[-1] % elements:
             return None
-        parts = 1 if param.axis is None else self.ranks
+        parts = (1 if param.axis is None else self.ranks) * self.expert_ranks
         return packed_bytes(param.shape, dtype) // parts
 
     def shard(self, param: Param) -> tuple[int, ...]:
@@ -134,7 +134,7 @@ def plan_weights(
         best = max(candidates, key=lambda kernel: kernel.preference, default=None)
         packing = best if best and best.pack else None
         dtypes = {name: spec.dtype for name, spec in specs.items()}
-        shares = expert_ranks if group.op == EXPERT_OP else 1
+        shares = expert_ranks if group.op in EXPERT_OPS else 1
         return WeightPlan(group, packing, ranks, dtypes, shares)
 
     return tree_map(plan, tree)

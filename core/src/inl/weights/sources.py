@@ -57,9 +57,18 @@ def stored_spec(param: Param, stored: Mapping[str, Spec]) -> Spec:
 
 
 def read_pieces(
-    checkpoint: Checkpoint, param: Param, shape: tuple[int, ...], rank: int, dtype: str
+    checkpoint: Checkpoint,
+    param: Param,
+    shape: tuple[int, ...],
+    rank: int,
+    dtype: str,
+    *,
+    expert_rank: int = 0,
 ) -> HostArray:
     """Assemble one rank's shard [E, ...] of a parameter, one index of axis 0 at a time.
+
+    rank, expert_rank: indices along the axes "tensor" and "expert"; only experts of
+    this rank are read.
 
     Plain tensors are converted to ``dtype`` piece by piece, so only one copy exists.
     Quantized ones stay so if all have one dtype and the shard splits no block.
@@ -69,7 +78,10 @@ def read_pieces(
     width = shape[-1] if plain else packed_bytes(shape[-1:], target)
     element = {"bfloat16": "uint16"}.get(target, target) if plain else "uint8"
     out = np.empty((*shape[:-1], width), np.dtype(element))
-    for index, piece in enumerate(_pieces(checkpoint, param)):
+    is_part = shape[0] != param.shape[0]
+    first = expert_rank * shape[0] if is_part else 0
+    own = range(first, first + shape[0])
+    for index, piece in enumerate(_pieces(checkpoint, param, own)):
         shard = _shard(piece, param, shape, rank)
         if plain:
             shard = convert(shard, target, param.source)
@@ -89,14 +101,17 @@ def _target_dtype(
     return dtype if only in SIZES else only
 
 
-def _pieces(checkpoint: Checkpoint, param: Param) -> Iterator[HostArray]:
-    """Yield the stored tensor of each index of axis 0."""
+def _pieces(
+    checkpoint: Checkpoint, param: Param, indices: range
+) -> Iterator[HostArray]:
+    """Yield the stored tensor of each of these indices of axis 0."""
     if param.stack:
-        for name in stored_tensors(param):
-            yield checkpoint.tensor(name)
+        names = [*stored_tensors(param)]
+        for index in indices:
+            yield checkpoint.tensor(names[index])
         return
     whole = checkpoint.tensor(param.source)
-    for index in range(param.shape[0]):
+    for index in indices:
         yield HostArray(whole.data[index], whole.dtype, whole.shape[1:])
 
 
@@ -109,8 +124,8 @@ def _shard(
         piece = _slice(
             piece, param.fused_slice.axis - 1, param.fused_slice.position * size, size
         )
-    if shape != param.shape:
-        assert param.axis, "axis 0, the experts, is never sharded"
+    if shape[1:] != param.shape[1:]:
+        assert param.axis, "axis 0 has the experts"
         size = shape[param.axis]
         piece = _slice(piece, param.axis - 1, rank * size, size)
     return piece

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 from torch import distributed
 
-from inl.backend.collectives import TENSOR, Collectives, Rank
+from inl.backend.collectives import EXPERT, TENSOR, Collectives, Rank
 from inl.backend.rank_sockets import split_address
 from inl.errors import BackendUnavailable, RunnerError
 from inl.spec.op import Spec
@@ -78,16 +78,18 @@ class ProcessCollectives(Collectives):
                 f"rank {rank.number} of {rank.ranks} on {device or place}: cannot join "
                 f"the group: {error}"
             ) from error
-        self._mapped: torch.Tensor | None = None
+        self._mapped: dict[str, torch.Tensor] = {}
+        """Buffer of sums along an axis, if its GPUs map each other's memory."""
         self._sending: deque[tuple[Any, torch.Tensor]] = deque()
         """Messages that have not been received, and their memory."""
         self._flag = torch.zeros(1, dtype=torch.int32, device=place)
-        if self.size(TENSOR) == 1:
-            return
-        mapped = map_memory(place, self._groups[TENSOR])
-        supported = torch.full_like(self._flag, mapped is not None)
-        if bool(self._gathered(supported, TENSOR).all()):
-            self._mapped = mapped
+        for axis in (TENSOR, EXPERT):
+            if self.size(axis) == 1:
+                continue
+            mapped = map_memory(place, self._groups[axis])
+            supported = torch.full_like(self._flag, mapped is not None)
+            if bool(self._gathered(supported, axis).all()) and mapped is not None:
+                self._mapped[axis] = mapped
 
     def size(self, axis: str) -> int:
         return self.rank.size(axis)
@@ -99,8 +101,8 @@ class ProcessCollectives(Collectives):
         size = self.size(axis)
         if size == 1:
             return x
-        if axis == TENSOR and self._mapped is not None and _is_mappable(x):
-            buffer = self._mapped[: x.nbytes].view(x.dtype).view(x.shape)
+        if axis in self._mapped and _is_mappable(x):
+            buffer = self._mapped[axis][: x.nbytes].view(x.dtype).view(x.shape)
             total: torch.Tensor = torch.ops.symm_mem.one_shot_all_reduce_copy(
                 buffer, x.contiguous(), "sum", self._groups[axis].group_name
             )

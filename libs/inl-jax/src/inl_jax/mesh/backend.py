@@ -24,16 +24,17 @@ from inl.backend.block_io import BlockIO
 from inl.backend.collectives import AXES
 from inl.backend.state_bytes import state_bytes
 from inl.dtypes import HostArray
-from inl.placement.mesh import DATA, TENSOR, Mesh
+from inl.placement.mesh import DATA, TENSOR, Mesh, first_of
 from inl.placement.placement import Placement
 from inl.placement.ranks import over_ranks
 from inl.spec.cache import Paged, State
 from inl.spec.kernel import Kernel
 from inl.spec.limits import Limits
 from inl_jax.backend import JaxBackend, device_memory
-from inl_jax.mesh import caches, experts
+from inl_jax.mesh import caches
 from inl_jax.mesh.collectives import MeshCollectives
-from inl_jax.mesh.places import first_of, partial_axes
+from inl_jax.mesh.experts import with_part
+from inl_jax.mesh.places import partial_axes
 from inl_jax.pages import LAYOUT, paged_state
 from inl_jax.programs import Compiler
 from inl_jax.tensors import from_host, jax_dtype
@@ -69,8 +70,10 @@ class MeshBackend(JaxBackend):
     ) -> Any:
         """Copy a whole array to the devices, see :class:`~inl.placement.mesh.Mesh`."""
         if partial_sum and self.sizes.tensor > 1:
-            data, axes = first_of(data, self.sizes.tensor), partial_axes(axes)
-        sharding = NamedSharding(self.mesh, PartitionSpec(*axes))
+            data, places = first_of(data, self.sizes.tensor), partial_axes(axes)
+        else:
+            places = axes
+        sharding = NamedSharding(self.mesh, PartitionSpec(*places))
         size = data.data.nbytes
         with self._allocating(size, "tensor"):
             return from_host(data, sharding)
@@ -154,11 +157,14 @@ def over_mesh(kernels: Iterable[Kernel], sizes: Placement) -> Iterable[Kernel]:
     own: tuple[Kernel, ...] = ()
     if sizes.data > 1:
         own += caches.KERNELS
-    if sizes.expert > 1:
-        own += experts.KERNELS
     replaced = {each.op for each in own}
-    others = (each for each in kernels if each.op not in replaced)
-    return over_ranks((*others, *own), MeshCollectives(sizes))
+    others = (
+        with_part(each) if each.op == "expert_linear" else each
+        for each in kernels
+        if each.op not in replaced
+    )
+    collectives = MeshCollectives(sizes)
+    return over_ranks((*others, *own), collectives, expert_ranks=sizes.expert)
 
 
 def least(sizes: Any) -> Any:

@@ -2,40 +2,27 @@
 
 from __future__ import annotations
 
-import jax
+from collections.abc import Callable
+from dataclasses import replace
+
 import jax.numpy as jnp
 
-from inl.backend.traced.moe import combine_experts
-from inl.ops.moe import Experts
-from inl.placement.mesh import EXPERT
+from inl.ops.moe import ExpertLinear
 from inl.spec.kernel import Kernel
 from inl_jax.tensors import Array
-from inl_jax.xla import functions
-from inl_jax.xla.kernel import kernel
-from inl_jax.xla.layers import gated_activation
-from inl_jax.xla.moe import expert_product
+
+Run = Callable[[Array, Array, ExpertLinear], Array]
 
 
-def experts(
-    x: Array, ids: Array, weights: Array, w: Experts, *, activation: str
-) -> Array:
-    """The op ``experts``: each device computes its experts for all tokens."""
-    count, (tokens, slots) = w.gate.shape[0], ids.shape
-    local = ids - jax.lax.axis_index(EXPERT) * count
-    mine = (local >= 0) & (local < count)
-    # Slots of other devices compute some expert, and are left out of the sum.
-    chosen = jnp.where(mine, local, 0).reshape(-1)
-    rows = jnp.repeat(x, slots, axis=0)
-
-    def product(rows: Array, weight: Array) -> Array:
-        turned = jnp.swapaxes(weight, 1, 2)
-        return expert_product(rows, chosen, turned).astype(x.dtype)
-
-    gate, up = product(rows, w.gate), product(rows, w.up)
-    inner = gated_activation(gate, up, activation=activation)
-    y = product(inner, w.down).reshape(tokens, slots, -1)
-    y = jnp.where(mine[:, :, None], y, 0)
-    return jax.lax.psum(combine_experts(functions, y, weights), EXPERT)
+def with_part(kernel: Kernel) -> Kernel:
+    """Return a kernel of ``expert_linear`` that also computes a part of the experts."""
+    return replace(kernel, run_part=_of_own(kernel.run))
 
 
-KERNELS: tuple[Kernel, ...] = (kernel(experts),)
+def _of_own(run: Run) -> Run:
+    def run_part(x: Array, ids: Array, w: ExpertLinear) -> Array:
+        own = (ids >= 0) & (ids < w.weight.shape[0])
+        # Slots of other devices compute some expert, and are left out.
+        return jnp.where(own[:, :, None], run(x, jnp.where(own, ids, 0), w), 0)
+
+    return run_part

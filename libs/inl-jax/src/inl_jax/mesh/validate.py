@@ -9,9 +9,9 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from inl.errors import DeviceError
-from inl.placement.mesh import TENSOR
+from inl.placement.mesh import EXPERT, TENSOR
 from inl.weights.plan import WeightPlan
-from inl_jax.mesh.places import partial_axes
+from inl_jax.mesh.places import Axes, partial_axes
 
 
 class TensorSharding(NamedTuple):
@@ -90,13 +90,16 @@ def validate_weights(runner: Any) -> tuple[TensorSharding, ...]:
     def add(plan: WeightPlan, group: Any) -> None:
         for name, param in plan.group.params.items():
             array, axes = getattr(group, name), plan.axes(param)
+            places: Axes = axes
             if array is not None:
                 key = f"{plan.group.op} {param.source}"
+                if param.expert_partial and place.mesh.shape[EXPERT] > 1:
+                    places = axes = (EXPERT, *axes[1:])
                 if plan.kernel and plan.kernel.pack:
-                    axes = (TENSOR,)
+                    places = (TENSOR,)
                 elif param.partial:
-                    axes = partial_axes(axes)
-                specs[key] = PartitionSpec(*axes)
+                    places = partial_axes(axes)
+                specs[key] = PartitionSpec(*places)
                 arrays[key] = array
 
     jax.tree.map(add, loaded.groups, loaded.weights)

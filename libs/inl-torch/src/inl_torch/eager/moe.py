@@ -10,6 +10,7 @@ every expert, and many slots are padded to blocks of one expert each.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -86,11 +87,15 @@ def group_route(
     return ids.int(), weights
 
 
-def expert_linear(x: torch.Tensor, ids: torch.Tensor, w: ExpertLinear) -> torch.Tensor:
+def expert_linear(
+    x: torch.Tensor, ids: torch.Tensor, w: ExpertLinear, *, is_part: bool = False
+) -> torch.Tensor:
+    """Compute the op, or as :attr:`~inl.spec.kernel.Kernel.run_part`."""
+
     def apply(rows: torch.Tensor, expert: Index) -> torch.Tensor:
         return _times(rows, w.weight, expert)
 
-    y = grouped(x, ids, w.weight.shape[0], apply)
+    y = grouped(x, ids, w.weight.shape[0], apply, is_part=is_part)
     return y.view(*ids.shape, -1)
 
 
@@ -105,29 +110,42 @@ def experts(
     w: Experts,
     *,
     activation: str,
+    is_part: bool = False,
 ) -> torch.Tensor:
+    """Compute the op, or as :attr:`~inl.spec.kernel.Kernel.run_part`."""
+
     def apply(rows: torch.Tensor, expert: Index) -> torch.Tensor:
         gate, up = _times(rows, w.gate, expert), _times(rows, w.up, expert)
         y = gated_activation(gate, up, activation=activation, inplace=True)
         return _times(y, w.down, expert)
 
-    y = grouped(x.unsqueeze(1), ids, w.gate.shape[0], apply)
+    y = grouped(x.unsqueeze(1), ids, w.gate.shape[0], apply, is_part=is_part)
     return combine_experts(y.view(*ids.shape, -1), weights)
 
 
 def grouped(
-    x: torch.Tensor, ids: torch.Tensor, count: int, apply: Apply
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    count: int,
+    apply: Apply,
+    *,
+    is_part: bool = False,
 ) -> torch.Tensor:
     """Apply the experts ``ids`` [T, k] to the slots of ``x`` [T, 1 or k, K].
 
-    count: E, the number of experts. Returns [T * k, N].
+    count: E, the number of experts. is_part: whether ids may be outside of 0 to E - 1,
+    of slots whose results are zeros. Returns [T * k, N].
     """
     flat = ids.flatten().long()
     repeated = flat.shape[0] // (x.shape[0] * x.shape[1])
     slots = x.flatten(0, 1)
     if x.device.type == "cpu":
         return _by_expert(slots, repeated, flat, count, apply)
-    return by_static_shapes(slots, repeated, flat, count, apply)
+    if not is_part:
+        return by_static_shapes(slots, repeated, flat, count, apply)
+    own = flat.clamp(0, count - 1)
+    y = by_static_shapes(slots, repeated, own, count, apply)
+    return y.masked_fill((own != flat).unsqueeze(1), 0)
 
 
 def _times(rows: torch.Tensor, weight: torch.Tensor, expert: Index) -> torch.Tensor:
@@ -141,15 +159,17 @@ def _times(rows: torch.Tensor, weight: torch.Tensor, expert: Index) -> torch.Ten
 def _by_expert(
     slots: torch.Tensor, repeated: int, flat: torch.Tensor, count: int, apply: Apply
 ) -> torch.Tensor:
-    """Loop over the experts that have tokens."""
+    """Loop over the experts that have tokens; slots of other ids have zeros."""
+    flat = flat.masked_fill(flat.clamp(0, count - 1) != flat, count)
     order = flat.argsort(stable=True)
-    sizes = torch.bincount(flat, minlength=count).tolist()
+    *sizes, others = torch.bincount(flat, minlength=count + 1).tolist()
+    order = order[: flat.shape[0] - others]
     parts = slots.index_select(0, order // repeated).split_with_sizes(sizes)
     outputs = [
         apply(rows, expert) for expert, rows in enumerate(parts) if rows.shape[0]
     ]
-    y = torch.cat(outputs)
-    return torch.empty_like(y).index_copy_(0, order, y)
+    y = torch.cat(outputs or [apply(parts[0], 0)])
+    return y.new_zeros(flat.shape[0], y.shape[1]).index_copy_(0, order, y)
 
 
 def by_static_shapes(
@@ -220,8 +240,13 @@ def load_balance_loss(logits: torch.Tensor, *, k: int) -> torch.Tensor:
 KERNELS = (
     Kernel("combine_experts", "eager", combine_experts),
     Kernel("drop_overflow", "eager", drop_overflow),
-    Kernel("expert_linear", "eager", expert_linear),
-    Kernel("experts", "eager", experts),
+    Kernel(
+        "expert_linear",
+        "eager",
+        expert_linear,
+        run_part=partial(expert_linear, is_part=True),
+    ),
+    Kernel("experts", "eager", experts, run_part=partial(experts, is_part=True)),
     Kernel("group_route", "eager", group_route),
     Kernel("load_balance_loss", "eager", load_balance_loss),
     Kernel("route", "eager", route),

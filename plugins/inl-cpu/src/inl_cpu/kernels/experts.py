@@ -204,10 +204,12 @@ def kernels(emitter: CommandEmitter) -> Iterable[Kernel]:
     """Every kernel of mixtures; the products also pack their weights."""
     declared = INT8 if requested_inputs() == "int8" else ""
     for name, invariant in (("native", False), ("native_rows", True)):
+        run = ExpertProducts(emitter, invariant=invariant).experts
         yield Kernel(
             "experts",
             name,
-            ExpertProducts(emitter, invariant=invariant).experts,
+            run,
+            run_part=run,  # the instruction writes zeros for ids out of range
             refuse=accepts_activation,
             layout=TILES,
             can_pack=can_pack,

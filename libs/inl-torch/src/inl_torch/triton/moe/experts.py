@@ -6,6 +6,7 @@ there is no synchronization; programs determine their expert on the device.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,12 +33,16 @@ number of experts, since otherwise most matrices would be read repeatedly."""
 MAX_EXPERTS = 4096
 
 
-def expert_linear(x: torch.Tensor, ids: torch.Tensor, w: ExpertLinear) -> torch.Tensor:
+def expert_linear(
+    x: torch.Tensor, ids: torch.Tensor, w: ExpertLinear, *, is_part: bool = False
+) -> torch.Tensor:
+    """Compute the op, or as :attr:`~inl.spec.kernel.Kernel.run_part`."""
     slots = x.flatten(0, 1).contiguous()
     repeated = ids.numel() // slots.shape[0]
     ids = ids.contiguous()
-    if ids.numel() <= min(MAX_UNSORTED_SLOTS, w.weight.shape[0]):
-        y = unsorted_product(slots, ids, w.weight, repeated=repeated)
+    is_sorted = ids.numel() > min(MAX_UNSORTED_SLOTS, w.weight.shape[0])
+    if not is_sorted:
+        y = unsorted_product(slots, ids, w.weight, repeated=repeated, is_part=is_part)
     else:
         slots_by_expert = sort_by_expert(ids, w.weight.shape[0])
         y = sorted_product(
@@ -48,7 +53,10 @@ def expert_linear(x: torch.Tensor, ids: torch.Tensor, w: ExpertLinear) -> torch.
             gathers=True,
             scatters=True,
         )
-    return y.view(*ids.shape, -1)
+    y = y.view(*ids.shape, -1)
+    if is_part and is_sorted:
+        y.masked_fill_(((ids < 0) | (ids >= w.weight.shape[0])).unsqueeze(-1), 0)
+    return y
 
 
 def experts(
@@ -58,12 +66,16 @@ def experts(
     w: Experts,
     *,
     activation: str,
+    is_part: bool = False,
 ) -> torch.Tensor:
+    """Compute the op, or as :attr:`~inl.spec.kernel.Kernel.run_part`."""
     x, ids, weights = x.contiguous(), ids.contiguous(), weights.contiguous()
     (tokens, k), silu = ids.shape, activation == "silu"
     if ids.numel() <= min(MAX_UNSORTED_SLOTS, w.gate.shape[0]):
-        inner = unsorted_product(x, ids, w.gate, w.up, repeated=k, silu=silu)
-        return weighted_sum(inner, ids, weights, w.down)
+        inner = unsorted_product(
+            x, ids, w.gate, w.up, repeated=k, silu=silu, is_part=is_part
+        )
+        return weighted_sum(inner, ids, weights, w.down, is_part=is_part)
     slots_by_expert = sort_by_expert(ids, w.gate.shape[0])
     inner = sorted_product(
         x,
@@ -78,16 +90,29 @@ def experts(
     y = sorted_product(
         inner, slots_by_expert, w.down, repeated=1, gathers=False, scatters=True
     )
-    return combine_experts(y.view(tokens, k, -1), weights)
+    own = ids if is_part else None
+    return _sum_of_slots(y.view(tokens, k, -1), weights, own, w.down.shape[0])
 
 
 def combine_experts(y: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    return _sum_of_slots(y, weights)
+
+
+def _sum_of_slots(
+    y: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor | None = None,
+    experts: int = 0,
+) -> torch.Tensor:  # fmt: skip
+    """Sum the slots of each token by weight.
+
+    ids: leave out slots of other ids than those of ``experts``, whose rows are not set.
+    """
     (tokens, k, width), y = y.shape, y.contiguous()
     out = torch.empty((tokens, width), dtype=y.dtype, device=y.device)
     block = min(power(width), 1024)
     combine[(tokens, -(-width // block))](
-        y, weights.contiguous(), out, k, width, BLOCK=block, num_warps=4
-    )
+        y, weights.contiguous(), weights if ids is None else ids, out, k, width,
+        BLOCK=block, EXPERTS=0 if ids is None else experts, num_warps=4,
+    )  # fmt: skip
     return out
 
 
@@ -104,9 +129,21 @@ def _refuse_sum(y: Any, _weights: Any) -> str | None:
 
 KERNELS = (
     Kernel(
-        "expert_linear", "triton", expert_linear, refuse=_refuse, preference=PREFERENCE
+        "expert_linear",
+        "triton",
+        expert_linear,
+        run_part=partial(expert_linear, is_part=True),
+        refuse=_refuse,
+        preference=PREFERENCE,
     ),
-    Kernel("experts", "triton", experts, refuse=_refuse, preference=PREFERENCE),
+    Kernel(
+        "experts",
+        "triton",
+        experts,
+        run_part=partial(experts, is_part=True),
+        refuse=_refuse,
+        preference=PREFERENCE,
+    ),
     Kernel(
         "combine_experts",
         "triton",
@@ -121,6 +158,7 @@ PACKED_KERNELS = (
         "expert_linear",
         "triton_packed",
         expert_linear,
+        run_part=partial(expert_linear, is_part=True),
         refuse=_refuse,
         layout=PACKED,
         pack=packer("expert_linear", PACKED, pack_stack),
@@ -131,6 +169,7 @@ PACKED_KERNELS = (
         "experts",
         "triton_packed",
         experts,
+        run_part=partial(experts, is_part=True),
         refuse=_refuse,
         layout=PACKED,
         pack=packer("experts", PACKED, pack_stack),

@@ -28,18 +28,25 @@ def slot_product(
     x: tensor, ids: tensor, weight: tensor, up_weight: tensor, y: tensor,
     repeated: tensor, N: tl.constexpr, K: tl.constexpr, GATED: tl.constexpr,
     SILU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    EXPERTS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Product of one slot with its expert's matrix, or the gated product with two."""
+    """Product of one slot with its expert's matrix, or the gated product with two.
+
+    EXPERTS: number of matrices if ids may be of others, whose slots have zeros; or 0.
+    """
     slot = tl.program_id(1).to(tl.int64)
     expert = tl.load(ids + slot).to(tl.int64)
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     inside = rows < N
+    read = inside
+    if EXPERTS:
+        read = inside & (expert >= 0) & (expert < EXPERTS)
     acc = tl.zeros((ROWS, COLUMNS), tl.float32)
     up_acc = tl.zeros((ROWS, COLUMNS), tl.float32)
     row = x + (slot // repeated) * K
     for start in range(0, K, COLUMNS):
         at = start + tl.arange(0, COLUMNS)
-        mask = inside[:, None] & (at < K)[None, :]
+        mask = read[:, None] & (at < K)[None, :]
         a = tl.load(row + at, mask=at < K, other=0).to(tl.float32)[None, :]
         b = tl.load(weight_pointers(weight, expert, rows, at, N, K), mask=mask, other=0)
         acc += b.to(tl.float32) * a
@@ -60,8 +67,12 @@ def slot_product(
 def slots_weighted_sum(
     x: tensor, ids: tensor, slot_weights: tensor, weight: tensor, y: tensor, k: tensor,
     N: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    EXPERTS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Weighted sum of the products of a token's ``k`` slots."""
+    """Weighted sum of the products of a token's ``k`` slots.
+
+    EXPERTS: as for :func:`slot_product`.
+    """
     token = tl.program_id(1).to(tl.int64)
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     inside = rows < N
@@ -70,9 +81,12 @@ def slots_weighted_sum(
         slot = token * k + index
         expert = tl.load(ids + slot).to(tl.int64)
         weight_of_slot = tl.load(slot_weights + slot)
+        read = inside
+        if EXPERTS:
+            read = inside & (expert >= 0) & (expert < EXPERTS)
         for start in range(0, K, COLUMNS):
             at = start + tl.arange(0, COLUMNS)
-            mask = inside[:, None] & (at < K)[None, :]
+            mask = read[:, None] & (at < K)[None, :]
             a = (
                 tl.load(x + slot * K + at, mask=at < K, other=0).to(tl.float32)
                 * weight_of_slot
@@ -157,16 +171,23 @@ def tile_product(
 
 @triton.jit
 def combine(
-    y: tensor, slot_weights: tensor, out: tensor, k: tensor, width: tensor,
-    BLOCK: tl.constexpr,
+    y: tensor, slot_weights: tensor, ids: tensor, out: tensor, k: tensor, width: tensor,
+    BLOCK: tl.constexpr, EXPERTS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Weighted sum of a token's slots, in float32."""
+    """Weighted sum of a token's slots, in float32.
+
+    EXPERTS: number of experts of which slots are summed; 0 sums all, without the ids.
+    """
     token = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = at < width
     total = tl.zeros((BLOCK,), tl.float32)
     for index in range(k):
         slot = token * k + index
-        values = tl.load(y + slot * width + at, mask=mask, other=0).to(tl.float32)
+        read = mask
+        if EXPERTS:
+            expert = tl.load(ids + slot)
+            read = mask & (expert >= 0) & (expert < EXPERTS)
+        values = tl.load(y + slot * width + at, mask=read, other=0).to(tl.float32)
         total += values * tl.load(slot_weights + slot)
     tl.store(out + token * width + at, total, mask=mask)

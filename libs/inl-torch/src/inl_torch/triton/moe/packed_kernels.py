@@ -86,11 +86,13 @@ def packed_slots(
     BITS: tl.constexpr, FLOAT: tl.constexpr, ZERO: tl.constexpr, OFFSET: tl.constexpr,
     SUMMED: tl.constexpr, WEIGHTED: tl.constexpr, GATED: tl.constexpr,
     SILU: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr,
+    EXPERTS: tl.constexpr,
 ) -> None:  # fmt: skip
     """Sum of the products of ``SUMMED`` slots with the matrices of their experts.
 
     The rows of the matrices are read as one of ``SUMMED * ROW_UNITS`` units. WEIGHTED:
     whether slots are multiplied by ``shares``. ``repeated`` slots share a row of ``x``.
+    EXPERTS: number of matrices if ids may be of others, whose slots have zeros; or 0.
     """
     PER_UNIT: tl.constexpr = BYTES * 8 // BITS
     K: tl.constexpr = ROW_UNITS * PER_UNIT
@@ -104,6 +106,8 @@ def packed_slots(
         valid = at < SUMMED * ROW_UNITS
         slot, unit = result_row * SUMMED + at // ROW_UNITS, at % ROW_UNITS
         expert = tl.load(ids + slot, mask=valid, other=0).to(tl.int64)
+        if EXPERTS:
+            valid &= (expert >= 0) & (expert < EXPERTS)
         lines = expert[None, :] * N + rows[:, None]
         mask = (rows < N)[:, None] & valid[None, :]
         b, scale, offset = load_units(

@@ -34,23 +34,27 @@ def unsorted_product(
     *,
     repeated: int,
     silu: bool = True,
+    is_part: bool = False,
 ) -> torch.Tensor:
     """Product of each slot with its expert's matrix: [S, N].
 
     gated_by: further matrices, for the gated product of both. x: [S / repeated, K],
-    each row for ``repeated`` slots.
+    each row for ``repeated`` slots. is_part: whether ids may be of no matrix here,
+    whose slots have zeros.
     """
     weight, up = plain(matrices), plain(gated_by)
     if isinstance(weight, ExpertStack):
         return _packed_slots(
-            x, ids, None, weight, up, repeated=repeated, summed=1, silu=silu
-        )
-    (_, n, k), slots = weight.shape, ids.numel()
+            x, ids, None, weight, up, repeated=repeated, summed=1, silu=silu,
+            is_part=is_part,
+        )  # fmt: skip
+    (count, n, k), slots = weight.shape, ids.numel()
     y = torch.empty((slots, n), dtype=x.dtype, device=x.device)
     rows, columns = _tile_shape(n, k, slots)
     slot_product[(-(-n // rows), slots)](
         x, ids, weight, weight if up is None else up, y, repeated, N=n, K=k,
-        GATED=up is not None, SILU=silu, ROWS=rows, COLUMNS=columns, num_warps=4,
+        GATED=up is not None, SILU=silu, ROWS=rows, COLUMNS=columns,
+        EXPERTS=count * is_part, num_warps=4,
     )  # fmt: skip
     return y
 
@@ -74,7 +78,7 @@ def sorted_product(
     """Like :func:`unsorted_product`, with the slots sorted by expert.
 
     gathers, scatters: whether rows of ``x`` and of the result are in the original
-    order.
+    order. Rows of slots that are in no place of the order are not set.
     """
     weight, up = plain(matrices), plain(gated_by)
     (experts, n, k), slots = weight.shape, slots_by_expert.order.shape[0]
@@ -117,21 +121,28 @@ def _tile_units(weight: ExpertStack, dtype: torch.dtype) -> int:
 
 
 def weighted_sum(
-    inner: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, matrices: Matrices
+    inner: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    matrices: Matrices,
+    *,
+    is_part: bool = False,
 ) -> torch.Tensor:
     """Sum of the products of a token's slots, weighted: [T, N].
 
-    inner: [T * k, K]. ids, weights: [T, k].
+    inner: [T * k, K]. ids, weights: [T, k]. is_part: as for :func:`unsorted_product`.
     """
     (tokens, k), down = ids.shape, plain(matrices)
     if isinstance(down, ExpertStack):
-        return _packed_slots(inner, ids, weights, down, repeated=1, summed=k)
-    _, n, width = down.shape
+        return _packed_slots(
+            inner, ids, weights, down, repeated=1, summed=k, is_part=is_part
+        )
+    count, n, width = down.shape
     y = torch.empty((tokens, n), dtype=inner.dtype, device=inner.device)
     rows, columns = _tile_shape(n, width, tokens)
     slots_weighted_sum[(-(-n // rows), tokens)](
         inner, ids, weights, down, y, k, N=n, K=width, ROWS=rows, COLUMNS=columns,
-        num_warps=4,
+        EXPERTS=count * is_part, num_warps=4,
     )  # fmt: skip
     return y
 
@@ -146,6 +157,7 @@ def _packed_slots(
     repeated: int,
     summed: int,
     silu: bool = True,
+    is_part: bool = False,
 ) -> torch.Tensor:
     """Sums of ``summed`` consecutive slots, times ``shares`` if there are any."""
     n, outputs = weight.shape[1], ids.numel() // summed
@@ -157,6 +169,6 @@ def _packed_slots(
         x, ids, ids if shares is None else shares, *weight.tensors(),
         *(up or weight).tensors(), y, repeated, N=n, SUMMED=summed,
         WEIGHTED=shares is not None, GATED=up is not None, SILU=silu, ROWS=rows,
-        UNITS=units, num_warps=4, **constants,
+        UNITS=units, EXPERTS=weight.shape[0] * is_part, num_warps=4, **constants,
     )  # fmt: skip
     return y

@@ -19,7 +19,7 @@ class SortedSlots(NamedTuple):
     """Slots sorted by expert."""
 
     order: torch.Tensor
-    """[S] int32 slot ids."""
+    """[S] int32 slot ids; those of no expert are not in it, and its end is not set."""
     counts: torch.Tensor
     """[E] int32, slots per expert."""
 
@@ -28,13 +28,16 @@ class SortedSlots(NamedTuple):
 def place_slots(
     ids: tensor, order: tensor, counts: tensor, slots: tensor, BLOCK: tl.constexpr
 ) -> None:
-    """Store the slots of one expert in order, after those of the experts before it."""
+    """Store the slots of one expert in order, after those of the experts before it.
+
+    Slots whose ids are below 0 or not below the number of experts have no place.
+    """
     expert = tl.program_id(0)
     at = tl.arange(0, BLOCK)
     lower = tl.zeros((BLOCK,), tl.int32)
     for start in range(0, slots, BLOCK):
         chosen = tl.load(ids + start + at, mask=start + at < slots, other=expert)
-        lower += (chosen < expert).to(tl.int32)
+        lower += ((chosen >= 0) & (chosen < expert)).to(tl.int32)
     first = tl.sum(lower, 0)
     count = 0
     for start in range(0, slots, BLOCK):
