@@ -112,7 +112,7 @@ class LoadPlan:
         model = caching_in(language.model, cache, language.checkpoint)
         ranks, mesh = planned_ranks(backend, config.division.tensor), mesh_of(backend)
         if mesh is not None:
-            check_mesh(model, shaped, mesh, config)
+            check_mesh(model, shaped, mesh)
         model = divisible(model, shaped, ranks)
         sizes = mesh.sizes if mesh else Placement()
         stage = stage or Stage(count=1 if mesh else config.division.pipeline)
