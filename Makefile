@@ -87,6 +87,7 @@ test-long: .venv-all/.test
 		tests/documents/test_documents.py \
 		tests/plugins/tpu/test_packed_matmul.py tests/plugins/tpu/test_paged_attention.py \
 		tests/plugins/tpu/test_tpu_contract.py tests/plugins/tpu/test_tpu_mesh.py \
+		tests/plugins/tpu/test_tpu_hosts.py \
 		tests/core/testing/test_faults.py tests/core/testing/test_sound_checks.py \
 		tests/plugins/cpu/test_interrupts.py \
 		tests/plugins/cpu/native/test_sanitized.py tests/integration/test_planted_faults.py \

@@ -76,8 +76,9 @@ class EngineConfig:
     "pipeline" divides the layers into stages, which compute different steps at the same
     time, "expert" the experts. They are the named device and those after it, or those
     that it lists ("tensor=2,devices=cuda:0+cuda:2"). A TPU drives all by one program,
-    other devices by one process each. "tensor" must divide the query heads, and divide
-    or be a multiple of the key-value heads. ``None`` is one device."""
+    other devices by one process each; "tensor=16,hosts=4" are TPUs of four hosts.
+    "tensor" must divide the query heads, and divide or be a multiple of the key-value
+    heads. ``None`` is one device."""
     tensor_parallel: int = 1
     """Short for ``placement="tensor=N"`` with one process for each device."""
     mesh: str | None = None

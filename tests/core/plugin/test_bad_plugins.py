@@ -93,6 +93,10 @@ BAD = {
         backends("register('npu', 'm:C', probe=3)"),
         "probe of npu: found 3, accepted: a string 'module:attribute' or a function",
     ),
+    "registers bad hosts": (
+        backends("register('npu', 'm:C', hosts='m')"),
+        "hosts of npu: found 'm', accepted: a string 'module:attribute' or a function",
+    ),
     "registers twice": (
         backends("register('npu', 'm:C'); register('npu', 'm:D')"),
         "backend of npu: registered twice",

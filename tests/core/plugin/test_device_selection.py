@@ -6,15 +6,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from inl.backend.collectives import Rank
 from inl.backend.reference import ReferenceBackend
 from inl.device import Device
 from inl.dtypes import widen, wrap
 from inl.errors import BackendNotFound, BackendUnavailable, OutOfMemory
 from inl.install_command import install_command
+from inl.placement.placement import Placement
 from inl.plugin import (
     choose_device,
     device_selection,
     make_backend,
+    open_host,
     simple_backend,
     speed,
 )
@@ -61,6 +64,28 @@ def test_make_backend_opens_the_named_device(site, serve):
     backend = make_backend("npu:1", site.load())
     assert isinstance(backend, ReferenceBackend)
     assert backend.device == Device("npu", 1)
+
+
+def test_hosts_are_opened_by_what_the_plugin_registers(site, serve):
+    module = serve("npu")
+    serve("cuda")
+    source = (site.path / f"{module}.py").read_text()
+    placement, rank = Placement(tensor=4, hosts=2), Rank(1, 2, "10.0.0.1:7000")
+    hosts = f"""
+    register("npu", "m:C", there, hosts=hosts)
+
+def hosts(device, placement, rank):
+    assert (str(placement), rank.number) == ("{placement}", 1)
+    from inl.backend.reference import ReferenceBackend
+    return ReferenceBackend(device)
+"""
+    site.module(module, source.rpartition("    register(")[0] + hosts)
+    known = site.load()
+    backend = open_host("npu:1", placement, rank, known)
+    assert isinstance(backend, ReferenceBackend)
+    assert backend.device == Device("npu", 1)
+    with pytest.raises(BackendUnavailable, match=r"cuda:1: .* found hosts=2; accepted"):
+        open_host("cuda:1", placement, rank, known)
 
 
 def test_the_reference_is_made_by_name(site):

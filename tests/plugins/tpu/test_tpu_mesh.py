@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -217,37 +215,3 @@ def test_the_default_model_over_three_devices(case):
     (facts,) = run(f"engine {case}").values()
     assert all(facts["allowed"])
     assert [len(answer) for answer in facts["mesh"]] == [10, 10, 10]
-
-
-@pytest.mark.long
-def test_two_processes_equal_one():
-    """Each has two of the four devices; sums go over gloo."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(FOLDER / "mesh_process.py"), "llama", "tensor=4"],
-            env={
-                **os.environ,
-                "INL_COORDINATOR": address,
-                "INL_PROCESSES": "2",
-                "INL_PROCESS_ID": str(index),
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for index in range(2)
-    ]
-    try:
-        outputs = [each.communicate(timeout=SECONDS) for each in processes]
-    finally:
-        for each in processes:
-            each.kill()
-    assert [each.returncode for each in processes] == [0, 0], outputs
-    first, second = (json.loads(out.splitlines()[-1]) for out, _ in outputs)
-    assert first == second
-    assert (first["processes"], first["local"], first["devices"]) == (2, 2, 4)
-    (facts,) = run("traffic llama tensor=4 1").values()
-    assert first["texts"] == facts["alone"]

@@ -160,4 +160,6 @@ def test_it_registers_by_string():
     (((kind, backend), more),) = found
     assert kind == DeviceType.TPU
     assert backend == "inl_tpu.backend:TpuBackend"
-    assert more == {"probe": "inl_tpu.probe:probe"}
+    assert more == {
+        "probe": "inl_tpu.probe:probe", "hosts": "inl_tpu.backend:open_host",
+    }  # fmt: skip

@@ -19,6 +19,7 @@ from inl.backend.base import WeightUpdates
 from inl.dtypes import HostArray, cast, widen
 from inl.errors import CheckpointError
 from inl.ops.lora import Lora
+from inl.placement.mesh import TENSOR, mesh_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,7 +33,7 @@ class AdapterStacks:
     """The adapters of a runner, by number from 1, and their matrices on its device.
 
     plans: tree of :class:`~inl.weights.plan.WeightPlan` with adapted layers. rank: of
-    the tensor-parallel group.
+    the tensor-parallel group. A mesh divides whole matrices among its devices.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class AdapterStacks:
         self.shape = shape
         self._plans, self._backend, self._dtype = plans, backend, dtype
         self._rank = rank
+        self._mesh = mesh_of(backend)
         self._adapters: dict[int, Adapter] = {}
 
     @property
@@ -56,9 +58,7 @@ class AdapterStacks:
         for number in range(1, self.shape.adapters + 1):
             selection[number, columns // self.shape.rank == number - 1] = 1
         return AdaptedWeights(
-            attach(
-                self._plans, weights, lambda site: Lora(*map(put, self._pair(site)))
-            ),
+            attach(self._plans, weights, self._placed),
             put(cast(selection, self._dtype)),
         )
 
@@ -83,19 +83,18 @@ class AdapterStacks:
         before = self._adapters.get(number)
         touched = set(adapter.modules) | set(before.modules if before else ())
         updates = self._backend.offers(WeightUpdates)
-        put = self._backend.tensor
         changed = False
 
-        def swap(old: Any, new: HostArray) -> Any:
-            nonlocal changed
-            tensor = put(new) if updates is None else updates.replace(old, new)
-            changed |= tensor is not old
-            return tensor
-
         def make(site: Site, old: Lora) -> Lora:
+            nonlocal changed
             if site.module not in touched:
                 return old
-            return Lora(*map(swap, old, self._pair(site)))
+            if updates is None:
+                new = self._placed(site)
+            else:
+                new = Lora(*map(updates.replace, old, self._pair(site)))
+            changed |= any(a is not b for a, b in zip(old, new, strict=True))
+            return new
 
         self._adapters[number] = adapter
         try:
@@ -106,8 +105,20 @@ class AdapterStacks:
             raise
         return weights._replace(model=model) if changed else weights
 
+    def _placed(self, site: Site) -> Lora:
+        """Copy the stacked matrices of one site to the device or the mesh."""
+        a, b = self._pair(site)
+        if self._mesh is None:
+            return Lora(self._backend.tensor(a), self._backend.tensor(b))
+        rows, columns = (
+            TENSOR if site.ranks > 1 and site.param.axis == axis else None
+            for axis in range(2)
+        )
+        place = self._mesh.place
+        return Lora(place(a, (None, columns), False), place(b, (rows, None), False))
+
     def _pair(self, site: Site) -> tuple[HostArray, HostArray]:
-        """Return the stacked matrices of one site, on this rank."""
+        """Return the stacked matrices of one site, on this rank or of a whole mesh."""
         rows, columns = site.param.shape
         a = np.zeros((self.shape.columns, columns), np.float32)
         b = np.zeros((rows, self.shape.columns), np.float32)
@@ -119,6 +130,8 @@ class AdapterStacks:
             stop = start + len(pair.a)
             a[start:stop], b[:, start:stop] = pair.a, _rows(pair, site)
         axis, part = site.param.axis, self._rank
+        if self._mesh is not None:
+            axis = None
         rows, columns = site.shard_shape()
         if axis == 0:
             b = b[part * rows : (part + 1) * rows]

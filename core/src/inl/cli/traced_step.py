@@ -6,10 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from inl.backend.base import Ranks
+from inl.backend.collectives import TENSOR
 from inl.errors import BackendUnavailable, RequestError
 from inl.executor.load_plan import LoadPlan, configure
 from inl.executor.model_executor import bound_tracer
-from inl.plugin import make_backend
+from inl.plugin import host_entry, make_backend
 from inl.runners.rank_startup import RANK_AXES
 from inl.runners.startup import check_axes, has_ranks, over_mesh
 from inl.scheduling.buckets import Buckets
@@ -43,14 +44,21 @@ def open_backend(config: EngineConfig) -> Backend:
     Raises :class:`~inl.errors.BackendUnavailable` for a device without ranks or meshes.
     """
     backend = make_backend(config.backend)
+    placement = config.division
+    if placement.hosts > 1:
+        # The program of a device is the same, whichever host has it; where only tensors
+        # are divided, one device shows it.
+        host_entry(backend.device, placement)
+        alone = placement.axes == ((TENSOR, placement.count),)
+        return backend if alone else over_mesh(backend, replace(placement, hosts=1))
     if not has_ranks(config):
-        return over_mesh(backend, config.division)
+        return over_mesh(backend, placement)
     if backend.offers(Ranks) is None:
         raise BackendUnavailable(
             f"{backend.device}: {type(backend).__name__} does not support "
-            f"{config.division.count} ranks; accepted: tensor_parallel=1"
+            f"{placement.count} ranks; accepted: tensor_parallel=1"
         )
-    check_axes(str(backend.device), config.division, RANK_AXES)
+    check_axes(str(backend.device), placement, RANK_AXES)
     return backend
 
 

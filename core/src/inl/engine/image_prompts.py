@@ -53,6 +53,7 @@ class ImagePrompts:
         if self._model.vision is None or find_spec("PIL") is None:
             return
         divided = config.tensor_parallel > 1 or config.mesh is not None
+        divided = divided or config.division.hosts > 1
         if divided or parse_worker(config.backend) is not None:
             self._reason = "images need one device of this process"
             return

@@ -41,7 +41,7 @@ from inl.placement.ranks import (
     selected_collectives,
     with_own_experts,
 )
-from inl.placement.sharding import check_experts, check_mesh, check_shares, divisible
+from inl.placement.sharding import check_experts, check_shares, divisible
 from inl.plugin import registry_for
 from inl.progress import ProgressReporter
 from inl.protocol.runner import Limits
@@ -113,12 +113,10 @@ class LoadPlan:
         cache = cache_dtype(backend, config.kv_dtype, language.checkpoint)
         model = caching_in(language.model, cache, language.checkpoint)
         ranks, mesh = planned_ranks(backend, config.division.tensor), mesh_of(backend)
-        if mesh is not None:
-            check_mesh(model, shaped, mesh, config)
-        model = divisible(model, shaped, ranks)
         sizes = mesh.sizes if mesh else Placement()
         expert_ranks = count_expert_ranks(backend, config.division.expert)
-        check_experts(model, shaped, expert_ranks)
+        check_experts(model, shaped, max(sizes.expert, expert_ranks))
+        model = divisible(model, shaped, ranks)
         stage = stage or Stage(count=1 if mesh else config.division.pipeline)
         adapters = config.adapter_slots if limits is None else limits.adapters
         check_stages(model, shaped, stage.count, adapters)

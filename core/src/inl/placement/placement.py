@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from inl.backend.collectives import AXES
 from inl.errors import RequestError
 
-DEVICES = "devices"
+DEVICES, HOSTS = "devices", "hosts"
 SEPARATOR = "+"
 """Between the names of devices in a placement's text."""
 MAX_SIZE = 9999
@@ -20,8 +20,8 @@ class Placement:
 
     Written as its axes of more than one device, such as "pipeline=2,tensor=4". Devices
     are numbered with the last axis changing fastest. Raises
-    :class:`~inl.errors.RequestError` for other sizes than 1 to 9999, and for another
-    number of devices.
+    :class:`~inl.errors.RequestError` for other sizes than 1 to 9999, for another
+    number of devices, and for hosts that do not divide the devices.
     """
 
     data: int = 1
@@ -35,6 +35,9 @@ class Placement:
     devices: tuple[str, ...] = ()
     """Names of the devices in order; empty for the engine's device and those after
     it."""
+    hosts: int = 1
+    """Hosts that the devices belong to, an equal number to each, where one program
+    drives all devices: each host has one worker, which drives its own."""
 
     def __post_init__(self) -> None:
         for axis, size in zip(AXES, self.sizes, strict=True):
@@ -46,6 +49,16 @@ class Placement:
             raise RequestError(
                 f"placement {self}: found {len(self.devices)} devices, accepted: "
                 f"{self.count}"
+            )
+        if type(self.hosts) is not int or self.hosts < 1 or self.count % self.hosts:
+            raise RequestError(
+                f"placement: found {HOSTS}={self.hosts!r:.80} for {self.count} "
+                "devices, accepted: a number that divides them"
+            )
+        if self.devices and self.hosts > 1:
+            raise RequestError(
+                f"placement {self}: found names of devices, accepted: none with "
+                f"{HOSTS}, each of which has the first ones"
             )
 
     @property
@@ -68,13 +81,16 @@ class Placement:
         parts = [f"{axis}={size}" for axis, size in self.axes] or ["tensor=1"]
         if self.devices:
             parts.append(f"{DEVICES}={SEPARATOR.join(self.devices)}")
+        if self.hosts > 1:
+            parts.append(f"{HOSTS}={self.hosts}")
         return ",".join(parts)
 
 
 def parse_placement(text: object, name: str = "placement") -> Placement:
     """Read a placement such as "tensor=4,data=2"; other axes have size 1.
 
-    "devices=cuda:0+cuda:2" names its devices. name: of the option. Raises
+    "devices=cuda:0+cuda:2" names its devices, "hosts=2" says how many hosts have them.
+    name: of the option. Raises
     :class:`~inl.errors.RequestError`.
     """
     if isinstance(text, Placement):
@@ -86,13 +102,13 @@ def parse_placement(text: object, name: str = "placement") -> Placement:
         names = tuple(each.strip() for each in value.split(SEPARATOR))
         if key == DEVICES and not devices and all(names):
             devices = names
-        elif key in AXES and key not in sizes and is_size(value):
+        elif key in (*AXES, HOSTS) and key not in sizes and is_size(value):
             sizes[key] = int(value)
         else:
             raise RequestError(
                 f"{name}: found {text!r:.80}, accepted: AXIS=SIZE separated by "
-                f"commas, such as tensor=4,data=2; each of {', '.join(AXES)} at most "
-                f"once, and sizes of 1 to {MAX_SIZE}"
+                f"commas, such as tensor=4,data=2; each of {', '.join(AXES)} and "
+                f"{HOSTS} at most once, and sizes of 1 to {MAX_SIZE}"
             )
     return Placement(**sizes, devices=devices)
 

@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from inl.errors import RequestError, WeightMismatch
+from inl.errors import WeightMismatch
 from inl.placement.mesh import EXPERT_OPS
 from inl.spec.cache import Paged, Slotted
 from inl.spec.tree import leaves, tree_map
 from inl.spec.weights import Group, Param, RowSlices
 
 if TYPE_CHECKING:
-    from inl.config import EngineConfig
-    from inl.placement.mesh import Mesh
     from inl.spec.model import Model
 
 QKV = "qkv_linear"
@@ -44,30 +42,6 @@ def check_shares(groups: Any, state: tuple[Paged | Slotted, ...], ranks: int) ->
             raise WeightMismatch(
                 f"recurrent state {item.name}: found {ranks} ranks; accepted: 1 rank"
             )
-
-
-def check_mesh(model: Model, config: Any, mesh: Mesh, wanted: EngineConfig) -> None:
-    """Check that a model and an engine's config can use the axes of a mesh.
-
-    Raises :class:`~inl.errors.RequestError`, or :class:`~inl.errors.WeightMismatch` for
-    an expert axis without experts. Choices from measured times would differ between
-    processes, so that several processes accept none.
-    """
-    sizes = mesh.sizes
-    timed = wanted.decode_steps not in (None, 1) or (
-        wanted.speculation is not None and wanted.adaptive_drafts
-    )
-    if mesh.processes > 1 and timed:
-        raise RequestError(
-            f"mesh {sizes} of {mesh.processes} processes: found decode_steps="
-            f"{wanted.decode_steps}, speculation={wanted.speculation!r}; accepted: "
-            "decode_steps=1, and speculation with adaptive_drafts=False"
-        )
-    if wanted.adapter_slots:
-        raise RequestError(
-            f"adapters: found {wanted.adapter_slots} on the mesh {sizes}; accepted: 0"
-        )
-    check_experts(model, config, sizes.expert)
 
 
 def check_experts(model: Model, config: Any, ranks: int) -> None:

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from inl.plugin.device_selection import check_device as check_device
 from inl.plugin.device_selection import choose_device as choose_device
+from inl.plugin.device_selection import host_entry as host_entry
 from inl.plugin.device_selection import make_backend as make_backend
+from inl.plugin.device_selection import open_host as open_host
 from inl.plugin.hooks import CONTRACT as CONTRACT
 from inl.plugin.hooks import FEATURES as FEATURES
 from inl.plugin.hooks import GROUP as GROUP
@@ -32,8 +34,10 @@ __all__ = [
     "check_device",
     "choose_device",
     "hookimpl",
+    "host_entry",
     "load_registry",
     "make_backend",
+    "open_host",
     "registry",
     "registry_for",
     "simple_backend",

@@ -14,7 +14,9 @@ from inl.plugin.discover import Origin
 from inl.plugin.hooks import CONTRACT
 
 if TYPE_CHECKING:
+    from inl.backend.collectives import Rank
     from inl.device import Device
+    from inl.placement.placement import Placement
     from inl.spec.encoder import Encoder
     from inl.spec.functions import Functions
     from inl.spec.kernel import Kernel
@@ -48,6 +50,8 @@ class BackendEntry:
     origin: Origin
     contract: tuple[int, int] = CONTRACT
     """Contract of its plugin."""
+    hosts: str | Callable[[Device, Placement, Rank], Any] | None = None
+    """Opens a mesh over several hosts, on each of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,7 @@ class Contribution:
         device_type: str,
         backend: str | Callable[[Device], Any],
         probe: str | Probe | None = None,
+        hosts: str | Callable[[Device, Placement, Rank], Any] | None = None,
     ) -> None:
         """Register the backend of a device type.
 
@@ -110,12 +115,13 @@ class Contribution:
         kind = DeviceType(device_type)
         where = f"backend of {kind}"
         _check_target(where, backend, callable(backend), "a class")
-        valid = probe is None or callable(probe)
-        _check_target(f"probe of {kind}", probe, valid, "a function")
+        for name, given in (("probe", probe), ("hosts", hosts)):
+            valid = given is None or callable(given)
+            _check_target(f"{name} of {kind}", given, valid, "a function")
         if kind in self.backends:
             raise PluginError(f"{where}: registered twice")
         self.backends[kind] = BackendEntry(
-            kind, backend, probe, self.origin, self.contract
+            kind, backend, probe, self.origin, self.contract, hosts
         )
 
     def register_kernels(self, device_type: DeviceType) -> Callable[[Any], None]:

@@ -18,6 +18,8 @@ from inl.plugin.speed import Speed, speed_of
 
 if TYPE_CHECKING:
     from inl.backend.base import Backend
+    from inl.backend.collectives import Rank
+    from inl.placement.placement import Placement
 
 PREFERRED = (
     DeviceType.CUDA,
@@ -44,7 +46,41 @@ def make_backend(device: Device | str, known: Registry | None = None) -> Backend
     assert entry is not None, "a checked device is served"
     if text := known.conflict(device.type):
         _log(logging.WARNING, text)
-    return _open(entry, device)
+    return _open(entry, device, "backend", entry.backend)
+
+
+def open_host(
+    device: Device | str,
+    placement: Placement,
+    rank: Rank,
+    known: Registry | None = None,
+) -> Backend:
+    """Open the devices of this host, as those of a rank, in a mesh over several.
+
+    device: the first one here. Blocks until all hosts have joined. Raises the errors of
+    :func:`make_backend`, and :class:`~inl.errors.BackendUnavailable` for a device that
+    has no such meshes.
+    """
+    device = check_device(device, known)
+    entry = host_entry(device, placement, known)
+    return _open(entry, device, "hosts", entry.hosts, placement, rank)
+
+
+def host_entry(
+    device: Device, placement: Placement, known: Registry | None = None
+) -> BackendEntry:
+    """Return the backend of a device that has meshes over several hosts.
+
+    Raises :class:`~inl.errors.BackendUnavailable` for any other device.
+    """
+    entry = (known or registry_for(device.type)).backend(device.type)
+    if entry is None or entry.hosts is None:
+        raise BackendUnavailable(
+            f"{device}: placement {placement}: found hosts={placement.hosts}; "
+            "accepted: none on this device, whose models are divided among processes "
+            "on any host"
+        )
+    return entry
 
 
 def check_device(device: Device | str, known: Registry | None = None) -> Device:
@@ -135,7 +171,7 @@ def _speeds(found: Mapping[Device, DeviceInfo], known: Registry) -> tuple[Speed,
     for device, info in found.items():
         entry = known.backend(device.type)
         assert entry is not None, "a device that was found is served"
-        make = partial(_open, entry)
+        make = partial(_open, entry, what="backend", item=entry.backend)
         speeds.append(speed_of(device, info, entry.origin, make))
     return tuple(speeds)
 
@@ -174,17 +210,20 @@ def _not_served(kind: DeviceType, known: Registry) -> InlError:
     )
 
 
-def _open(entry: BackendEntry, device: Device) -> Backend:
+def _open(
+    entry: BackendEntry, device: Device, what: str, item: object, *more: Any
+) -> Backend:
+    """Call what a plugin has registered with the device and more."""
     from inl.backend.base import Backend
 
     try:
-        make: Callable[[Device], Any] = resolve(
-            entry.origin, f"backend of {device.type}", entry.backend
+        make: Callable[..., Any] = resolve(
+            entry.origin, f"{what} of {device.type}", item
         )
     except PluginError as error:
         raise BackendUnavailable(f"{device}: {error}") from error.__cause__
     try:
-        backend = make(device)
+        backend = make(device, *more)
     except (InlError, KeyboardInterrupt):
         raise
     except BaseException as error:
@@ -193,7 +232,7 @@ def _open(entry: BackendEntry, device: Device) -> Backend:
         ) from error
     if not isinstance(backend, Backend):
         raise BackendUnavailable(
-            f"{device}: {entry.origin}: {entry.backend!r:.80} returned "
+            f"{device}: {entry.origin}: {item!r:.80} returned "
             f"{type(backend).__name__}, accepted: a Backend"
         )
     return adapted(backend) if entry.contract[0] < CONTRACT[0] else backend

@@ -15,8 +15,10 @@ import pluggy
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from inl.backend.collectives import Rank
     from inl.checkpoints.checkpoint import Checkpoint
     from inl.device import Device, DeviceInfo, DeviceType, Probe
+    from inl.placement.placement import Placement
     from inl.spec.encoder import Encoder
     from inl.spec.functions import Functions
     from inl.spec.kernel import Kernel
@@ -40,6 +42,7 @@ FEATURES: Mapping[str, str] = {
     "spans": "spans of tokens of a step may attend to each other in both directions",
     "layer_features": "features of tokens are added after layers that a model names",
     "collectives_by_axis": "ranks have an address and axes, and `Collectives` an axis",
+    "hosts": "a backend is registered with `hosts`, which opens a mesh over several",
 }
 """Features of this core, each with a sentence: names that a plugin may require in its
 ``INL_FEATURES``, or look up when its backend is opened. None is ever removed."""
@@ -50,13 +53,17 @@ hookimpl = pluggy.HookimplMarker("inl")
 
 
 class RegisterBackend(Protocol):
-    """Registers a backend factory, called with a Device, and a device probe."""
+    """Registers a backend factory, called with a Device, and a device probe.
+
+    hosts: factory of a mesh over several hosts, called on each of them.
+    """
 
     def __call__(
         self,
         device_type: str,
         backend: str | Callable[[Device], Any],
         probe: str | Probe | None = None,
+        hosts: str | Callable[[Device, Placement, Rank], Any] | None = None,
     ) -> None: ...
 
 

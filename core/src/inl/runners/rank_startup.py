@@ -1,4 +1,8 @@
-"""Starts a group of worker processes that share a model, one for each rank."""
+"""Starts a group of worker processes that share a model, one for each rank.
+
+A rank is one device, which exchanges tensors with the others; or, with ``hosts`` in the
+placement, one host, whose devices are a part of a mesh that one program drives.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,10 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from inl.backend.collectives import EXPERT, PIPELINE, TENSOR, Rank, Ranks
+from inl.backend.collectives import DATA, EXPERT, PIPELINE, TENSOR, Rank, Ranks
 from inl.backend.rank_sockets import reserve_address, split_address
 from inl.device import Device, DeviceType
 from inl.errors import BackendUnavailable, DeviceError, ProtocolError, RunnerError
@@ -36,7 +41,9 @@ if TYPE_CHECKING:
 
 FACTORY = "inl.runners.rank_startup:serve_rank"
 RANK_AXES = (PIPELINE, TENSOR, EXPERT)
-"""Axes along which ranks divide a model."""
+"""Axes along which ranks that are devices divide a model."""
+HOST_AXES = (DATA, TENSOR, EXPERT)
+"""Axes along which the program of ranks that are hosts divides it."""
 HOST_TYPES = (DeviceType.CPU, DeviceType.REFERENCE)
 """Devices that ranks share: the processor of their host."""
 SECRET_BYTES = 32
@@ -53,14 +60,16 @@ def start_ranks(
     limits: Limits | None = None,
     progress: Progress | None = None,
 ) -> StartedRunner:
-    """Start a worker with a part of the model for each device of the placement.
+    """Start a worker with a part of the model for each device, or host, of a placement.
 
     Raises :class:`~inl.errors.WeightMismatch` for a model that cannot be divided, and
     the error of a rank that cannot start; then all workers are stopped.
     """
     placement = config.division
-    ranks = placement.count
-    check_axes(str(config.backend), placement, RANK_AXES)
+    hosts = placement.hosts > 1
+    ranks = placement.hosts if hosts else placement.count
+    axes = HOST_AXES if hosts else RANK_AXES
+    check_axes(str(config.backend), placement, axes)
     check_stages(
         language.model, language.config, placement.pipeline, config.adapter_slots
     )
@@ -77,6 +86,9 @@ def start_ranks(
     address, reserved = reserve_address()
     rendezvous = Rendezvous(address)
     secret = secrets.token_hex(SECRET_BYTES)
+    there = config
+    if hosts:
+        there = replace(config, mesh=str(placement), placement=None, tensor_parallel=1)
     abandoned = threading.Event()
     dtypes: list[str] = []
 
@@ -89,14 +101,14 @@ def start_ranks(
                 ranks=ranks,
                 address=rendezvous.agree(index, offer, seconds, abandoned),
                 seconds=seconds,
-                axes=placement.axes,
+                axes=() if hosts else placement.axes,
                 secret=secret,
             )
-            own = worker_options(language, config, devices[index], limits)
+            own = worker_options(language, there, devices[index], limits)
             return {**own, "rank": sent(rank)}
 
         runner = WorkerRunner(
-            WorkerAddress(python, devices[index], scheme),
+            WorkerAddress(python, devices[index], scheme, placement.count // ranks),
             options,
             factory=FACTORY,
             seat=index,
@@ -111,7 +123,7 @@ def start_ranks(
     with closing(reserved):
         group = RankRunner(
             make, ranks, abort=abandoned.set, stages=placement.pipeline,
-            copies=placement.expert,
+            copies=1 if hosts else placement.expert,
         )  # fmt: skip
     return StartedRunner(group, ", ".join(devices), dtypes[0])
 
@@ -164,14 +176,17 @@ def rank_devices(config: EngineConfig) -> tuple[str, list[str]]:
     """Return the interpreter, or other target of a place, and the device of each rank.
 
     Devices are those of the placement, or the named one and those after it; ranks on a
-    processor share it. Raises :class:`~inl.errors.DeviceError` for "auto" in a worker.
+    processor share it. Of a host it is the first one. Raises
+    :class:`~inl.errors.DeviceError` for "auto" in a worker.
     """
     placement = config.division
     address = parse_worker(config.backend)
     if address is None:
-        from inl.plugin import check_device
+        from inl.plugin import check_device, host_entry
 
         python, first = sys.executable, check_device(config.backend)
+        if placement.hosts > 1:
+            host_entry(first, placement)
     elif address.device == "auto":
         raise DeviceError(
             f"device: found {config.backend!r} for {placement.count} ranks; "
@@ -181,6 +196,8 @@ def rank_devices(config: EngineConfig) -> tuple[str, list[str]]:
         python, first = address.target, Device(address.device)
     if placement.devices:
         return python, [str(Device(name)) for name in placement.devices]
+    if placement.hosts > 1:
+        return python, [str(first)] * placement.hosts
     step = 0 if first.type in HOST_TYPES else 1
     indices = (first.index + step * rank for rank in range(placement.count))
     return python, [str(Device(first.type, index)) for index in indices]
@@ -191,10 +208,16 @@ def serve_rank(options: Mapping[str, Any], progress: Progress) -> StartedRunner:
 
     options: those of :func:`~inl.runners.startup.serve_model`, and "rank".
     """
-    from inl.plugin import make_backend
+    from inl.plugin import make_backend, open_host
 
     language, config, limits = read_options(options)
     rank = read_rank(options.get("rank"))
+    if config.division.hosts > 1:
+        backend = open_host(config.backend, config.division, rank)
+        runner = start_runner(
+            language, backend, config, limits=limits, progress=progress
+        )
+        return StartedRunner(runner, str(backend.device), runner.loaded.config.dtype)
     backend = make_backend(config.backend)
     backend = joined_backend(backend, rank)
     stage = Stage(rank.position(PIPELINE), rank.size(PIPELINE))

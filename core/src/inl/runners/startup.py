@@ -128,6 +128,8 @@ def has_ranks(config: EngineConfig) -> bool:
 
     Devices of another interpreter are not opened to see; ``mesh`` says that it is one.
     """
+    if config.division.hosts > 1:
+        return True
     if config.mesh is not None or config.division.count == 1:
         return False
     if config.tensor_parallel > 1 or parse_worker(config.backend) is not None:

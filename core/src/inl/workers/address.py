@@ -27,6 +27,8 @@ class WorkerAddress:
     """"auto" or a device name."""
     scheme: str = "worker"
     """Name of the place."""
+    devices: int = 1
+    """Devices there that the worker drives: the named one and those after it."""
 
     def __str__(self) -> str:
         target = self.target and f"{self.target}/"

@@ -100,6 +100,8 @@ class Request:
         empty if it has nothing."""
         self.device = address.device
         """The device that it computes on."""
+        self.devices = address.devices
+        """How many it drives: that one and those after it."""
         self.seat = seat
         """Number of the worker among those of this engine."""
         self.options = tuple(options)

@@ -81,11 +81,10 @@ def find_node(target: str) -> Node | None:
     return found[0]
 
 
-def demand(device: str) -> dict[str, float]:
-    """Return the resources of Ray that a worker on a device takes."""
+def demand(device: str, devices: int = 1) -> dict[str, float]:
+    """Return the resources of Ray that a worker on so many devices takes."""
     kind = "cpu" if device == "auto" else str(Device(device).type)
-    name = RESOURCES.get(kind)
-    return {"CPU": 1.0} if name is None else {name: 1.0}
+    return {RESOURCES.get(kind, "CPU"): float(devices)}
 
 
 def check_demand(wanted: Mapping[str, float], node: Node | None) -> None:

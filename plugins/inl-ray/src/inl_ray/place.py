@@ -120,7 +120,7 @@ def start(request: Request) -> RayWorker:
     """
     cluster.join_cluster()
     node = cluster.find_node(request.target)
-    wanted = cluster.demand(request.device)
+    wanted = cluster.demand(request.device, request.devices)
     cluster.check_demand(wanted, node)
     if ADDRESS not in os.environ and len(cluster.nodes()) > 1:
         request.listen(show_address(get_node_ip_address(), 0))

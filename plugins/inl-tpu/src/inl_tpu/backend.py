@@ -17,7 +17,7 @@ from inl.placement.placement import Placement
 from inl_jax import pallas
 from inl_jax.backend import JaxBackend
 from inl_jax.mesh.backend import MeshBackend
-from inl_jax.mesh.distributed import join
+from inl_jax.mesh.distributed import devices_of_hosts, join
 from inl_jax.programs import Compiler, use_disk_cache
 from inl_tpu.settings import VARIABLE, platform
 from inl_tpu.tuner import Tuner
@@ -25,6 +25,7 @@ from inl_tpu.tuner import Tuner
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from inl.backend.collectives import Rank
     from inl.spec.kernel import Kernel
 
 C = TypeVar("C")
@@ -88,14 +89,26 @@ class TpuBackend(JaxBackend):
             yield from pallas.kernels()
 
 
+def open_host(device: Device, placement: Placement, rank: Rank) -> MeshBackend:
+    """Open the devices of this host in a mesh over several.
+
+    Blocks until all have joined. Raises :class:`~inl.errors.RunnerError`, and
+    :class:`BackendUnavailable`.
+    """
+    target = platform()
+    join(rank, target)
+    single = TpuBackend(device)
+    devices = devices_of_hosts(device, target, placement, rank)
+    return MeshBackend(single, devices, placement)
+
+
 def open_device(device: Device, target: str) -> jax.Device:
     """Return the JAX device of a platform.
 
     Raises :class:`BackendUnavailable` with the reason that JAX gives.
     """
-    join(target)
     try:
-        found = jax.devices(target)
+        found = jax.local_devices(backend=target)
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
         raise BackendUnavailable(

@@ -10,7 +10,12 @@ from inl.plugin import hookimpl
 if TYPE_CHECKING:
     from inl.plugin.hooks import RegisterBackend
 
+INL_FEATURES = {"hosts"}
+
 
 @hookimpl
 def inl_register_backends(register: RegisterBackend) -> None:
-    register(DeviceType.TPU, "inl_tpu.backend:TpuBackend", probe="inl_tpu.probe:probe")
+    register(
+        DeviceType.TPU, "inl_tpu.backend:TpuBackend", probe="inl_tpu.probe:probe",
+        hosts="inl_tpu.backend:open_host",
+    )  # fmt: skip

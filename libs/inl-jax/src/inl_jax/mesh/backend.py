@@ -56,9 +56,6 @@ class MeshBackend(JaxBackend):
         self, single: JaxBackend, devices: Sequence[jax.Device], sizes: Placement
     ) -> None:
         self.device, self.traits, self._single = single.device, single.traits, single
-        if jax.process_count() > 1:
-            # How many steps are repeated depends on times, which differ by process.
-            self.traits = single.traits._replace(decode_steps=1)
         self.sizes = sizes
         grid = np.array(devices).reshape(sizes.sizes)
         self.mesh = jax.sharding.Mesh(grid, AXES)

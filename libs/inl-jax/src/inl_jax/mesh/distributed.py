@@ -1,48 +1,70 @@
-"""Several processes, usually one per host, whose devices form one mesh."""
+"""Processes, one on each host, whose devices form one mesh."""
 
 from __future__ import annotations
 
-import os
-
 import jax
 
-from inl.errors import BackendUnavailable
+from inl.backend.collectives import Rank
+from inl.device import Device
+from inl.errors import BackendUnavailable, RunnerError
+from inl.placement.placement import Placement
 
-COORDINATOR, PROCESSES, PROCESS = "INL_COORDINATOR", "INL_PROCESSES", "INL_PROCESS_ID"
-"""Environment variables: HOST:PORT of process 0, the number of processes, and the index
-of this one. On Cloud TPUs only the first, "auto"."""
+SHUTDOWN_SECONDS = 2
+"""Time for all hosts to leave: one may be lost."""
 
 
-def join(platform: str) -> None:
-    """Join the processes that the environment names; does nothing without any.
+def join(rank: Rank, platform: str) -> None:
+    """Join the processes of all ranks. JAX must not have made its devices yet.
 
-    Call it before JAX has made its devices. Every process must then run the same
-    program. Raises :class:`~inl.errors.BackendUnavailable` for invalid settings, and
-    where the other processes do not answer.
+    Rank 0 serves the others at the rank's address. Raises
+    :class:`~inl.errors.RunnerError` where they do not answer in time.
     """
-    address = os.environ.get(COORDINATOR)
-    if not address or jax.distributed.is_initialized():
-        return
     if platform == "cpu":
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
     try:
-        if address == "auto":
-            jax.distributed.initialize()
-        else:
-            count, index = _number(PROCESSES, 1), _number(PROCESS, 0)
-            jax.distributed.initialize(address, count, index)
+        jax.distributed.initialize(
+            rank.address,
+            rank.ranks,
+            rank.number,
+            cluster_detection_method="deactivate",
+            initialization_timeout=max(1, int(rank.seconds)),
+            shutdown_timeout_seconds=SHUTDOWN_SECONDS,
+            # By default it would listen on all interfaces.
+            coordinator_bind_address=rank.address,
+        )
     except (RuntimeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
-        raise BackendUnavailable(
-            f"{COORDINATOR}={address}: JAX cannot join the processes: {reason}"
+        raise RunnerError(
+            f"rank {rank.number} of {rank.ranks} at {rank.address}: JAX cannot join "
+            f"the hosts: {reason}"
         ) from error
 
 
-def _number(name: str, least: int) -> int:
-    text = os.environ.get(name, "")
-    if not (text.isascii() and text.isdigit() and int(text) >= least):
+def devices_of_hosts(
+    first: Device, platform: str, sizes: Placement, rank: Rank
+) -> list[jax.Device]:
+    """Return the devices of a mesh: an equal number of each host, in their order.
+
+    first: the first one of each host. Raises
+    :class:`~inl.errors.BackendUnavailable` where a host has fewer, and where the
+    platform numbers the hosts in another order than that of the ranks.
+    """
+    count = sizes.count // sizes.hosts
+    found = jax.devices(platform)
+    own = jax.process_index(platform)
+    if own != rank.number:
         raise BackendUnavailable(
-            f"environment variable {name}: found {text!r:.80}; {COORDINATOR} needs a "
-            f"whole number of {least} or more"
+            f"{first}: rank {rank.number} is host {own} of the {platform}s; start each "
+            f"host's worker with its own number: --seat {own} here"
         )
-    return int(text)
+    chosen: list[jax.Device] = []
+    for host in range(sizes.hosts):
+        devices = [each for each in found if each.process_index == host][first.index :]
+        if len(devices) < count:
+            raise BackendUnavailable(
+                f"{first}: placement {sizes} needs {count} devices of each host; JAX "
+                f"finds {len(devices)} of platform {platform} from this one on at rank "
+                f"{host}"
+            )
+        chosen += devices[:count]
+    return chosen
