@@ -1,13 +1,4 @@
-"""Mamba-2 layers (Dao and Gu, 2024), computed by the gated delta rule.
-
-The recurrence of a head, ``S = exp(-exp(A) * dt) * S + outer(B, dt * x)``, is that of
-:data:`~inl.ops.recurrent.delta_rule` but for one term: the delta rule also takes away
-what a key reads. It scales keys to the length 1 with an epsilon under the root, so that
-keys of nearly no length keep theirs; what they read is then their squared length, some
-1e-17, of what they write, which is scaled up by as much. So every backend computes
-these layers with the kernels that it has. The dynamic range is that of float32 and
-bfloat16; float16 is refused.
-"""
+"""Mamba-2 layers (Dao and Gu, 2024): short convolutions and :data:`ssm_scan`."""
 
 from __future__ import annotations
 
@@ -27,7 +18,8 @@ from inl.models.mlp import ACTIVATIONS
 from inl.models.views import View
 from inl.ops.linear import Linear
 from inl.ops.norm import Norm
-from inl.ops.recurrent import LENGTH_EPS, Decay, Taps
+from inl.ops.recurrent import Taps
+from inl.ops.ssm import Ssm
 from inl.spec.cache import Paged, Slotted, State
 from inl.spec.step import Array, Step
 from inl.spec.weights import Group, Param
@@ -35,10 +27,6 @@ from inl.spec.weights import Group, Param
 if TYPE_CHECKING:
     from inl.ops.protocol import Ops
 
-SHORT: Final = 2.0**-40
-"""Factor on keys and queries, a power of two so that no digit is lost."""
-LENGTH: Final = SHORT * LENGTH_EPS**-0.5
-"""Factor on keys and queries after the delta rule has scaled them."""
 LIMIT: Final = "time_step_limit"
 INFINITE: Final = {"__float__": "Infinity"}
 """Infinity as transformers writes it."""
@@ -109,13 +97,9 @@ class Mixer(NamedTuple):
     key: Part
     query: Part
     gate: Linear | Group
-    rate: Linear | Group
-    """[heads, H]: steps of time before the bias and the softplus."""
     time: Linear | Group
-    """[3 * heads, H]: ``rate`` with its bias, each row three times."""
-    decay: Decay | Group
-    skip: Norm | Group
-    """[heads]: factor on values that are added to the results."""
+    """[heads, H]: steps of time before the bias and the softplus."""
+    scan: Ssm | Group
     out: Linear | Group
     norm: Norm | Group | None
     """[inner], applied to the gated results of each group of heads."""
@@ -170,11 +154,13 @@ def weights(
     """Return the groups of the module ``stem`` of a layer with ``h`` hidden lanes."""
     bounds = list(pairwise(accumulate((s.inner, *s.channels))))
     last = bounds[-1][1]
-    heads = tuple((head, head + 1) for head in range(s.heads))
-    times = tuple((last + a, last + b) for a, b in heads)
     vectors = {
         name: Param(f"{stem}.{source}", (s.heads,), finite=True, wide=True)
         for name, source in (("rate", "A_log"), ("shift", "dt_bias"))
+    }
+    vectors |= {
+        name: Param(f"{stem}.{source}", (s.heads,))
+        for name, source in (("bias", "dt_bias"), ("skip", "D"))
     }
     value, key, query = (_part(s, stem, h, *each) for each in bounds)
     return Mixer(
@@ -182,14 +168,8 @@ def weights(
         key,
         query,
         gate=_project(s, stem, h, ((0, s.inner),)),
-        rate=_project(s, stem, h, times),
-        time=Group(
-            "linear",
-            **_project(s, stem, h, _thrice(times)).params,
-            bias=_rows(f"{stem}.dt_bias", _thrice(heads), s.heads),
-        ),
-        decay=Group("delta_rule", **vectors),
-        skip=_vector(f"{stem}.D", s.heads),
+        time=_project(s, stem, h, ((last, last + s.heads),)),
+        scan=Group("ssm_scan", **vectors),
         out=groups.linear(f"{stem}.out_proj", h, s.inner, bias=out_bias),
         norm=_vector(f"{stem}.norm.weight", s.inner) if normed else None,
         ones=_vector(f"{stem}.{ONES}", s.inner // s.groups)
@@ -216,10 +196,6 @@ def _project(s: Sizes, stem: str, h: int, spans: groups.Spans) -> Group:
 
 def _rows(source: str, spans: groups.Spans, total: int, *width: int) -> Param:
     return groups.rows(source, spans, total, *width)._replace(axis=None)
-
-
-def _thrice(spans: groups.Spans) -> groups.Spans:
-    return tuple(span for span in spans for _ in range(3))
 
 
 def _vector(source: str, size: int) -> Group:
@@ -301,11 +277,6 @@ def mixed(
 
 def state(s: Sizes, index: int, dtype: str) -> tuple[Slotted, ...]:
     """Return the state of a layer: inputs of convolutions, and a matrix per head."""
-    if dtype == "float16":
-        raise CheckpointError(
-            "found dtype float16, accepted for layers of Mamba-2: bfloat16, float32, "
-            "float64, whose range is wide enough"
-        )
     wide = "float64" if dtype == "float64" else "float32"
     shape = s.heads, s.state_dim, s.head_dim
     return (
@@ -347,15 +318,10 @@ def mix(
     value = read(w.value, "value", factors.value, s.heads)
     key = read(w.key, "key", factors.key, s.groups)
     query = read(w.query, "query", factors.query, s.groups)
-    timed = _timed(ops, value, ops.linear(_scaled(x, factors.time), w.time))
-    rate = ops.linear(_scaled(x, factors.time), w.rate)
+    time = ops.linear(_scaled(x, factors.time), w.time)
     matrix = _name("matrix", index)
-    out, tables[matrix] = ops.delta_rule(
-        query * SHORT, key * SHORT, timed * (2 / LENGTH), rate, ops.zeros_like(rate),
-        tables[matrix], step, w.decay, tiled=False,
-    )  # fmt: skip
-    out = out * (s.state_dim**0.5 / LENGTH) + value * groups.vector(w.skip).reshape(
-        s.heads, 1
+    out, tables[matrix] = ops.ssm_scan(
+        value, key, query, time, tables[matrix], step, w.scan
     )
     out = out.reshape(tokens, s.inner)
     if sampled_step is not None:
@@ -371,18 +337,6 @@ def mix(
 
 def _scaled(x: Array, factor: float) -> Array:
     return x if factor == 1.0 else x * factor
-
-
-def _timed(ops: Ops, value: Array, time: Array) -> Array:
-    """Return values times the softplus of their heads' times, [T, heads, head_dim].
-
-    It is the velocity of a step from 0 toward the values. time: [T, 3 * heads], each
-    number three times.
-    """
-    still = ops.zeros_like(value)
-    controller = time.reshape(time.shape[0], -1, 3)
-    _, found = ops.inl_dynamics_step(still, still, value, controller, dt=0.0)
-    return found
 
 
 def _normed(ops: Ops, s: Sizes, w: Mixer, out: Array, eps: float) -> Array:
