@@ -22,7 +22,7 @@ SIZES: Final = ((1, 1, 4, 6), (2, 4, 8, 5))
 """(groups, heads, d, n) of the cases of :data:`ssm_scan`."""
 LONG: Final = [2, 0, 64, 0], [1, 65, 3, 67]
 """Cached tokens and tokens of rows, some of more than 64, the chunk of most kernels."""
-SHORT: Final = 2.0**-40
+SHORT: Final = 2.0**-50
 """Factor on keys and queries, a power of two so that no digit is lost."""
 LENGTH: Final = SHORT * LENGTH_EPS**-0.5
 """Factor on keys and queries after the delta rule has scaled them."""
@@ -91,7 +91,7 @@ def ssm_scan(
 
     The body is the gated delta rule, which also takes away what a key reads. It scales
     keys to the length 1 with an epsilon under the root, so that keys of nearly no
-    length keep theirs; what they read is then some 1e-17 of what they write. That takes
+    length keep theirs; what they read is then some 1e-24 of what they write. That takes
     the range of float32. ``softplus(dt) * x`` is the velocity of a step of INL dynamics
     from 0 toward ``x``.
     """
