@@ -7,7 +7,8 @@ One request at a time: seconds of a prompt to its first token, and milliseconds 
 of ``--tokens`` later ones. All layers but one are recurrent, so that the
 time of a token hardly grows with the context. ``--peer`` measures the same shape in
 transformers, by torch alone, on the same device: its prompts take 4 MiB of memory a
-token and layer, so that longer ones than ``--most`` are left out.
+token and layer, so that longer ones than ``--most`` are left out. ``--cpu-time`` counts
+processor time of all threads, for a machine that others share.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ def prompt_of(count):
     return [int(x) for x in np.random.default_rng(count).integers(9, 30000, count)]
 
 
-def timed(run):
-    began = time.perf_counter()
+def timed(run, given):
+    clock = time.process_time if given.cpu_time else time.perf_counter
+    began = clock()
     run()
-    return time.perf_counter() - began
+    return clock() - began
 
 
 def measured(name, given, generate):
@@ -39,7 +41,7 @@ def measured(name, given, generate):
         ids = prompt_of(count)
         generate(ids, 2)  # compiles
         first, whole = (
-            min(timed(lambda: generate(ids, n)) for _ in range(given.runs))  # noqa: B023
+            min(timed(lambda: generate(ids, n), given) for _ in range(given.runs))  # noqa: B023
             for n in (1, 1 + given.tokens)
         )
         print(
@@ -100,6 +102,7 @@ def main():
     parser.add_argument("--runs", type=int, default=2)
     parser.add_argument("--layers", type=int, default=0)
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--cpu-time", action="store_true")
     parser.add_argument("--peer", action="store_true")
     parser.add_argument("--most", type=int, default=2048)
     given = parser.parse_args()
