@@ -13,7 +13,7 @@ from inl.checkpoints.checkpoint import Checkpoint
 from inl.dtypes import HostArray, widen
 from inl.errors import TokenizerNotFound
 from inl.executor.model_loader import LanguageModel
-from inl.models import llama, qwen3_moe
+from inl.models import bamba, llama, qwen3_moe
 from inl.spec.op import Spec
 from inl.spec.tree import leaves
 from inl.weights.quantize.report import KINDS
@@ -24,6 +24,7 @@ SHAPES = {
     "8b": (128256, 4096, 14336, 32, 32, 8, 128, False),
     "tiny": (512, 64, 128, 2, 4, 2, 16, True),
     "moe": (151936, 2048, 6144, 48, 32, 4, 128, False),
+    "mamba2": (32000, 1024, 2048, 24, 16, 4, 64, True),
 }
 FIELDS = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
@@ -37,6 +38,15 @@ MIXTURES = {
     },
 }  # fmt: skip
 """Further fields of shapes that are mixtures of experts, here Qwen3-30B-A3B."""
+
+RECURRENT = {
+    "mamba2": {
+        "mamba_n_heads": 32, "mamba_d_head": 64, "mamba_n_groups": 1,
+        "mamba_d_state": 128, "mamba_d_conv": 4, "mamba_expand": 2,
+        "attn_layer_indices": [1],
+    },
+}  # fmt: skip
+"""Further fields of shapes with layers of Mamba-2, here of all layers but one."""
 
 
 class Random(Checkpoint):
@@ -95,7 +105,8 @@ def random_language(
     hf["max_position_embeddings"] = context
     hf["num_hidden_layers"] = layers or hf["num_hidden_layers"]
     model = qwen3_moe.MODEL if name in MIXTURES else llama.MODEL
-    hf |= MIXTURES.get(name, {})
+    model = bamba.MODEL if name in RECURRENT else model
+    hf |= MIXTURES.get(name, {}) | RECURRENT.get(name, {})
     config = replace(model.config(hf), dtype="bfloat16")
 
     def dtype(source: str, axes: int) -> str:

@@ -112,10 +112,11 @@ def test_scaled_embeddings_are_rounded_as_in_transformers(made):
     "name", mostly_long(["gemma3", "qwen3-next", "nemotron-h", "lfm2"], 2)
 )
 def test_jax_chooses_the_same_tokens(name, made, jax_module):
-    from inl_jax.xla import recurrent
+    from inl_jax.xla import recurrent, ssm
 
     language = open_model(made(name).path)
-    made_here = {each.op: each.run for each in recurrent.KERNELS}
+    kernels = (*recurrent.KERNELS, *ssm.KERNELS)
+    made_here = {each.op: each.run for each in kernels}
     backend = jax_module.jax_backend(replaced=made_here)(Device("jax:0"))
     fast = families.load(language, backend, "float32")
     exact = families.load(language, families.reference(), "float64")

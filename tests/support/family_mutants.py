@@ -127,21 +127,27 @@ in_convolutions = partial(in_kind, lfm2.ShortConv)
 in_attention = partial(in_kind, blocks.Attention)
 
 
-def in_mixers(**changes):
-    """Other tensors in every layer of Mamba-2."""
-
-    def mixed(mixer):
-        new = {name: each(getattr(mixer, name)) for name, each in changes.items()}
-        return mixer._replace(**new)
+def each_mixer(change):
+    """Other weights in every layer of Mamba-2."""
 
     def changed(layer):
         if isinstance(layer, mamba2.Block | falcon_h1.Layer):
-            return layer._replace(mixer=mixed(layer.mixer))
+            return layer._replace(mixer=change(layer.mixer))
         if isinstance(getattr(layer, "attention", None), mamba2.Block):
             return layer._replace(attention=changed(layer.attention))
         return layer
 
     return in_layers(changed)
+
+
+def in_mixers(**changes):
+    """Other tensors in every layer of Mamba-2."""
+
+    def changed(mixer):
+        new = {name: each(getattr(mixer, name)) for name, each in changes.items()}
+        return mixer._replace(**new)
+
+    return each_mixer(changed)
 
 
 def in_experts(**changes):
@@ -157,13 +163,21 @@ def in_experts(**changes):
 
 
 def of_part(name, field, change):
-    """Other tensors of what one of the convolutions reads or returns."""
+    """Other rows of what the convolution reads or returns, or of the gates."""
 
-    def changed(part):
-        held = getattr(part, field)
-        return part._replace(**{field: held._replace(weight=change(held.weight))})
+    def changed(mixer):
+        inner, channels = mixer.out.weight.shape[1], len(mixer.taps.weight)
+        keys = (channels - inner) // 2
+        spans = {
+            "gate": (0, inner), "value": (0, inner), "key": (inner, inner + keys),
+            "query": (inner + keys, channels),
+        }  # fmt: skip
+        held = getattr(mixer, field)
+        weight, part = held.weight.copy(), slice(*spans[name])
+        weight[part] = change(weight[part])
+        return mixer._replace(**{field: held._replace(weight=weight)})
 
-    return in_mixers(**{name: changed})
+    return each_mixer(changed)
 
 
 def normed_whole(ops, _sizes, w, out, eps):
@@ -378,14 +392,15 @@ CONVS = {
     "norm of keys": in_attention(k_norm=None),
 }
 MAMBA = {
-    "decay of the state": in_mixers(decay=lambda w: w._replace(rate=w.rate - 9)),
-    "shift of the decay": in_mixers(decay=lambda w: w._replace(shift=0 * w.shift)),
-    "bias of times": in_mixers(time=lambda w: w._replace(bias=0 * w.bias)),
-    "skipped values": in_mixers(skip=lambda w: w._replace(weight=0 * w.weight)),
-    "gate": in_mixers(gate=lambda w: w._replace(weight=-w.weight)),
+    "decay of the state": in_mixers(scan=lambda w: w._replace(rate=w.rate - 9)),
+    "shift of the decay": in_mixers(
+        scan=lambda w: w._replace(shift=0 * w.shift, bias=0 * w.bias)
+    ),
+    "skipped values": in_mixers(scan=lambda w: w._replace(skip=0 * w.skip)),
+    "gate": of_part("gate", "project", lambda w: -w),
     **{
         f"{field} of {name}": of_part(name, field, change)
-        for name in mamba2.PARTS
+        for name in ("value", "key", "query")
         for field, change in (("taps", lambda w: w[..., ::-1]),
                               ("shift", lambda w: 0 * w))
     },

@@ -25,7 +25,7 @@ LATENT, WHOLE, RECURRENT, MAMBA = (
     "found 1 key-value heads for 2 ranks",
     "normalizes all heads together, accepted: 1 rank",
     "recurrent state conv.0: found 2 ranks",
-    "recurrent state mamba.0.value: found 2 ranks",
+    "recurrent state mamba.0.inputs: found 2 ranks",
 )
 REFUSED = {
     "deepseek_v2": LATENT, "deepseek_v3": LATENT, "glm4_moe_lite": LATENT,

@@ -9,12 +9,12 @@ import pytest
 
 from inl.backend.reference import ReferenceBackend
 from inl.device import Device
-from inl.errors import CheckpointError
 from inl.models import mamba2
 from inl.ops.attention import random_step
 from inl.ops.linear import Linear
 from inl.ops.norm import Norm
-from inl.ops.recurrent import Decay, Taps
+from inl.ops.recurrent import Taps
+from inl.ops.ssm import Ssm
 from inl.spec.cache import State
 from inl.spec.dispatch import DynamicOps
 
@@ -42,19 +42,13 @@ def mixer(rng, scale):
     def draw(*shape):
         return rng.standard_normal(shape)
 
-    def part(count, factor=1.0):
-        return mamba2.Part(
-            Linear(draw(count, HIDDEN)), Taps(factor * draw(count, 1, SIZES.taps)),
-            Norm(draw(count)),
-        )  # fmt: skip
-
-    rate, shift = draw(SIZES.heads, HIDDEN), draw(SIZES.heads)
-    thrice = np.repeat(rate, 3, axis=0)
+    shift, keys = draw(SIZES.heads), np.ones(SIZES.channels)
+    keys[SIZES.inner :] = scale
     return mamba2.Mixer(
-        value=part(SIZES.inner), key=part(SIZES.keys, scale),
-        query=part(SIZES.keys, scale), gate=Linear(draw(SIZES.inner, HIDDEN)),
-        rate=Linear(rate), time=Linear(thrice, np.repeat(shift, 3)),
-        decay=Decay(draw(SIZES.heads) - 2, shift), skip=Norm(draw(SIZES.heads)),
+        Linear(draw(SIZES.rows, HIDDEN)),
+        Taps(keys[:, None, None] * draw(SIZES.channels, 1, SIZES.taps)), scale=None,
+        shift=Norm(draw(SIZES.channels)),
+        scan=Ssm(draw(SIZES.heads) - 2, shift, shift, draw(SIZES.heads)),
         out=Linear(draw(HIDDEN, SIZES.inner)), norm=Norm(draw(SIZES.inner)),
         ones=Norm(np.ones(SIZES.inner // SIZES.groups)),
     )  # fmt: skip
@@ -75,24 +69,23 @@ def expected(w, x, step, slotted, activation):
         held = {name: 0 * t[slot] if fresh else t[slot] for name, t in slotted.items()}
         S = held["mamba.0.matrix"]
         for t in span:
-            found = {}
-            for name, each in (("value", w.value), ("key", w.key), ("query", w.query)):
-                stored = f"mamba.0.{name}"
-                seen = np.vstack([held[stored], each.project.weight @ x[t]])
-                total = np.einsum("kc,ck->c", seen, each.taps.weight[:, 0])
-                found[name] = activation(total + each.shift.weight)
-                held[stored] = seen[1:]
-            dt = np.log1p(np.exp(w.rate.weight @ x[t] + w.decay.shift))
-            values = found["value"].reshape(s.heads, s.head_dim)
+            projected = w.project.weight @ x[t]
+            gate, new, time = np.split(projected, [s.inner, s.inner + s.channels])
+            seen = np.vstack([held["mamba.0.inputs"], new])
+            total = np.einsum("kc,ck->c", seen, w.taps.weight[:, 0]) + w.shift.weight
+            held["mamba.0.inputs"] = seen[1:]
+            ends = [s.inner, s.inner + s.keys]
+            values, *found = np.split(activation(total), ends)
+            dt = np.log1p(np.exp(time + w.scan.shift))
+            values = values.reshape(s.heads, s.head_dim)
             share = s.heads // s.groups
             B, C = (
-                np.repeat(found[name].reshape(s.groups, -1), share, axis=0)
-                for name in ("key", "query")
+                np.repeat(each.reshape(s.groups, -1), share, axis=0) for each in found
             )
-            decay = np.exp(-np.exp(w.decay.rate) * dt)[:, None, None]
+            decay = np.exp(-np.exp(w.scan.rate) * dt)[:, None, None]
             S = decay * S + B[:, :, None] * (dt[:, None] * values)[:, None]
-            y = np.einsum("hn,hnp->hp", C, S) + w.skip.weight[:, None] * values
-            y = y.ravel() * silu(w.gate.weight @ x[t])
+            y = np.einsum("hn,hnp->hp", C, S) + w.scan.skip[:, None] * values
+            y = y.ravel() * silu(gate)
             grouped = y.reshape(s.groups, -1)
             grouped = grouped / np.sqrt(
                 np.square(grouped).mean(-1, keepdims=True) + 0.1
@@ -143,8 +136,3 @@ def test_rows_that_are_sampled_are_taken_after_the_state(rng):
     assert np.array_equal(every[[3, 4, 10]], last)
     for name in slotted:
         assert np.array_equal(one.slotted[name], other.slotted[name])
-
-
-def test_float16_is_refused():
-    with pytest.raises(CheckpointError, match="found dtype float16, accepted for"):
-        mamba2.state(SIZES, 0, "float16")

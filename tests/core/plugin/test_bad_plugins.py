@@ -189,7 +189,7 @@ def test_a_broken_plugin_is_a_row(good, row_of, case):
     assert set(known.types) == {"good", "reference"}
 
 
-SERVED = "this core serves 2.0 and 1.0 to 1.2"
+SERVED = "this core serves 2.1 and 1.0 to 1.2"
 UPGRADE = "; try: " + install_command("inl-core", options="-U")
 MOVE = (
     "INL_CONTRACT is {}, but the entry point is in group {}, of contract {}; move it "

@@ -134,7 +134,7 @@ def test_a_broken_plugin_is_not_called_missing(site, dist, entry):
 def test_an_unsupported_plugin_is_not_called_missing(site):
     site.add("inl-tpu", "", entry="tpu", group="inl.v3")
     message = refused(BackendUnavailable, "tpu", site.load())
-    assert "is unsupported: needs contract 3, this core serves 2.0 and 1.0" in message
+    assert "is unsupported: needs contract 3, this core serves 2.1 and 1.0" in message
 
 
 def test_a_broken_plugin_of_another_type_changes_nothing(site):

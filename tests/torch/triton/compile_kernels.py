@@ -38,6 +38,7 @@ from inl.ops.moe import ExpertLinear, Experts
 from inl.ops.norm import Norm
 from inl.ops.recurrent import Decay, Taps
 from inl.ops.rope import RopeScaling
+from inl.ops.ssm import Ssm
 from inl.ops.step import empty_tables
 from inl.spec.block_structure import structure_of
 from inl.spec.cache import Cache
@@ -298,9 +299,15 @@ def call_routing(kernels, dtype):
     kernels["sigmoid_gate"](logits, logits[:, :1])
 
 
+def as_installed():
+    """Patch the version of torch to one for the GPU that is compiled for."""
+    backend = triton.runtime.driver.active.get_current_target().backend
+    return mock.patch.object(torch.version, "hip", "6.4" if backend == "hip" else None)
+
+
 def call_recurrent(kernels, dtype, dim):
-    """Short convolutions and the delta rule."""
-    for step, _ in torch_steps(FEW):
+    """Short convolutions, the delta rule and the scan of Mamba-2."""
+    for step, _ in torch_steps((*FEW, MEDIUM)):
         tokens = step.tokens.shape[0]
         x, table = torch.ones(tokens, HIDDEN, dtype=dtype), torch.ones(9, 3, HIDDEN)
         taps = Taps(torch.ones(HIDDEN, 1, 4, dtype=dtype))
@@ -309,6 +316,9 @@ def call_recurrent(kernels, dtype, dim):
         a, decay = torch.ones(tokens, 4, dtype=dtype), Decay(*torch.ones(2, 4))
         table = torch.ones(9, 4, dim, dim)
         kernels["delta_rule"](q, q, v, a, a, table, step, decay, tiled=False)
+        ssm = Ssm(*torch.ones(2, 4), *torch.ones(2, 4, dtype=dtype))
+        with as_installed():
+            kernels["ssm_scan"](v, q, q, a, table, step, ssm)
 
 
 def call_block_sparse(dtype):
@@ -320,9 +330,7 @@ def call_block_sparse(dtype):
             torch.ones(len(places), size, size, dtype=dtype),
         )
         matrix = structure_of(places, tuple(values.shape), count * size, count * size)
-        backend = triton.runtime.driver.active.get_current_target().backend
-        version = "6.4" if backend == "hip" else None
-        with mock.patch.object(torch.version, "hip", version):
+        with as_installed():
             sparse_products.multiply(x, values, matrix, transposed=False)
             sparse_products.multiply(x, values, matrix, transposed=True)
             sparse_products.sample(x, x, matrix)

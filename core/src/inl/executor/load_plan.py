@@ -115,7 +115,7 @@ class LoadPlan:
         ranks, mesh = planned_ranks(backend, config.division.tensor), mesh_of(backend)
         sizes = mesh.sizes if mesh else Placement()
         expert_ranks = count_expert_ranks(backend, config.division.expert)
-        check_experts(model, shaped, max(sizes.expert, expert_ranks))
+        check_experts(model, shaped, expert_ranks)
         model = divisible(model, shaped, ranks)
         stage = stage or Stage(count=1 if mesh else config.division.pipeline)
         adapters = config.adapter_slots if limits is None else limits.adapters

@@ -79,7 +79,7 @@ def adapt(c: BambaConfig, checkpoint: Checkpoint) -> tuple[BambaConfig, Checkpoi
     """Rename tensors, and add the weights of norms, which are ones."""
     assert c.mamba is not None, "the config was read"
     found = renamed(checkpoint, mamba2.RENAMES)
-    return c, mamba2.with_ones(c.mamba, found, hybrid.recurrent_indices(c))
+    return c, mamba2.with_constants(c.mamba, found, hybrid.recurrent_indices(c))
 
 
 MODEL = replace(

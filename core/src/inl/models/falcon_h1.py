@@ -139,8 +139,9 @@ def _layer(c: FalconConfig, at: str, plain: llama.Layer) -> Layer:
         for name in ("up", "down", "gate")
     )
     mixer = mamba2.weights(
-        c.mamba, f"{at}mamba", c.hidden_size, normed=c.normed, out_bias=c.mamba_bias
-    )
+        c.mamba, f"{at}mamba", c.hidden_size, normed=c.normed, out_bias=c.mamba_bias,
+        scaled=mamba2.is_scaled(c.factors),
+    )  # fmt: skip
     own = plain.attention
     return Layer(own.norm, mixer, own, plain.mlp.norm, up, down, gate)
 
@@ -194,12 +195,12 @@ def feed_forward(
 
 
 def adapt(c: FalconConfig, checkpoint: Checkpoint) -> tuple[FalconConfig, Checkpoint]:
-    """Rename tensors, and add the weights of norms, which are ones."""
+    """Rename tensors, and add constants that are weights here."""
     assert c.mamba is not None, "the config was read"
     found: Checkpoint = renamed(checkpoint, mamba2.RENAMES)
-    if c.normed:
-        found = mamba2.with_ones(c.mamba, found, range(c.layers))
-    return c, found
+    return c, mamba2.with_constants(
+        c.mamba, found, range(c.layers), normed=c.normed, factors=c.factors
+    )
 
 
 MODEL = replace(

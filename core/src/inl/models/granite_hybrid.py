@@ -96,7 +96,7 @@ def layer(
 def adapt(c: HybridConfig, checkpoint: Checkpoint) -> tuple[HybridConfig, Checkpoint]:
     """Add the weights of norms, which are ones."""
     assert c.mamba is not None, "the config was read"
-    found = mamba2.with_ones(c.mamba, checkpoint, hybrid.recurrent_indices(c))
+    found = mamba2.with_constants(c.mamba, checkpoint, hybrid.recurrent_indices(c))
     return c, found
 
 

@@ -1,25 +1,16 @@
-"""Mamba-2 layers (Dao and Gu, 2024), computed by the gated delta rule.
-
-The recurrence of a head, ``S = exp(-exp(A) * dt) * S + outer(B, dt * x)``, is that of
-:data:`~inl.ops.recurrent.delta_rule` but for one term: the delta rule also takes away
-what a key reads. It scales keys to the length 1 with an epsilon under the root, so that
-keys of nearly no length keep theirs; what they read is then their squared length, some
-1e-17, of what they write, which is scaled up by as much. So every backend computes
-these layers with the kernels that it has. The dynamic range is that of float32 and
-bfloat16; float16 is refused.
-"""
+"""Mamba-2 layers (Dao and Gu, 2024): short convolutions and :data:`ssm_scan`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from itertools import accumulate, pairwise
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from inl.checkpoints.adapted import AdaptedCheckpoint, Piece
 from inl.checkpoints.checkpoint import Checkpoint
-from inl.dtypes import wrap
+from inl.dtypes import HostArray, wrap
 from inl.errors import CheckpointError
 from inl.models import blocks, groups, hybrid, llama
 from inl.models.config import flag, one_of, refuse_unless, whole
@@ -27,7 +18,8 @@ from inl.models.mlp import ACTIVATIONS
 from inl.models.views import View
 from inl.ops.linear import Linear
 from inl.ops.norm import Norm
-from inl.ops.recurrent import LENGTH_EPS, Decay, Taps
+from inl.ops.recurrent import Taps
+from inl.ops.ssm import Ssm
 from inl.spec.cache import Paged, Slotted, State
 from inl.spec.step import Array, Step
 from inl.spec.weights import Group, Param
@@ -35,10 +27,6 @@ from inl.spec.weights import Group, Param
 if TYPE_CHECKING:
     from inl.ops.protocol import Ops
 
-SHORT: Final = 2.0**-40
-"""Factor on keys and queries, a power of two so that no digit is lost."""
-LENGTH: Final = SHORT * LENGTH_EPS**-0.5
-"""Factor on keys and queries after the delta rule has scaled them."""
 LIMIT: Final = "time_step_limit"
 INFINITE: Final = {"__float__": "Infinity"}
 """Infinity as transformers writes it."""
@@ -54,8 +42,8 @@ RENAMES: Final = {
     r"\.feed_forward\.": ".mlp.",
 }
 """Patterns of tensor names of Bamba and Falcon-H1, and Llama's names for them."""
-PARTS: Final = ("value", "key", "query")
-"""What the convolution reads, in the order of the checkpoint: x, B and C."""
+SCALE: Final = "conv1d.scale"
+"""Name of constant factors on the results of a convolution."""
 
 
 class Sizes(NamedTuple):
@@ -83,39 +71,27 @@ class Sizes(NamedTuple):
         return self.groups * self.state_dim
 
     @property
-    def rows(self) -> int:
-        """Rows of the projection of the input."""
-        return 2 * self.inner + 2 * self.keys + self.heads
+    def channels(self) -> int:
+        """Channels of the convolution: values, keys and queries."""
+        return self.inner + 2 * self.keys
 
     @property
-    def channels(self) -> tuple[int, int, int]:
-        """Channels of the convolution of each of :data:`PARTS`."""
-        return self.inner, self.keys, self.keys
-
-
-class Part(NamedTuple):
-    """Weights of one of :data:`PARTS`: groups, replaced by tensors when loaded."""
-
-    project: Linear | Group
-    taps: Taps | Group
-    shift: Norm | Group | None
-    """Added to the result of the convolution."""
+    def rows(self) -> int:
+        """Rows of the projection of the input: gates, channels, steps of time."""
+        return self.inner + self.channels + self.heads
 
 
 class Mixer(NamedTuple):
     """Weights of :func:`mix`: groups, replaced by tensors when loaded."""
 
-    value: Part
-    key: Part
-    query: Part
-    gate: Linear | Group
-    rate: Linear | Group
-    """[heads, H]: steps of time before the bias and the softplus."""
-    time: Linear | Group
-    """[3 * heads, H]: ``rate`` with its bias, each row three times."""
-    decay: Decay | Group
-    skip: Norm | Group
-    """[heads]: factor on values that are added to the results."""
+    project: Linear | Group
+    """[rows, H]."""
+    taps: Taps | Group
+    scale: Norm | Group | None
+    """[channels]: factor on the results of the convolution."""
+    shift: Norm | Group | None
+    """[channels], added to them."""
+    scan: Ssm | Group
     out: Linear | Group
     norm: Norm | Group | None
     """[inner], applied to the gated results of each group of heads."""
@@ -124,7 +100,7 @@ class Mixer(NamedTuple):
 
 
 class Factors(NamedTuple):
-    """Constant factors on the input of each projection."""
+    """Constant factors on the parts of the projection of the input."""
 
     gate: float = 1.0
     value: float = 1.0
@@ -165,31 +141,25 @@ def read(hf: Mapping[str, Any], inner: int) -> Sizes:
 
 
 def weights(
-    s: Sizes, stem: str, h: int, *, normed: bool = True, out_bias: bool = False
-) -> Mixer:
+    s: Sizes, stem: str, h: int, *, normed: bool = True, out_bias: bool = False,
+    scaled: bool = False,
+) -> Mixer:  # fmt: skip
     """Return the groups of the module ``stem`` of a layer with ``h`` hidden lanes."""
-    bounds = list(pairwise(accumulate((s.inner, *s.channels))))
-    last = bounds[-1][1]
-    heads = tuple((head, head + 1) for head in range(s.heads))
-    times = tuple((last + a, last + b) for a, b in heads)
     vectors = {
         name: Param(f"{stem}.{source}", (s.heads,), finite=True, wide=True)
         for name, source in (("rate", "A_log"), ("shift", "dt_bias"))
     }
-    value, key, query = (_part(s, stem, h, *each) for each in bounds)
+    vectors |= {
+        name: Param(f"{stem}.{source}", (s.heads,))
+        for name, source in (("bias", "dt_bias"), ("skip", "D"))
+    }
+    taps = Param(f"{stem}.conv1d.weight", (s.channels, 1, s.taps))
     return Mixer(
-        value,
-        key,
-        query,
-        gate=_project(s, stem, h, ((0, s.inner),)),
-        rate=_project(s, stem, h, times),
-        time=Group(
-            "linear",
-            **_project(s, stem, h, _thrice(times)).params,
-            bias=_rows(f"{stem}.dt_bias", _thrice(heads), s.heads),
-        ),
-        decay=Group("delta_rule", **vectors),
-        skip=_vector(f"{stem}.D", s.heads),
+        groups.linear(f"{stem}.in_proj", s.rows, h),
+        Group("causal_conv", weight=taps),
+        scale=_vector(f"{stem}.{SCALE}", s.channels) if scaled else None,
+        shift=_vector(f"{stem}.conv1d.bias", s.channels) if s.conv_bias else None,
+        scan=Group("ssm_scan", **vectors),
         out=groups.linear(f"{stem}.out_proj", h, s.inner, bias=out_bias),
         norm=_vector(f"{stem}.norm.weight", s.inner) if normed else None,
         ones=_vector(f"{stem}.{ONES}", s.inner // s.groups)
@@ -198,53 +168,49 @@ def weights(
     )
 
 
-def _part(s: Sizes, stem: str, h: int, start: int, stop: int) -> Part:
-    """Return one of :data:`PARTS`, the rows [start, stop) of the projection."""
-    spans, total = ((start - s.inner, stop - s.inner),), sum(s.channels)
-    taps = _rows(f"{stem}.conv1d.weight", spans, total, 1, s.taps)
-    shift = _rows(f"{stem}.conv1d.bias", spans, total)
-    return Part(
-        _project(s, stem, h, ((start, stop),)),
-        Group("causal_conv", weight=taps),
-        Group("rms_norm", weight=shift) if s.conv_bias else None,
-    )
-
-
-def _project(s: Sizes, stem: str, h: int, spans: groups.Spans) -> Group:
-    return Group("linear", weight=_rows(f"{stem}.in_proj.weight", spans, s.rows, h))
-
-
-def _rows(source: str, spans: groups.Spans, total: int, *width: int) -> Param:
-    return groups.rows(source, spans, total, *width)._replace(axis=None)
-
-
-def _thrice(spans: groups.Spans) -> groups.Spans:
-    return tuple(span for span in spans for _ in range(3))
-
-
 def _vector(source: str, size: int) -> Group:
     return Group("rms_norm", weight=Param(source, (size,)))
 
 
-def with_ones(
-    s: Sizes, checkpoint: Checkpoint, layers: Iterable[int], module: str = "mamba"
-) -> Checkpoint:
-    """Return a checkpoint with the weights of norms that have none, which are ones.
+def with_constants(
+    s: Sizes, checkpoint: Checkpoint, layers: Iterable[int], module: str = "mamba",
+    *, normed: bool = True, factors: Factors = PLAIN,
+) -> Checkpoint:  # fmt: skip
+    """Return a checkpoint with the constants that are weights here.
 
-    module: name of the recurrent module of each of ``layers``.
+    They are the weights of norms that have none, which are ones, and factors that
+    differ between the channels of a convolution. module: name of the recurrent module
+    of each of ``layers``.
     """
-    if s.groups == 1:
+    constants = {}
+    if normed and s.groups > 1:
+        constants[ONES] = np.ones(s.inner // s.groups)
+    if is_scaled(factors):
+        parts = (factors.value, s.inner), (factors.key, s.keys), (factors.query, s.keys)
+        constants[SCALE] = np.concatenate([np.full(n, each) for each, n in parts])
+    if not constants:
         return checkpoint
     names = checkpoint.names()
-    ones = wrap(np.ones(s.inner // s.groups, np.float32))
-    pieces = {
-        f"model.layers.{index}.{module}.{ONES}": Piece(
-            (names[0],), ones.shape, lambda _stored: ones
-        )
-        for index in layers
-    }
-    pieces |= {name: Piece((name,), checkpoint.spec(name)[1]) for name in names}
+    pieces = {name: Piece((name,), checkpoint.spec(name)[1]) for name in names}
+    for name, values in constants.items():
+        array = wrap(values.astype(np.float32))
+        for index in layers:
+            stem = f"model.layers.{index}.{module}"
+            # The dtype of a source is that of the piece: no matrix, which has any.
+            source = (f"{stem}.A_log",)
+            pieces[f"{stem}.{name}"] = Piece(
+                source, array.shape, partial(_constant, array)
+            )
     return AdaptedCheckpoint(checkpoint, pieces)
+
+
+def is_scaled(factors: Factors) -> bool:
+    """Whether the results of convolutions have factors."""
+    return factors[1:4] != (1.0, 1.0, 1.0)
+
+
+def _constant(array: HostArray, _stored: Any) -> HostArray:
+    return array
 
 
 class Block(NamedTuple):
@@ -301,25 +267,17 @@ def mixed(
 
 def state(s: Sizes, index: int, dtype: str) -> tuple[Slotted, ...]:
     """Return the state of a layer: inputs of convolutions, and a matrix per head."""
-    if dtype == "float16":
-        raise CheckpointError(
-            "found dtype float16, accepted for layers of Mamba-2: bfloat16, float32, "
-            "float64, whose range is wide enough"
-        )
     wide = "float64" if dtype == "float64" else "float32"
-    shape = s.heads, s.state_dim, s.head_dim
+    inputs, matrix = names(index)
     return (
-        *(
-            Slotted(_name(name, index), (s.taps - 1, count), dtype, "tokens")
-            for name, count in zip(PARTS, s.channels, strict=True)
-        ),
-        Slotted(_name("matrix", index), shape, wide, "tokens"),
+        Slotted(inputs, (s.taps - 1, s.channels), dtype, "tokens"),
+        Slotted(matrix, (s.heads, s.state_dim, s.head_dim), wide, "tokens"),
     )
 
 
-def _name(part: str, index: int) -> str:
-    """Return the name of a slotted state of a layer."""
-    return f"mamba.{index}.{part}"
+def names(index: int) -> tuple[str, str]:
+    """Return the names of the slotted state of a layer."""
+    return f"mamba.{index}.inputs", f"mamba.{index}.matrix"
 
 
 def mix(
@@ -332,35 +290,28 @@ def mix(
     All tokens change the state; with ``sampled_step``, the results are those of the
     sampled tokens, [R, inner]. norm_first: whether the norm comes before the gate.
     """
+    inputs, matrix = names(index)
     tables, tokens = dict(state.slotted), x.shape[0]
-
-    def read(part: Part, name: str, factor: float, heads: int) -> Array:
-        key = _name(name, index)
-        found, tables[key] = ops.causal_conv(
-            ops.linear(_scaled(x, factor), part.project), tables[key], step, part.taps
-        )
-        if part.shift is not None:
-            found = found + groups.vector(part.shift)
-        found = ops.activate(found, kind=s.activation)
-        return found.reshape(tokens, heads, -1)
-
-    value = read(w.value, "value", factors.value, s.heads)
-    key = read(w.key, "key", factors.key, s.groups)
-    query = read(w.query, "query", factors.query, s.groups)
-    timed = _timed(ops, value, ops.linear(_scaled(x, factors.time), w.time))
-    rate = ops.linear(_scaled(x, factors.time), w.rate)
-    matrix = _name("matrix", index)
-    out, tables[matrix] = ops.delta_rule(
-        query * SHORT, key * SHORT, timed * (2 / LENGTH), rate, ops.zeros_like(rate),
-        tables[matrix], step, w.decay, tiled=False,
-    )  # fmt: skip
-    out = out * (s.state_dim**0.5 / LENGTH) + value * groups.vector(w.skip).reshape(
-        s.heads, 1
+    projected = ops.linear(x, w.project)
+    mixed, tables[inputs] = ops.causal_conv(
+        projected[:, s.inner : -s.heads], tables[inputs], step, w.taps
     )
-    out = out.reshape(tokens, s.inner)
+    if w.scale is not None:
+        mixed = mixed * groups.vector(w.scale)
+    if w.shift is not None:
+        mixed = mixed + groups.vector(w.shift)
+    mixed = ops.activate(mixed, kind=s.activation)
+    last = s.inner + s.keys
+    out, tables[matrix] = ops.ssm_scan(
+        mixed[:, : s.inner].reshape(tokens, s.heads, s.head_dim),
+        mixed[:, s.inner : last].reshape(tokens, s.groups, s.state_dim),
+        mixed[:, last:].reshape(tokens, s.groups, s.state_dim),
+        _scaled(projected[:, -s.heads :], factors.time), tables[matrix], step, w.scan,
+    )  # fmt: skip
+    out, gate = out.reshape(tokens, s.inner), projected[:, : s.inner]
     if sampled_step is not None:
-        out, x = ops.take_rows(out, step.samples), ops.take_rows(x, step.samples)
-    gate = ops.linear(_scaled(x, factors.gate), w.gate)
+        out, gate = (ops.take_rows(each, step.samples) for each in (out, gate))
+    gate = _scaled(gate, factors.gate)
     if norm_first:
         out = _normed(ops, s, w, out, eps)
     out = ops.gated_activation(gate, out, activation="silu")
@@ -371,18 +322,6 @@ def mix(
 
 def _scaled(x: Array, factor: float) -> Array:
     return x if factor == 1.0 else x * factor
-
-
-def _timed(ops: Ops, value: Array, time: Array) -> Array:
-    """Return values times the softplus of their heads' times, [T, heads, head_dim].
-
-    It is the velocity of a step from 0 toward the values. time: [T, 3 * heads], each
-    number three times.
-    """
-    still = ops.zeros_like(value)
-    controller = time.reshape(time.shape[0], -1, 3)
-    _, found = ops.inl_dynamics_step(still, still, value, controller, dt=0.0)
-    return found
 
 
 def _normed(ops: Ops, s: Sizes, w: Mixer, out: Array, eps: float) -> Array:

@@ -275,7 +275,7 @@ def adapt(
     assert c.mamba is not None, "the config was read"
     layers = [i for i, kind in enumerate(c.kinds) if kind == "linear_attention"]
     found = renamed(checkpoint, RENAMES)
-    return c, mamba2.with_ones(c.mamba, found, layers, "mixer")
+    return c, mamba2.with_constants(c.mamba, found, layers, "mixer")
 
 
 def state(c: NemotronConfig) -> Any:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from inl.ops.rope import RopeScaling
     from inl.ops.routed import TokenRoutedMlp
     from inl.ops.sink_attention import Sinks
+    from inl.ops.ssm import Ssm
     from inl.spec.cache import Cache
     from inl.spec.step import Array, Bucket, Scores, Step, Tables
     from inl.spec.weights import Group
@@ -632,6 +633,21 @@ class Ops(Protocol):
         group: int,
     ) -> Array:
         """:data:`~inl.ops.attention.attention` in which spans see themselves wholly."""
+
+    def ssm_scan(
+        self,
+        x: Array,
+        b: Array,
+        c: Array,
+        dt: Array,
+        table: Array,
+        step: Step,
+        w: Ssm | Group,
+        /,
+    ) -> tuple[Array, Array]:
+        """Scan of Mamba-2 (Dao and Gu, 2024): a decaying sum of outer products per
+        head.
+        """
 
     def take_rows(self, x: Array, index: Array, /) -> Array:
         """Gather rows ``index`` [S] of ``x`` [T, ...]: [S, ...]."""

@@ -45,7 +45,8 @@ class Decay(NamedTuple):
     """[heads] float32, added to ``a``."""
 
 
-def _steps(rng: np.random.Generator) -> Iterable[tuple[str, Step]]:
+def row_steps(rng: np.random.Generator) -> Iterable[tuple[str, Step]]:
+    """Yield steps of rows that begin and that continue, for 6 slots, by name."""
     yield "decode", random_step(rng, [5, 2, 9], [1, 1, 1])[0]
     mixed, _ = random_step(rng, [3, 8, 0, 4], [1, 1, 7, 3], pad_rows=2, pad_tokens=3)
     slots = np.concatenate([rng.permutation(np.arange(1, 5)), np.zeros(2)])
@@ -60,7 +61,7 @@ def _row_spans(step: Step) -> Iterator[tuple[int, int, int, bool]]:
             yield int(step.slots[row]), start, stop, not step.positions[start]
 
 
-def _traffic(results: Any, *inputs: Any, **_attrs: Any) -> int:
+def table_traffic(results: Any, *inputs: Any, **_attrs: Any) -> int:
     """Inputs and results once, but only the rows' entries of the table."""
     table, step, w = inputs[-3:]
     entry = nbytes(table) // table.shape[0]
@@ -70,7 +71,7 @@ def _traffic(results: Any, *inputs: Any, **_attrs: Any) -> int:
 
 def _conv_cases(rng: np.random.Generator) -> Iterable[Case]:
     for taps in (4, 2):
-        for name, step in _steps(rng):
+        for name, step in row_steps(rng):
             x = rng.standard_normal((step.tokens.shape[0], 6))
             table = rng.standard_normal((6, taps - 1, 6))
             w = Taps(rng.standard_normal((6, 1, taps)))
@@ -84,7 +85,7 @@ def _conv_cases(rng: np.random.Generator) -> Iterable[Case]:
     weights=Taps,
     consumes=("table",),
     flops=lambda x, _table, _step, w: 2 * x.shape[0] * elements(w.weight),
-    traffic=_traffic,
+    traffic=table_traffic,
     since=(1, 2),
 )
 def causal_conv(x: Array, table: Array, step: Step, w: Taps) -> tuple[Array, Array]:
@@ -123,7 +124,7 @@ def _delta_cases(
     rng: np.random.Generator, sizes: Sizes = DELTA_SIZES
 ) -> Iterable[Case]:
     for keys, heads, dim, width in sizes:
-        for name, step in _steps(rng):
+        for name, step in row_steps(rng):
             tokens = step.tokens.shape[0]
             q, k = rng.standard_normal((2, tokens, keys, dim))
             q = _decided_queries(q, k)
@@ -150,7 +151,7 @@ def _delta_cases(
     weights=Decay,
     consumes=("table",),
     flops=lambda q, _k, v, *_, **__: 8 * elements(v) * q.shape[-1],
-    traffic=_traffic,
+    traffic=table_traffic,
     # A query nearly orthogonal to what the keys wrote reads a small sum of large terms.
     tolerance=4.0,
     since=(1, 2),

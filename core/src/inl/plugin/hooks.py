@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from inl.spec.kernel import Kernel
     from inl.spec.model import Model
 
-CONTRACT = (2, 0)
+CONTRACT = (2, 1)
 """Major and minor version of the contract that this core serves. Plugins of contract 1
 are served too, see :mod:`inl.plugin.contract_v1`."""
 

@@ -95,6 +95,9 @@ class OpSpec:
     used_by: str = ""
     """What calls the op, if few programs do and a backend may leave it out; empty for
     an op of language models in general."""
+    dtypes: tuple[str, ...] = ()
+    """Storage dtypes whose range a composite's body needs; empty for every one. Others
+    take a kernel for the op itself."""
 
     @property
     def composite(self) -> bool:
@@ -121,6 +124,7 @@ def op(
     overwrites: tuple[str, ...] = (),
     since: tuple[int, int] = (1, 0),
     used_by: str = "",
+    dtypes: tuple[str, ...] = (),
 ) -> Callable[[Callable[..., Any]], OpSpec]:
     """Define an op from its body; keyword-only parameters are its attributes.
 
@@ -149,7 +153,7 @@ def op(
         spec = OpSpec(
             name, body, shapes, cases, weights, consumes, rounds, tolerance,
             _cost(flops, traffic), tensors, layout_opaque, reduces, overwrites,
-            since, used_by,
+            since, used_by, dtypes,
         )  # fmt: skip
         CATALOG[name] = spec
         return spec

@@ -115,7 +115,12 @@ def select_kernel(
         refusals += [(k.label, lost) for k in accepted if k is not winner]
         return Choice(spec.name, "native", winner, tuple(refusals))
     if spec.composite and (layout == PLAIN or spec.layout_opaque):
-        return Choice(spec.name, "composed", None, tuple(refusals))
+        dtype = str(args[0].dtype).rpartition(".")[2]
+        if not spec.dtypes or dtype in spec.dtypes:
+            return Choice(spec.name, "composed", None, tuple(refusals))
+        needs = f"needs the range of {' or '.join(spec.dtypes)}, found {dtype}"
+        refusals.append((f"{spec.name}/composed", needs))
+        return Choice(spec.name, "missing", None, tuple(refusals))
     how = "hosted" if selection.host and layout == PLAIN else "missing"
     return Choice(spec.name, how, None, tuple(refusals))
 

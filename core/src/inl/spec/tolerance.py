@@ -87,9 +87,15 @@ def storage_run(spec: OpSpec, case: Case, dtype: str, inputs: str = "") -> Any:
     :data:`inl.spec.activation_quant.ACTIVATION_QUANTS`, to round inputs of products.
     """
     quantize = ACTIVATION_QUANTS[inputs] if inputs else None
-    ops = BodyOps(lambda op, result: round_results(op, result, dtype), quantize)
     wide = np.float64 if dtype == "float64" else np.float32
-    return getattr(ops, spec.name)(*stored(case, dtype, wide), **case.attrs)
+    args = stored(case, dtype, wide)
+    if spec.dtypes and dtype not in spec.dtypes:
+        # The body's own results are out of range: those of the op are rounded.
+        unrounded = BodyOps(lambda _op, result: result, quantize)
+        result = getattr(unrounded, spec.name)(*args, **case.attrs)
+        return round_results(spec, result, dtype)
+    ops = BodyOps(lambda op, result: round_results(op, result, dtype), quantize)
+    return getattr(ops, spec.name)(*args, **case.attrs)
 
 
 def round_results(

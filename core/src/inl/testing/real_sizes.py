@@ -115,6 +115,7 @@ SIZES: Final[Mapping[str, Sizes]] = {
     "experts": EXPERTS,
     "group_route": ((5, 8, 8, 6, 3),),
     "delta_rule": ((2, 4, 128, 128),),
+    "ssm_scan": ((1, 3, 128, 64),),
 }
 """Sizes that the op's own function of cases takes."""
 

@@ -570,6 +570,40 @@ class Score(Instruction[D], opcode=30):
     values: WriteF32[D]
 
 
+class SsmScan(Instruction[D], opcode=31):
+    """Scan of Mamba-2 over each row's tokens and its slot, as the op ``ssm_scan``.
+
+    x, y [tokens, heads, width]; b, c [tokens, groups, key_width], with one stride; dt
+    [tokens, heads]; table [slots, heads, key_width, width]. positions [tokens], starts
+    [rows + 1], row_slots [rows] and used_counts are those of a step. Each row has the
+    same bits in any batch and in any chunks.
+    """
+
+    tokens: Dim
+    rows: Dim
+    slots: Dim
+    groups: Dim
+    heads: Dim
+    key_width: Dim
+    width: Dim
+    x_stride: Dim
+    key_stride: Dim
+    dt_stride: Dim
+    x: ReadF32[D]
+    b: ReadF32[D]
+    c: ReadF32[D]
+    dt: ReadF32[D]
+    rate: ReadF32[D]
+    shift: ReadF32[D]
+    skip: ReadF32[D]
+    table: UpdateF32[D]
+    y: WriteF32[D]
+    positions: ReadI32[D]
+    starts: ReadI32[D]
+    row_slots: ReadI32[D]
+    used_counts: ReadI32[D]
+
+
 Opcode = IntEnum(  # type: ignore[misc]
     "Opcode", {each.snake_name().upper(): n for n, each in INSTRUCTIONS.items()}
 )

@@ -10,6 +10,7 @@ from inl.ops import catalog
 from inl.ops.activation import KINDS
 from inl.ops.attention import random_step
 from inl.ops.recurrent import LENGTH_EPS, Decay, Taps
+from inl.ops.ssm import Ssm
 from inl.spec.op import Case
 from inl.spec.tolerance import judge
 
@@ -82,6 +83,37 @@ def delta(native, case):
     return y, table
 
 
+def ssm_case(rng, step, groups, heads, dim, width):
+    tokens = step.tokens.size
+    rate, shift, skip = rng.standard_normal((3, heads))
+    return Case(
+        f"{groups}x{heads} of {dim}x{width}",
+        (
+            rng.standard_normal((tokens, heads, width)),
+            *rng.standard_normal((2, tokens, groups, dim)),
+            rng.standard_normal((tokens, heads)),
+            rng.standard_normal((SLOTS, heads, dim, width)),
+            step,
+            Ssm(rate, shift, shift, skip),
+        ),
+    )
+
+
+def ssm(native, case):
+    x, b, c, dt, table = map(f32, case.args[:5])
+    step, w = case.args[5:]
+    (tokens, heads, width), (groups, dim) = x.shape, b.shape[1:]
+    y = np.full(x.shape, np.nan, np.float32)
+    dims = (
+        tokens, step.slots.size, len(table), groups, heads, dim, width, heads * width,
+        groups * dim, heads,
+    )  # fmt: skip
+    weights = f32(w.rate), f32(w.shift), f32(w.skip)
+    data = x, b, c, dt, *weights, table, y, *spans(step)
+    native.run(instruction(Op.SSM_SCAN, dims, data))
+    return y, table
+
+
 def judged(name, case, results):
     verdict = judge(CATALOG[name], case, "float32", results)
     assert verdict.passed, f"{name}/{case.name}: {verdict}"
@@ -109,10 +141,22 @@ def test_delta_rule(native, rng, shape, counts, tiled):
     judged("delta_rule", case, delta(native, case))
 
 
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1, 1), (1, 2, 3, 17), (2, 4, 24, 32), (1, 3, 128, 64),
+              (2, 2, 40, 100)]
+)  # fmt: skip
+@pytest.mark.parametrize("counts", [(1, 1, 1), (1, 1, 7, 3), (2, 70)])
+def test_ssm_scan(native, rng, shape, counts):
+    lengths = 3 * rng.permutation(len(counts))
+    case = ssm_case(rng, step_of(rng, lengths, counts), *shape)
+    judged("ssm_scan", case, ssm(native, case))
+
+
 CONV = (conv, conv_case, (70, 4), 1)
 DELTA = (delta, delta_case, (2, 4, 24, 40), 5)
-BOTH = pytest.mark.parametrize(
-    ("run", "make", "shape", "table"), [CONV, DELTA], ids=["conv", "delta"]
+SSM = (ssm, ssm_case, (2, 4, 24, 40), 4)
+EACH = pytest.mark.parametrize(
+    ("run", "make", "shape", "table"), [CONV, DELTA, SSM], ids=["conv", "delta", "ssm"]
 )
 
 
@@ -123,7 +167,7 @@ def part(case, table, number, step, tokens):
     return Case(case.name, tuple(args), case.attrs)
 
 
-@BOTH
+@EACH
 def test_chunks_and_batches_change_no_bit(native, rng, run, make, shape, table):
     whole = make(rng, step_of(rng, [0], [12], padding=0), *shape)
     y, after = run(native, whole)
@@ -145,20 +189,24 @@ def test_chunks_and_batches_change_no_bit(native, rng, run, make, shape, table):
     assert not np.array_equal(both[:12], y)
 
 
-@BOTH
+@EACH
 def test_padding_gives_zeros_and_other_slots_stay(native, rng, run, make, shape, table):
     step = step_of(rng, [5, 0], [1, 3], padding=3)._replace(slots=i32([4, 2, 0, 0, 0]))
     case = make(rng, step, *shape)
     y, after = run(native, case)
     assert np.abs(y[:4]).max(axis=tuple(range(1, y.ndim))).all()
-    assert not y[4:].any()
+    if run is ssm:  # its body adds the skipped values to results of zero
+        x, *_, w = case.args
+        assert y[4:] == pytest.approx(x[4:] * w.skip[:, None], rel=1e-6)
+    else:
+        assert not y[4:].any()
     assert not after[0].any()
     before = f32(case.args[table])
     assert np.array_equal(after[[1, 3, 5]], before[[1, 3, 5]])
     assert not np.array_equal(after[4], before[4])
 
 
-@BOTH
+@EACH
 def test_slots_and_spans_out_of_range_are_skipped(native, rng, run, make, shape, table):
     """Frames are checked before; a program must not write elsewhere all the same."""
     step = step_of(rng, [5, 5, 5], [1, 2, 1], padding=0)
@@ -183,6 +231,17 @@ def test_extremes_are_finite(native, rng):
     args[4] = rng.choice([-3e38, -90, 0, 90, 3e38], args[4].shape)
     args[7] = Decay(np.array([-200.0, -30, 0, 3, 80, 200]), np.zeros(6))
     y, table = delta(native, Case("extremes", tuple(args), {"tiled": False}))
+    assert np.isfinite(y).all()
+    assert np.isfinite(table).all()
+    assert np.abs(y).max() > 0
+
+
+def test_extremes_of_the_scan_are_finite(native, rng):
+    args = list(ssm_case(rng, step_of(rng, [0], [40], padding=0), 2, 6, 24, 40).args)
+    args[3] = rng.choice([-3e38, -1e4, -20, 0, 20, 1e4], args[3].shape)
+    rate = np.array([-200.0, -30, 0, 3, 80, 200])
+    args[6] = Ssm(rate, np.zeros(6), np.zeros(6), np.ones(6))
+    y, table = ssm(native, Case("extremes", tuple(args)))
     assert np.isfinite(y).all()
     assert np.isfinite(table).all()
     assert np.abs(y).max() > 0

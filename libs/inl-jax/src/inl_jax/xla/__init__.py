@@ -12,6 +12,7 @@ from inl_jax.xla import (
     kernel,
     layers,
     recurrent,
+    ssm,
 )
 
 KERNELS: tuple[Kernel, ...] = (
@@ -21,4 +22,5 @@ KERNELS: tuple[Kernel, ...] = (
     *full_attention.KERNELS,
     *inl.KERNELS,
     *recurrent.KERNELS,
+    *ssm.KERNELS,
 )

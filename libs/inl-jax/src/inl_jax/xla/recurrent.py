@@ -1,4 +1,4 @@
-"""Recurrent layers: all rows at once, one token of each after the other."""
+"""Recurrent layers: the delta rule takes one token of each row after the other."""
 
 from __future__ import annotations
 
@@ -46,13 +46,28 @@ def _scan(
 
 
 def causal_conv(x: Array, table: Array, step: Step, w: Taps) -> tuple[Array, Array]:
+    total, taps, rows = x.shape[0], w.weight.shape[-1], step.slots.shape[0]
+    used = jnp.arange(rows) < step.used_counts[1]
+    begins = step.starts[:-1]
+    first = step.positions[jnp.clip(begins, 0, total - 1)] == 0
+    fresh = (first | ~used)[:, None, None]
+    before, given = jnp.where(fresh, 0, upcast(table[step.slots])), upcast(x)
     weights = upcast(w.weight)[:, 0].T
 
-    def advance(tokens: Array, states: Array) -> tuple[Array, Array]:
-        seen = jnp.concatenate([states, upcast(x[tokens])[:, None]], axis=1)
-        return (seen * weights).sum(1), seen[:, 1:]
+    def inputs(rows: Array, at: Array) -> Array:
+        """Return inputs of rows, counted from the first one that the table has."""
+        token = jnp.clip(begins[rows] + at - (taps - 1), 0, total - 1)
+        stored = before[rows, jnp.minimum(at, taps - 2)]
+        return jnp.where((at < taps - 1)[..., None], stored, given[token])
 
-    return _scan(x, table, step, advance)
+    tokens = jnp.arange(total)
+    at = tokens - begins[step.rows]
+    out = sum(inputs(step.rows, at + tap) * weights[tap] for tap in range(taps))
+    out = jnp.where((tokens < step.used_counts[2])[:, None], out, 0)
+    counts = jnp.where(used, step.starts[1:] - begins, 0)
+    last = counts[:, None] + jnp.arange(taps - 1)
+    states = inputs(jnp.arange(rows)[:, None], last).astype(table.dtype)
+    return out.astype(x.dtype), table.at[step.slots].set(states).at[0].set(0)
 
 
 def delta_rule(

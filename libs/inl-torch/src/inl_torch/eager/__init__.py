@@ -30,6 +30,7 @@ from inl_torch.eager import (
     sample,
     slots,
     span_attention,
+    ssm,
     step,
     verify,
 )
@@ -53,6 +54,7 @@ FAMILIES = (
     sample,
     slots,
     span_attention,
+    ssm,
     step,
     verify,
 )

@@ -17,7 +17,7 @@ from inl_torch.triton.lora import lora
 from inl_torch.triton.lora import streamed as adapted
 from inl_torch.triton.matmul import activation, fused, invariant, linear, mlp
 from inl_torch.triton.moe import experts, routing
-from inl_torch.triton.recurrent import recurrent
+from inl_torch.triton.recurrent import recurrent, ssm
 from inl_torch.triton.sampling import sample, score
 from inl_torch.triton.step import (
     admit,
@@ -30,7 +30,7 @@ from inl_torch.triton.tuning import Tuning
 
 FAMILIES = (
     activation, admit, cache, dynamics, experts, invariant, norm, rope,
-    prune_last_layer, recurrent, routing,
+    prune_last_layer, recurrent, routing, ssm,
 )  # fmt: skip
 """Modules whose kernels have no launch parameters that depend on the chip."""
 

@@ -1,6 +1,7 @@
-"""Recurrent layers: convolutions and the gated delta rule, over per-slot state.
+"""Recurrent layers: convolutions, the gated delta rule and the scan of Mamba-2.
 
-State is updated in place. A text has the same bits however it is divided into steps.
+State of slots is updated in place. A text has the same bits however it is divided into
+steps.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import numpy as np
 
 from inl.dtypes import widen
 from inl.ops.recurrent import LENGTH_EPS, Decay, Taps
+from inl.ops.ssm import Ssm
 from inl.spec.kernel import HostGroup, Kernel
 from inl.spec.weights import in_layout
 from inl.weights.packing import present
 from inl_cpu.command_emitter import stride
-from inl_cpu.instructions import CausalConv, DeltaRule
+from inl_cpu.instructions import CausalConv, DeltaRule, SsmScan
 from inl_cpu.memory import empty
 
 if TYPE_CHECKING:
@@ -94,6 +96,41 @@ def delta_rule(
     return out, table
 
 
+def ssm_scan(
+    emitter: CommandEmitter, x: Any, b: Any, c: Any, dt: Any, table: Any, step: Step,
+    w: Ssm,
+) -> tuple[Any, Any]:  # fmt: skip
+    x, b, c, dt = map(emitter.dense, (x, b, c, dt))
+    if stride(b) != stride(c):
+        b, c = emitter.copied(b), emitter.copied(c)
+    out = emitter.new(x.shape)
+    emitter.emit(
+        SsmScan(
+            tokens=x.shape[0],
+            rows=step.slots.shape[0],
+            slots=table.shape[0],
+            groups=b.shape[1],
+            heads=x.shape[1],
+            key_width=b.shape[2],
+            width=x.shape[2],
+            x_stride=stride(x),
+            key_stride=stride(b),
+            dt_stride=stride(dt),
+            x=x,
+            b=b,
+            c=c,
+            dt=dt,
+            rate=w.rate,
+            shift=w.shift,
+            skip=w.skip,
+            table=table,
+            y=out,
+            **_spans(step),
+        )
+    )
+    return out, table
+
+
 def _spans(step: Step) -> dict[str, Any]:
     """Return the operands that divide tokens into rows."""
     return {
@@ -119,7 +156,7 @@ def pack_taps(group: HostGroup, _backend: Any, _dtype: str) -> Taps:
 
 
 def kernels(emitter: CommandEmitter) -> Iterable[Kernel]:
-    """Both recurrences, batch-invariant."""
+    """The recurrences, batch-invariant."""
     yield Kernel(
         "causal_conv",
         "native",
@@ -131,3 +168,5 @@ def kernels(emitter: CommandEmitter) -> Iterable[Kernel]:
     )
     rule = partial(delta_rule, emitter)
     yield Kernel("delta_rule", "native", rule, invariant=True)
+    scan = partial(ssm_scan, emitter)
+    yield Kernel("ssm_scan", "native", scan, invariant=True)

@@ -1,4 +1,5 @@
-/* Recurrent layers: short convolutions and the gated delta rule, over per-slot state.
+/* Recurrent layers: short convolutions, the gated delta rule and the scan of Mamba-2, over
+ * per-slot state.
  *
  * The tokens of a row are computed one after the other with the same operations,
  * however a text is divided into steps: results do not depend on the chunks.
@@ -339,6 +340,155 @@ void delta_rule_body(args::DeltaRule op, int64_t chunk, Worker &worker) {
         delta_row<true>(op, strip, row, head, column, worker);
     else
         delta_row<false>(op, strip, row, head, column, worker);
+}
+
+/* Numbers of a token that all columns of the matrices share: for each head, what is kept
+ * of its matrix, and the step of time. */
+struct SsmFactors {
+    float *keep, *time;
+
+    static int64_t size(args::SsmScan op) { return 2 * op.heads(); }
+    SsmFactors(args::SsmScan op, const Worker &worker, int64_t token) {
+        keep = reinterpret_cast<float *>(worker.shared) + token * size(op);
+        time = keep + op.heads();
+    }
+};
+
+int64_t ssm_factors_tokens(args::SsmScan op) { return rows_per_chunk(32 * op.heads()); }
+
+int64_t ssm_factors_chunks(args::SsmScan op) {
+    return ceil_div(op.tokens(), ssm_factors_tokens(op));
+}
+
+void ssm_factors_body(args::SsmScan op, int64_t chunk, Worker &worker) {
+    const Span tokens(chunk, ssm_factors_tokens(op), op.tokens());
+    const int64_t heads = op.heads();
+    const F zero = set(0.0f), fastest = set(3e38f);
+    for (int64_t token = tokens.from; token < tokens.to; token++) {
+        const SsmFactors to(op, worker, token);
+        const float *dt = op.dt() + token * op.dt_stride();
+        for (int64_t at = 0; at < heads; at += 16) {
+            const int n = lanes_left(at, heads);
+            const F rate = smaller(fastest, exponential(load_first(op.rate() + at, n)));
+            const F time =
+                softplus(add(load_first(dt + at, n), load_first(op.shift() + at, n)));
+            store_first(to.keep + at, exponential(sub(zero, mul(rate, time))), n);
+            store_first(to.time + at, time, n);
+        }
+    }
+}
+
+int64_t ssm_strips(args::SsmScan op) { return ceil_div(op.width(), DELTA_COLUMNS); }
+
+int64_t ssm_scan_chunks(args::SsmScan op) {
+    return op.rows() * op.heads() * ssm_strips(op);
+}
+
+Scratch ssm_scan_scratch(args::SsmScan op) {
+    return {op.tokens() * SsmFactors::size(op) * 4, 0};
+}
+
+/* Tokens of one pass over a strip of a matrix. */
+constexpr int SSM_TOKENS = 4;
+
+/* A strip, and where its row, its head and its columns are in the operands. */
+struct SsmStrip {
+    DeltaStrip matrix;
+    int64_t head, column, key;
+};
+
+/* Multiplies what a token adds to the results, beside the matrix. */
+inline F ssm_skipped(args::SsmScan op, const SsmStrip &strip, int64_t token, int part) {
+    const float *x = op.x() + token * op.x_stride() + strip.head * op.width();
+    return mul(set(op.skip()[strip.head]), load_first(x + strip.column + 16 * part,
+                                                      strip.matrix.lanes[part]));
+}
+
+inline void ssm_store(args::SsmScan op, const SsmStrip &strip, int64_t token, int part,
+                      F value) {
+    float *y = op.y() + (token * op.heads() + strip.head) * op.width() + strip.column;
+    store_first(y + 16 * part, value, strip.matrix.lanes[part]);
+}
+
+/* Computes TOKENS tokens in one pass: each element of the matrix is read and written
+ * once, with the operations of TOKENS passes. FULL: all lanes are in use. */
+template <int TOKENS, bool FULL>
+inline void ssm_pass(args::SsmScan op, const SsmStrip &strip, int64_t token,
+                     Worker &worker) {
+    F keep[TOKENS], change[TOKENS][DELTA_VECTORS], sums[TOKENS][DELTA_VECTORS];
+    const float *keys[TOKENS], *queries[TOKENS];
+    for (int t = 0; t < TOKENS; t++) {
+        const SsmFactors factors(op, worker, token + t);
+        const float *x = op.x() + (token + t) * op.x_stride() + strip.head * op.width();
+        keep[t] = set(factors.keep[strip.head]);
+        keys[t] = op.b() + (token + t) * op.key_stride() + strip.key;
+        queries[t] = op.c() + (token + t) * op.key_stride() + strip.key;
+        for (int part = 0; part < DELTA_VECTORS; part++) {
+            change[t][part] = mul(set(factors.time[strip.head]),
+                                  load_first(x + strip.column + 16 * part,
+                                             strip.matrix.lanes[part]));
+            sums[t][part] = set(0.0f);
+        }
+    }
+    const int64_t rows = strip.matrix.rows, stride = strip.matrix.stride;
+    float *place = strip.matrix.matrix;
+    for (int64_t i = 0; i < rows; i++, place += stride)
+        for (int part = 0; part < DELTA_VECTORS; part++) {
+            float *at = place + 16 * part;
+            const int lanes = strip.matrix.lanes[part];
+            __builtin_prefetch(at + DELTA_PREFETCH * stride, 1);
+            F s = FULL ? load(at) : load_first(at, lanes);
+            for (int t = 0; t < TOKENS; t++) {
+                s = fma(set(keys[t][i]), change[t][part], mul(keep[t], s));
+                sums[t][part] = fma(set(queries[t][i]), s, sums[t][part]);
+            }
+            if (FULL)
+                store(at, s);
+            else
+                store_first(at, s, lanes);
+        }
+    for (int t = 0; t < TOKENS; t++)
+        for (int part = 0; part < DELTA_VECTORS; part++)
+            ssm_store(op, strip, token + t, part,
+                      add(sums[t][part], ssm_skipped(op, strip, token + t, part)));
+}
+
+template <bool FULL>
+void ssm_row(args::SsmScan op, const SsmStrip &strip, const RecurrentRow &row,
+             Worker &worker) {
+    int64_t token = row.start;
+    for (; token + SSM_TOKENS <= row.stop; token += SSM_TOKENS)
+        ssm_pass<SSM_TOKENS, FULL>(op, strip, token, worker);
+    for (; token < row.stop; token++) ssm_pass<1, FULL>(op, strip, token, worker);
+}
+
+void ssm_scan_body(args::SsmScan op, int64_t chunk, Worker &worker) {
+    const int64_t number = chunk / ssm_strips(op), head = number % op.heads();
+    const int64_t column = chunk % ssm_strips(op) * DELTA_COLUMNS;
+    const int64_t size = op.key_width() * op.width();
+    const int64_t group = head / (op.heads() / op.groups());
+    SsmStrip strip{
+        {op.table() + head * size + column, op.width(), op.key_width(), {}},
+        head, column, group * op.key_width()};
+    for (int part = 0; part < DELTA_VECTORS; part++) {
+        const int left = lanes_left(column + 16 * part, op.width());
+        strip.matrix.lanes[part] = left > 0 ? left : 0;
+    }
+    if (number < op.heads()) { /* of the first row: slot 0 and padding */
+        if (!is_clear(strip.matrix)) clear_strip(strip.matrix);
+        for (int64_t token = first_padding(op); token < op.tokens(); token++)
+            for (int part = 0; part < DELTA_VECTORS; part++)
+                ssm_store(op, strip, token, part, ssm_skipped(op, strip, token, part));
+    }
+    if (number / op.heads() >= used_rows(op)) return;
+    const RecurrentRow row(op, number / op.heads());
+    if (!row.count()) return;
+    strip.matrix.matrix += row.slot * op.heads() * size;
+    if (!row.continued) clear_strip(strip.matrix);
+    if (strip.matrix.lanes[DELTA_VECTORS - 1] == 16)
+        ssm_row<true>(op, strip, row, worker);
+    else
+        ssm_row<false>(op, strip, row, worker);
 }
 
 } // namespace

@@ -81,6 +81,9 @@ struct Table {
         ops[INL_DELTA_RULE] = {phase<delta_factors_chunks, delta_factors_body>(),
                                phase<delta_rule_chunks, delta_rule_body>(),
                                scratch<delta_rule_scratch>()};
+        ops[INL_SSM_SCAN] = {phase<ssm_factors_chunks, ssm_factors_body>(),
+                             phase<ssm_scan_chunks, ssm_scan_body>(),
+                             scratch<ssm_scan_scratch>()};
         ops[INL_ACTIVATE] = {phase<span_chunks<args::Activate>, activate_body>()};
         ops[INL_CHECKSUM] = {phase<checksum_chunks, checksum_body>()};
         ops[INL_SCORE] = {phase<score_chunks, score_body>()};

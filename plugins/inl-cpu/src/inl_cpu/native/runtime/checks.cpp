@@ -163,6 +163,14 @@ const char *delta_rule_refusal(const args::DeltaRule &op) {
                : nullptr;
 }
 
+const char *ssm_scan_refusal(const args::SsmScan &op) {
+    if (op.groups() < 1 || op.heads() % op.groups())
+        return "ssm_scan: heads must be a multiple of groups";
+    return op.key_width() < 1 || op.width() < 1
+               ? "ssm_scan: key_width and width must be positive"
+               : nullptr;
+}
+
 /* Checks of one opcode beyond those of the instruction table. */
 const char *specific_refusal(const inl_instruction &i) {
     switch (i.opcode) {
@@ -182,6 +190,7 @@ const char *specific_refusal(const inl_instruction &i) {
     case INL_PACK: return pack_refusal(args::Pack(i));
     case INL_CAUSAL_CONV: return causal_conv_refusal(args::CausalConv(i));
     case INL_DELTA_RULE: return delta_rule_refusal(args::DeltaRule(i));
+    case INL_SSM_SCAN: return ssm_scan_refusal(args::SsmScan(i));
     case INL_ACTIVATE:
         return args::Activate(i).kind() > 7 ? "activate: accepted kinds are 0 to 7"
                                             : nullptr;

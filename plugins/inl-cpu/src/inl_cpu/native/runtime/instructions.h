@@ -38,7 +38,8 @@ enum inl_opcode {
     INL_DELTA_RULE = 28,
     INL_ACTIVATE = 29,
     INL_SCORE = 30,
-    INL_OPCODES = 31,
+    INL_SSM_SCAN = 31,
+    INL_OPCODES = 32,
 };
 
 enum inl_flag {
@@ -95,7 +96,8 @@ enum inl_flag {
     apply(INL_CAUSAL_CONV) \
     apply(INL_DELTA_RULE) \
     apply(INL_ACTIVATE) \
-    apply(INL_SCORE)
+    apply(INL_SCORE) \
+    apply(INL_SSM_SCAN)
 
 #define INL_FOR_EACH_FLAG(apply) \
     apply(INL_X_EXACT) \
@@ -698,6 +700,42 @@ struct Score {
     float *values() const { return static_cast<float *>(raw->data[4]); }
 };
 
+/* Scan of Mamba-2 over each row's tokens and its slot, as the op ``ssm_scan``.
+ *
+ * x, y [tokens, heads, width]; b, c [tokens, groups, key_width], with one stride; dt
+ * [tokens, heads]; table [slots, heads, key_width, width]. positions [tokens], starts
+ * [rows + 1], row_slots [rows] and used_counts are those of a step. Each row has the
+ * same bits in any batch and in any chunks.
+ */
+struct SsmScan {
+    const inl_instruction *raw;
+    explicit SsmScan(const inl_instruction &i) : raw(&i) {}
+    int32_t flags() const { return raw->flags; }
+    int64_t tokens() const { return raw->dims[0]; }
+    int64_t rows() const { return raw->dims[1]; }
+    int64_t slots() const { return raw->dims[2]; }
+    int64_t groups() const { return raw->dims[3]; }
+    int64_t heads() const { return raw->dims[4]; }
+    int64_t key_width() const { return raw->dims[5]; }
+    int64_t width() const { return raw->dims[6]; }
+    int64_t x_stride() const { return raw->dims[7]; }
+    int64_t key_stride() const { return raw->dims[8]; }
+    int64_t dt_stride() const { return raw->dims[9]; }
+    const float *x() const { return static_cast<const float *>(raw->data[0]); }
+    const float *b() const { return static_cast<const float *>(raw->data[1]); }
+    const float *c() const { return static_cast<const float *>(raw->data[2]); }
+    const float *dt() const { return static_cast<const float *>(raw->data[3]); }
+    const float *rate() const { return static_cast<const float *>(raw->data[4]); }
+    const float *shift() const { return static_cast<const float *>(raw->data[5]); }
+    const float *skip() const { return static_cast<const float *>(raw->data[6]); }
+    float *table() const { return static_cast<float *>(raw->data[7]); }
+    float *y() const { return static_cast<float *>(raw->data[8]); }
+    const int32_t *positions() const { return static_cast<const int32_t *>(raw->data[9]); }
+    const int32_t *starts() const { return static_cast<const int32_t *>(raw->data[10]); }
+    const int32_t *row_slots() const { return static_cast<const int32_t *>(raw->data[11]); }
+    const int32_t *used_counts() const { return static_cast<const int32_t *>(raw->data[12]); }
+};
+
 } // namespace args
 
 /* What the checks need to know of an instruction. */
@@ -805,6 +843,9 @@ inline constexpr InstructionSpec INSTRUCTIONS[INL_OPCODES] = {
     {"score", 0, 0x1f, 4, 5,
      {"rows", "vocabulary", "logits_stride", "count"},
      {"logits", "tokens", "chosen", "ids", "values"}},
+    {"ssm_scan", 0, 0x1fff, 10, 13,
+     {"tokens", "rows", "slots", "groups", "heads", "key_width", "width", "x_stride", "key_stride", "dt_stride"},
+     {"x", "b", "c", "dt", "rate", "shift", "skip", "table", "y", "positions", "starts", "row_slots", "used_counts"}},
 };
 
 /* Whether dims, required operands and flags are valid, given the opcode. */
@@ -841,6 +882,7 @@ inline bool has_valid_fields(const inl_instruction &i) {
     case INL_DELTA_RULE: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3] | i.dims[4] | i.dims[5] | i.dims[6] | i.dims[7] | i.dims[8] | i.dims[9]) >= 0 && i.data[0] && i.data[1] && i.data[2] && i.data[3] && i.data[4] && i.data[5] && i.data[6] && i.data[7] && i.data[8] && i.data[9] && i.data[10] && i.data[11] && i.data[12] && !(i.flags & ~0);
     case INL_ACTIVATE: return (i.dims[0] | i.dims[1]) >= 0 && i.data[0] && i.data[1] && !(i.flags & ~0);
     case INL_SCORE: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3]) >= 0 && i.data[0] && i.data[1] && i.data[2] && i.data[3] && i.data[4] && !(i.flags & ~0);
+    case INL_SSM_SCAN: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3] | i.dims[4] | i.dims[5] | i.dims[6] | i.dims[7] | i.dims[8] | i.dims[9]) >= 0 && i.data[0] && i.data[1] && i.data[2] && i.data[3] && i.data[4] && i.data[5] && i.data[6] && i.data[7] && i.data[8] && i.data[9] && i.data[10] && i.data[11] && i.data[12] && !(i.flags & ~0);
     default: return false;
     }
 }

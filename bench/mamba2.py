@@ -1,0 +1,115 @@
+"""Prompts and decoding of a shape of Mamba-2 with random weights.
+
+    python bench/mamba2.py [--device cpu:0] [--prompts 512 2048] [--dtype bfloat16]
+    python bench/mamba2.py --device cuda:0 --prompts 512 2048 32768 131072 --peer
+
+One request at a time: seconds of a prompt to its first token, and milliseconds of each
+of ``--tokens`` later ones. All layers but one are recurrent, so that the
+time of a token hardly grows with the context. ``--peer`` measures the same shape in
+transformers, by torch alone, on the same device: its prompts take 4 MiB of memory a
+token and layer, so that longer ones than ``--most`` are left out. ``--cpu-time`` counts
+processor time of all threads, for a machine that others share.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import numpy as np
+from random_models import FIELDS, RECURRENT, SHAPES, random_language
+
+from inl import EngineConfig, InferenceEngine
+
+SHAPE = "mamba2"
+
+
+def prompt_of(count):
+    return [int(x) for x in np.random.default_rng(count).integers(9, 30000, count)]
+
+
+def timed(run, given):
+    clock = time.process_time if given.cpu_time else time.perf_counter
+    began = clock()
+    run()
+    return clock() - began
+
+
+def measured(name, given, generate):
+    """Print the times of each prompt; generate: (ids, tokens) -> their answer."""
+    for count in given.prompts:
+        ids = prompt_of(count)
+        generate(ids, 2)  # compiles
+        first, whole = (
+            min(timed(lambda: generate(ids, n), given) for _ in range(given.runs))  # noqa: B023
+            for n in (1, 1 + given.tokens)
+        )
+        print(
+            f"{name:>12} {count:>7} tokens: {first:8.3f} s, {count / first:9.0f} "
+            f"tokens/s; {1e3 * (whole - first) / given.tokens:8.3f} ms a token",
+            flush=True,
+        )
+
+
+def ours(given):
+    context = max(given.prompts) + given.tokens + 64
+    language = random_language(SHAPE, context, given.layers)
+    config = EngineConfig(
+        backend=given.device, max_batch=1, context=context, dtype=given.dtype,
+        prefix_cache=False,
+    )  # fmt: skip
+    with InferenceEngine(language, config=config) as engine:
+
+        def generate(ids, count):
+            engine.generate([ids], max_tokens=count, ignore_eos=True)
+
+        measured("inl", given, generate)
+
+
+def theirs(given):
+    import torch
+    from transformers import BambaConfig, BambaForCausalLM
+    from transformers.cache_utils import DynamicCache
+
+    fields = dict(zip(FIELDS, SHAPES[SHAPE], strict=True)) | RECURRENT[SHAPE]
+    if given.layers:
+        fields["num_hidden_layers"] = given.layers
+    config = BambaConfig(**fields, max_position_embeddings=1 << 18)
+    place = given.device.removesuffix(":0") if "cpu" in given.device else given.device
+    dtype = getattr(torch, given.dtype)
+    torch.set_default_dtype(dtype)
+    with torch.device(place):
+        model = BambaForCausalLM(config).eval()
+
+    def generate(ids, count):
+        ids = torch.tensor([ids], device=place)
+        cache = DynamicCache(config=config)
+        for _ in range(count):
+            out = model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            cache, ids = out.past_key_values, out.logits[:, -1:].argmax(-1)
+        ids.tolist()  # waits for the device
+
+    given.prompts = [count for count in given.prompts if count <= given.most]
+    with torch.inference_mode():
+        measured("transformers", given, generate)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu:0")
+    parser.add_argument("--prompts", type=int, nargs="+", default=[512, 2048])
+    parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--runs", type=int, default=2)
+    parser.add_argument("--layers", type=int, default=0)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--cpu-time", action="store_true")
+    parser.add_argument("--peer", action="store_true")
+    parser.add_argument("--most", type=int, default=2048)
+    given = parser.parse_args()
+    ours(given)
+    if given.peer:
+        theirs(given)
+
+
+if __name__ == "__main__":
+    main()
