@@ -12,7 +12,6 @@ import contextlib
 import faulthandler
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from typing import IO, Any, Final, final
 
 from inl.exit_status import describe_exit
 from inl.forks import disconnect
+from inl.readiness import READABLE, WRITABLE, waiter
 
 PROGRAM: Final = (
     "import json, sys; sys.path[:] = json.loads(sys.stdin.buffer.readline()); "
@@ -34,10 +34,6 @@ PROGRAM: Final = (
 
 CHUNK: Final = 1 << 16
 """Bytes to read at once."""
-
-READABLE: Final[int] = getattr(select, "POLLIN", 0)
-WRITABLE: Final[int] = getattr(select, "POLLOUT", 0)
-"""Events of pipes; Windows has none."""
 
 START_SECONDS: Final = 120.0
 """Time limit for the start of a process; a cold disk takes seconds."""
@@ -159,8 +155,8 @@ class BoundedChild:
                 timer.cancel()
             return
         deadline = time.monotonic() + seconds
-        # Not limited to 1024 open files, as `select.select` is, and opens none.
-        waiting = select.poll()
+        # Neither limited to 1024 open files nor another one, as `select` and `epoll`.
+        waiting = waiter()
         waiting.register(pipe, event)
 
         def wait() -> bool:

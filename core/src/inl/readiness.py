@@ -1,4 +1,4 @@
-"""Waiting for a socket: ``poll``, or ``select`` on Windows, which has no ``poll``.
+"""Waiting for files: ``poll``, or ``select`` on Windows, which has no ``poll``.
 
 Also receiving with one time limit for all parts.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import select
 import socket
 import time
-from typing import Final, Protocol
+from typing import IO, Any, Final, Protocol
 
 READABLE: Final = 1
 """Of an event: can be read, or is closed at the other end. Also POLLIN."""
@@ -16,17 +16,21 @@ WRITABLE: Final = 4
 """Of an event: can be written. Also POLLOUT."""
 
 
-class Waiter(Protocol):
-    """Waits for events of the registered sockets."""
+File = socket.socket | IO[Any]
+"""On Windows a socket."""
 
-    def register(self, sock: socket.socket, events: int, /) -> None: ...
-    def modify(self, sock: socket.socket, events: int, /) -> None: ...
+
+class Waiter(Protocol):
+    """Waits for events of the registered files."""
+
+    def register(self, file: File, events: int, /) -> None: ...
+    def modify(self, file: File, events: int, /) -> None: ...
     def poll(self, milliseconds: float | None, /) -> list[tuple[int, int]]:
         """Return pairs of a descriptor and its events; none after the time limit."""
 
 
 def waiter() -> Waiter:
-    """Return a new object that waits for sockets."""
+    """Return a new object that waits for files."""
     return select.poll() if hasattr(select, "poll") else SelectWaiter()
 
 
@@ -34,10 +38,10 @@ class SelectWaiter:
     """The interface of ``select.poll`` by ``select.select``."""
 
     def __init__(self) -> None:
-        self._events: dict[socket.socket, int] = {}
+        self._events: dict[File, int] = {}
 
-    def register(self, sock: socket.socket, events: int, /) -> None:
-        self._events[sock] = events
+    def register(self, file: File, events: int, /) -> None:
+        self._events[file] = events
 
     modify = register
 

@@ -237,7 +237,7 @@ def test_select_reports_what_poll_does():
 
 
 def test_templates_render_and_are_killed_without_select(monkeypatch):
-    monkeypatch.setattr("inl.bounded_child.selectors.DefaultSelector", None)
+    monkeypatch.setattr("inl.bounded_child.waiter", None)
     monkeypatch.setattr("inl.bounded_child.sys.platform", "win32")
     template = ChatTemplate("{{ messages[0]['content'] }}")
     assert template.apply([{"role": "user", "content": "hello"}]) == "hello"

@@ -8,7 +8,7 @@ from inl.cli.devices import device_rows
 from inl.device import DeviceType
 from inl.errors import BackendUnavailable
 from inl.install_command import install_command, pip_command
-from inl.plugin import FEATURES, device_selection, make_backend
+from inl.plugin import CONTRACT, FEATURES, device_selection, make_backend
 
 BACKENDS = """
 from inl.plugin import hookimpl
@@ -247,7 +247,7 @@ def test_an_unknown_feature_is_unsupported(good, row_of):
     assert row.status == "unsupported"
     assert row.detail == (
         f"needs beam, warp; this core has {', '.join(sorted(FEATURES))} in contract "
-        f"2.0{UPGRADE}"
+        f"{CONTRACT[0]}.{CONTRACT[1]}{UPGRADE}"
     )
 
 
