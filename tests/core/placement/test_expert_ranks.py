@@ -12,10 +12,11 @@ from depth import mostly_full
 from inl import EngineConfig
 from inl.backend.collectives import EXPERT
 from inl.dtypes import wrap
-from inl.errors import RunnerError, WeightMismatch
+from inl.errors import DeviceError, RunnerError, WeightMismatch
 from inl.executor.model_loader import LanguageModel, open_model
 from inl.models import mixtral
 from inl.placement import ranks
+from inl.runners.startup import start
 from inl.spec.message import READ, WRITE, transfer_frame
 from inl.testing.play import admission, one_step
 from inl.testing.tiny import MemoryCheckpoint
@@ -117,6 +118,13 @@ def test_a_number_of_ranks_that_does_not_divide_is_refused(language):
     sentence = r"axis 0: found 8 entries; accepted: a multiple of 3, the number of"
     with pytest.raises(WeightMismatch, match=sentence):
         runner_over(language, 1, CONFIG, experts=3)
+
+
+def test_devices_of_several_kinds_are_refused(language):
+    placement = "expert=2,devices=reference+cpu"
+    config = replace(CONFIG, placement=placement, max_adapters=None)
+    with pytest.raises(DeviceError, match="found devices of several kinds, whose"):
+        start(language, config)
 
 
 def unsummed(collectives):

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from inl.backend.base import Backend
     from inl.config import EngineConfig
     from inl.executor.model_loader import LanguageModel
+    from inl.placement.placement import Placement
     from inl.progress import Progress
     from inl.spec.limits import Limits
 
@@ -81,6 +82,7 @@ def start_ranks(
     )
     check_shares(groups, model.state(language.config), placement.tensor)
     python, devices = rank_devices(config)
+    _check_alike(placement, devices)
     place = parse_worker(config.backend)
     scheme = "worker" if place is None else place.scheme
     address, reserved = reserve_address()
@@ -126,6 +128,19 @@ def start_ranks(
             copies=1 if hosts else placement.expert,
         )  # fmt: skip
     return StartedRunner(group, ", ".join(devices), dtypes[0])
+
+
+def _check_alike(placement: Placement, devices: list[str]) -> None:
+    """Check that ranks that share experts choose the same ones for a token.
+
+    Each computes the router, and what comes before it, to the same bits. Raises
+    :class:`~inl.errors.DeviceError` for devices of several kinds.
+    """
+    if placement.expert > 1 and len({Device(name).type for name in devices}) > 1:
+        raise DeviceError(
+            f"placement {placement}: found devices of several kinds, whose rounding "
+            "differs; accepted: equal devices where experts are shared"
+        )
 
 
 class Rendezvous:
