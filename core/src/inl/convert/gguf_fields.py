@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
     from inl.executor.model_loader import LanguageModel
 
-RECURRENT: Final = ("qwen35", "qwen3next", "qwen35moe")
+RECURRENT: Final = (
+    "qwen35", "qwen3next", "qwen35moe", "granitehybrid", "falcon-h1", "nemotron_h",
+    "nemotron_h_moe",
+)  # fmt: skip
 """Architectures whose tensors are in another order in GGUF files."""
 SUPPORTED: Final = {
     family.model_type: (name, family)

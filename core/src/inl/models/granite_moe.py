@@ -57,9 +57,14 @@ def _experts(c: moe.MoeConfig, stem: str) -> Group:
     """Return the experts, whose gates and ups are the halves of one tensor."""
     count, inner, h = c.experts, c.expert_size, c.hidden_size
 
-    def named(name: str, new: str, form: Param) -> Param:
+    def named(name: str, new: str, form: Param, own: str = "") -> Param:
         other = form._replace(source=f"{stem}.experts.{new}")
-        return form._replace(source=f"{stem}.{name}.weight", aliases=(other,))
+        found = form._replace(source=f"{stem}.{name}.weight", aliases=(other,))
+        if own:
+            # Of GGUF files, which divide the fused matrices.
+            apart = form._replace(source=f"{stem}.experts.{own}", fused_slice=None)
+            found = found._replace(aliases=(other, apart))
+        return found
 
     gate, up = (
         Param("", (count, inner, h), axis=1, fused_slice=FusedSlice(1, index, 2))
@@ -68,8 +73,8 @@ def _experts(c: moe.MoeConfig, stem: str) -> Group:
     down = Param("", (count, h, inner), axis=2)
     return Group(
         "experts",
-        gate=named("input_linear", "gate_up_proj", gate),
-        up=named("input_linear", "gate_up_proj", up),
+        gate=named("input_linear", "gate_up_proj", gate, "gate_proj.weight"),
+        up=named("input_linear", "gate_up_proj", up, "up_proj.weight"),
         down=named("output_linear", "down_proj", down),
     )
 
@@ -77,12 +82,15 @@ def _experts(c: moe.MoeConfig, stem: str) -> Group:
 def shared(c: moe.MoeConfig, stem: str) -> Group:
     """Return the shared expert, stored as the others are."""
     inner, h = c.shared_size, c.hidden_size
-    gate, up = (
-        groups.rows(
-            f"{stem}.input_linear.weight", ((first, first + inner),), 2 * inner, h
-        )
-        for first in (0, inner)
-    )
+
+    def part(name: str, first: int) -> Param:
+        source, span = f"{stem}.input_linear.weight", ((first, first + inner),)
+        fused = groups.rows(source, span, 2 * inner, h)
+        # GGUF files divide the fused matrix.
+        apart = Param(f"{stem}.{name}.weight", (inner, h), axis=0)
+        return fused._replace(aliases=(apart,))
+
+    gate, up = part("gate_proj", 0), part("up_proj", inner)
     down = Param(f"{stem}.output_linear.weight", (h, inner), axis=1)
     return Group("gated_mlp", gate=gate, up=up, down=down)
 

@@ -38,7 +38,9 @@ if TYPE_CHECKING:
 
 HEADS: Final = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
 """Config field with the number of heads of each permuted projection."""
-RATES: Final = "linear_attn.A_log"
+RATES: Final = ".A_log"
+VECTORS: Final = (RATES, ".D", ".mamba.norm.weight", ".mixer.norm.weight")
+"""Ends of the names of vectors that files of Mamba-2 divide into rows."""
 
 
 @final
@@ -146,7 +148,7 @@ class GgufCheckpoint(Checkpoint):
         if family.permuted and module in HEADS:
             return lambda x: unpermute(x, self.config[HEADS[module]], where)
         if name.endswith(RATES):
-            return lambda x: wrap(rates(widen(x), where))
+            return lambda x: wrap(rates(widen(x), where).reshape(shape))
         if shape != stored:
             return lambda x: HostArray(x.data.reshape(shape), x.dtype, shape)
         if family.norm_offset and module.endswith("norm") and not is_inner:
@@ -206,6 +208,8 @@ def _shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         return shape[0], 1, shape[1]
     if name.endswith("shared_expert_gate.weight") and len(shape) == 1:
         return 1, shape[0]
+    if name.endswith(VECTORS) and len(shape) == 2:
+        return (shape[0] * shape[1],)
     return shape
 
 

@@ -37,13 +37,17 @@ YARN_LOG: Final = "rope.scaling.yarn_log_multiplier"
 EXPERT_COUNTS: Final = {
     "mixtral": "num_local_experts", "minimax_m2": "num_local_experts",
     "gpt_oss": "num_local_experts", "glm4_moe": "n_routed_experts",
-    "dots1": "n_routed_experts",
+    "dots1": "n_routed_experts", "granitemoehybrid": "num_local_experts",
+    "nemotron_h": "n_routed_experts",
 }  # fmt: skip
 """Config field with the number of experts, by ``model_type``; else ``num_experts``."""
-WHOLE_EXPERTS: Final = ("mixtral", "minimax_m2", "gpt_oss", "olmoe")
+WHOLE_EXPERTS: Final = (
+    "mixtral", "minimax_m2", "gpt_oss", "olmoe", "granitemoehybrid"
+)  # fmt: skip
 """Families whose experts have the width of a config's ``intermediate_size``."""
 
 KEY_HEADS: Final = "attention.head_count_kv"
+SHARED_SIZE: Final = "expert_shared_feed_forward_length"
 
 YARN: Final = (
     ("rope.scaling.yarn_beta_fast", "beta_fast"),
@@ -80,6 +84,18 @@ class _Fields:
 
     def has(self, key: str) -> bool:
         return f"{self.name}.{key}" in self.metadata
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether the number of experts is stated and not 0."""
+        return self._get("expert_count", 0) != 0
+
+    def stores(self, name: str) -> bool:
+        """Whether any layer has a tensor of this name."""
+        return any(
+            each.startswith("blk.") and each.endswith(f".{name}")
+            for each in self.tensors
+        )
 
     def _get(self, key: str, default: Any) -> Any:
         return self.metadata.get(f"{self.name}.{key}", default)
@@ -120,7 +136,7 @@ def config(
         "torch_dtype": "float32",
         **ids,
     }
-    if known in MOE_FAMILIES.values():
+    if known in MOE_FAMILIES.values() and field.has_experts:
         fields |= _experts(field, known.model_type, fields["intermediate_size"])
     return fields | (EXTRAS[name](field, fields) if name in EXTRAS else {})
 
@@ -132,11 +148,7 @@ def _sizes(field: _Fields) -> dict[str, Any]:
     rotated = field.integer("rope.dimension_count", head_dim)
     return {
         "hidden_size": hidden,
-        "intermediate_size": field.integer(
-            "feed_forward_length",
-            # Files of Qwen3.5-MoE, which has no dense layers, state that of experts.
-            field.metadata.get(f"{field.name}.expert_feed_forward_length"),
-        ),
+        "intermediate_size": _inner_size(field),
         "num_hidden_layers": field.integer("block_count", most=MAX_LAYERS),
         "num_attention_heads": heads,
         "num_key_value_heads": _key_heads(field, heads),
@@ -144,6 +156,20 @@ def _sizes(field: _Fields) -> dict[str, Any]:
         "partial_rotary_factor": rotated / head_dim,
         "max_position_embeddings": field.integer("context_length"),
     }
+
+
+def _inner_size(field: _Fields) -> int:
+    """Return the width of feed-forward layers: one number, or one a layer with 0s."""
+    key = "feed_forward_length"
+    found = field.metadata.get(f"{field.name}.{key}")
+    if not isinstance(found, np.ndarray):
+        # Files of Qwen3.5-MoE, which has no dense layers, state that of experts.
+        experts = field.metadata.get(f"{field.name}.expert_feed_forward_length")
+        return field.integer(key, experts)
+    counts = sorted(set(_by_layer(field, key)) - {0})
+    if len(counts) > 1:
+        field.refuse(key, counts, "the same number in all layers that have one")
+    return counts[0] if counts else 1
 
 
 def _key_heads(field: _Fields, heads: int) -> int:
@@ -159,15 +185,20 @@ def _key_heads(field: _Fields, heads: int) -> int:
 
 def _layer_heads(field: _Fields) -> list[int]:
     """Return the heads of keys of each layer."""
+    return _by_layer(field, KEY_HEADS)
+
+
+def _by_layer(field: _Fields, key: str) -> list[int]:
+    """Return a number for each layer, of which the file has one or one a layer."""
     layers = field.integer("block_count", most=MAX_LAYERS)
-    value = np.asarray(field.metadata.get(f"{field.name}.{KEY_HEADS}", 1))
+    value = np.asarray(field.metadata.get(f"{field.name}.{key}", 1))
     if value.ndim == 0:
         return [int(value)] * layers
     if value.ndim != 1 or len(value) != layers or value.dtype.kind not in "iu":
-        field.refuse(KEY_HEADS, value.tolist(), "one integer, or one a layer")
+        field.refuse(key, value.tolist(), "one integer, or one a layer")
     counts = [int(count) for count in value]
     if min(counts) < 0:
-        field.refuse(KEY_HEADS, counts, "0 or more")
+        field.refuse(key, counts, "0 or more")
     return counts
 
 
@@ -284,9 +315,8 @@ def _delta(field: _Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
         "linear_heads_tiled": field.name != "qwen3next",
         "layer_types": _layer_types(field, layers),
     }
-    shared = "expert_shared_feed_forward_length"
-    if field.has(shared):
-        found["shared_expert_intermediate_size"] = field.integer(shared)
+    if field.has(SHARED_SIZE):
+        found["shared_expert_intermediate_size"] = field.integer(SHARED_SIZE)
     return found
 
 
@@ -416,6 +446,102 @@ def _lfm2_moe(field: _Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
     return {**_lfm2(field, fields), "num_dense_layers": dense}
 
 
+def _mamba(field: _Fields) -> dict[str, Any]:
+    """Fields of layers of Mamba-2, by the names of Bamba."""
+    heads, inner = field.integer("ssm.time_step_rank"), field.integer("ssm.inner_size")
+    if inner % heads:
+        field.refuse("ssm.inner_size", inner, f"a multiple of {heads}, the heads")
+    return {
+        "mamba_n_heads": heads,
+        "mamba_d_head": inner // heads,
+        "mamba_n_groups": field.integer("ssm.group_count"),
+        "mamba_d_state": field.integer("ssm.state_size"),
+        "mamba_d_conv": field.integer("ssm.conv_kernel"),
+        "mamba_conv_bias": field.stores("ssm_conv1d.bias"),
+    }
+
+
+def _expanded(field: _Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of Mamba-2 whose values are a multiple of the hidden lanes."""
+    found, hidden = _mamba(field), fields["hidden_size"]
+    inner = found["mamba_n_heads"] * found["mamba_d_head"]
+    if inner % hidden:
+        field.refuse("ssm.inner_size", inner, f"a multiple of {hidden} hidden lanes")
+    return {**found, "mamba_expand": inner // hidden}
+
+
+def _granite_hybrid(field: _Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of Granite 4, and of Bamba, whose files have the same architecture."""
+    counts = _layer_heads(field)
+    found = _expanded(field, fields)
+    if fields["model_type"] == "bamba":
+        listed = [index for index, count in enumerate(counts) if count]
+        return {**found, "attn_layer_indices": listed}
+    scales = {
+        "attention_multiplier": "attention.scale",
+        "embedding_multiplier": "embedding_scale",
+        "residual_multiplier": "residual_scale", "logits_scaling": "logit_scale",
+    }  # fmt: skip
+    inner = field.integer(SHARED_SIZE, fields["intermediate_size"])
+    return {
+        **found,
+        **{name: field.number(key, 1.0) for name, key in scales.items()},
+        "layer_types": [("mamba", "attention")[count > 0] for count in counts],
+        "position_embedding_type": "nope",
+        "num_local_experts": fields.get("num_local_experts", 0),
+        "shared_intermediate_size": inner,
+    }
+
+
+def _falcon_h1(field: _Fields, _fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of Falcon-H1, whose constant factors are in the weights of the file."""
+    return {
+        **_mamba(field),
+        "mamba_d_ssm": field.integer("ssm.inner_size"),
+        "mamba_rms_norm": field.stores("ssm_norm.weight"),
+        "mamba_norm_before_gate": False,
+        "projectors_bias": field.stores("ssm_out.bias"),
+    }
+
+
+def _nemotron_h(field: _Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of Nemotron-H: a layer has heads, or a width, or is recurrent."""
+    layers, mamba = _model_layers(field, fields), _mamba(field)
+    letter = "E" if field.has_experts else "-"
+    widths = _by_layer(field, "feed_forward_length")
+    pattern = "".join(
+        "*" if heads else letter if width else "M"
+        for heads, width in zip(_layer_heads(field), widths, strict=True)
+    )
+    found = {
+        "hybrid_override_pattern": pattern[:layers],
+        "num_hidden_layers": layers,
+        "layer_norm_epsilon": fields["rms_norm_eps"],
+        "mlp_hidden_act": "relu2",
+        "mlp_bias": field.stores("ffn_up.bias"),
+        "mamba_num_heads": mamba["mamba_n_heads"],
+        "mamba_head_dim": mamba["mamba_d_head"],
+        "n_groups": mamba["mamba_n_groups"],
+        "ssm_state_size": mamba["mamba_d_state"],
+        "conv_kernel": mamba["mamba_d_conv"],
+        "use_conv_bias": mamba["mamba_conv_bias"],
+    }
+    if letter == "-":
+        return found
+    latent = "moe_latent_size"
+    return {
+        **found,
+        "moe_shared_expert_intermediate_size": field.integer(SHARED_SIZE),
+        "n_group": field.integer("expert_group_count", 1),
+        "topk_group": field.integer("expert_group_used_count", 1),
+        "routed_scaling_factor": field.number("expert_weights_scale", 1.0),
+        "norm_topk_prob": field.metadata.get(
+            f"{field.name}.expert_weights_norm", False
+        ),
+        latent: field.integer(latent) if field.has(latent) else None,
+    }
+
+
 EXTRAS: Final[Mapping[str, Callable[[_Fields, Mapping[str, Any]], dict[str, Any]]]] = {
     "gemma2": _gemma2,
     "gemma3": _gemma3,
@@ -435,6 +561,10 @@ EXTRAS: Final[Mapping[str, Callable[[_Fields, Mapping[str, Any]], dict[str, Any]
     "gpt-oss": _gpt_oss,
     "lfm2": _lfm2,
     "lfm2moe": _lfm2_moe,
+    "granitehybrid": _granite_hybrid,
+    "falcon-h1": _falcon_h1,
+    "nemotron_h": _nemotron_h,
+    "nemotron_h_moe": _nemotron_h,
 }
 """Functions for the fields that only one architecture has."""
 

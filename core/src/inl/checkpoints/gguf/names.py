@@ -143,6 +143,48 @@ LFM2_NAMES: Final = QWEN3_NAMES | {
     "shortconv.conv": "conv.conv",
     "shortconv.out_proj": "conv.out_proj",
 }
+MAMBA_NAMES: Final = {
+    "ssm_in": "mamba.in_proj",
+    "ssm_conv1d": "mamba.conv1d",
+    "ssm_dt.bias": "mamba.dt_bias",
+    "ssm_a": "mamba.A_log",
+    "ssm_d": "mamba.D",
+    "ssm_norm": "mamba.norm",
+    "ssm_out": "mamba.out_proj",
+}
+"""Layers of Mamba-2."""
+BAMBA_NAMES: Final = LAYER_NAMES | MAMBA_NAMES
+FALCON_H1_NAMES: Final = BAMBA_NAMES | dict.fromkeys(
+    ("ffn_norm", "ffn_norm.weight"), "post_attention_layernorm.weight"
+)
+"""The norm's name has no ``.weight`` in files of Falcon-H1."""
+GRANITE_HYBRID_NAMES: Final = BAMBA_NAMES | {
+    "ffn_gate": "shared_mlp.gate_proj",
+    "ffn_up": "shared_mlp.up_proj",
+    "ffn_down": "shared_mlp.output_linear",
+    "ffn_gate_shexp": "shared_mlp.gate_proj",
+    "ffn_up_shexp": "shared_mlp.up_proj",
+    "ffn_down_shexp": "shared_mlp.output_linear",
+    "ffn_gate_inp": "block_sparse_moe.router.layer",
+    "ffn_gate_exps": "block_sparse_moe.experts.gate_proj",
+    "ffn_up_exps": "block_sparse_moe.experts.up_proj",
+    "ffn_down_exps": "block_sparse_moe.output_linear",
+}
+NEMOTRON_H_NAMES: Final = LAYER_NAMES | {
+    name: target.replace("mamba.", "mixer.") for name, target in MAMBA_NAMES.items()
+} | {
+    "attn_norm": "norm",
+    "ffn_up": "mixer.up_proj",
+    "ffn_down": "mixer.down_proj",
+    "ffn_gate_inp": "mixer.gate",
+    "exp_probs_b.bias": "mixer.gate.e_score_correction_bias",
+    "ffn_up_exps.weight": "mixer.experts.up_proj",
+    "ffn_down_exps.weight": "mixer.experts.down_proj",
+    "ffn_up_shexp": "mixer.shared_experts.up_proj",
+    "ffn_down_shexp": "mixer.shared_experts.down_proj",
+    "ffn_latent_down": "mixer.fc1_latent_proj",
+    "ffn_latent_up": "mixer.fc2_latent_proj",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +227,11 @@ FAMILIES: Final = {
     "exaone4": Family("Exaone4ForCausalLM", "exaone4", EXAONE4_NAMES),
     "gemma": Family("GemmaForCausalLM", "gemma", LAYER_NAMES, norm_offset=1.0),
     "lfm2": Family("Lfm2ForCausalLM", "lfm2", LFM2_NAMES, last_norm="token_embd_norm"),
+    "granitehybrid": Family(
+        "GraniteMoeHybridForCausalLM", "granitemoehybrid", GRANITE_HYBRID_NAMES
+    ),
+    "falcon-h1": Family("FalconH1ForCausalLM", "falcon_h1", FALCON_H1_NAMES),
+    "nemotron_h": Family("NemotronHForCausalLM", "nemotron_h", NEMOTRON_H_NAMES),
 }
 """Dense families by ``general.architecture``; Mistral files use "llama"."""
 
@@ -208,8 +255,15 @@ MOE_FAMILIES: Final = {
         last_norm="token_embd_norm",
     ),
     "gpt-oss": Family("GptOssForCausalLM", "gpt_oss", GPT_OSS_NAMES),
+    "granitehybrid": FAMILIES["granitehybrid"],
+    "nemotron_h_moe": FAMILIES["nemotron_h"],
 }
 """Mixtures of experts by ``general.architecture``; Mixtral files use "llama"."""
+
+BAMBA: Final = Family("BambaForCausalLM", "bamba", BAMBA_NAMES, permuted=True)
+"""Files of "granitehybrid" with :data:`ROTATED`."""
+ROTATED: Final = "rope.scaling.finetuned"
+"""Key by which files of hybrids say that queries and keys are rotated."""
 
 
 def hf_name(
@@ -266,5 +320,7 @@ def architecture(metadata: Mapping[str, Any], where: Path) -> str:
 
 def family(metadata: Mapping[str, Any], name: str) -> Family | None:
     """Return the family of an architecture, or ``None`` if it is unknown."""
+    if name == "granitehybrid" and metadata.get(f"{name}.{ROTATED}"):
+        return BAMBA
     experts = metadata.get(f"{name}.expert_count", 0)
     return (MOE_FAMILIES if experts else FAMILIES).get(name)
