@@ -45,6 +45,7 @@ def flushed(host):
     return found
 
 
+STAGED = staged(np.array)
 SHARED, SHORT = "a buffer that copies share", "wrong values from 1,048,579 numbers"
 
 
@@ -52,7 +53,7 @@ SHARED, SHORT = "a buffer that copies share", "wrong values from 1,048,579 numbe
     ("fields", "name", "says"),
     [
         ({"tensor": staged(tensor)}, "copies", SHARED),
-        ({"numpy": lambda x, run=staged(np.array): wrap(run(x))}, "copies", SHARED),
+        ({"numpy": lambda x: wrap(STAGED(x))}, "copies", SHARED),
         ({"tensor": short(tensor)}, "copies", SHORT),
         ({"numpy": lambda x: wrap(short(np.array)(x))}, "copies", SHORT),
         ({"tensor": flushed}, "float32", "values changed in a round trip"),
