@@ -58,7 +58,7 @@ def _attention(rng: Rng, block_size: int) -> Iterator[Case]:
     for heads, attrs in (
         ((96, 8, 192), {}),
         ((4, 1, 256), {"scale": 0.1, "window": 5, "cap": 4.0}),
-        ((4, 2, 128), {"scale": 0.3, "window": 4}),
+        ((4, 2, 128), {"scale": 0.05, "window": 4}),
     ):
         case = attention_case(rng, "mixed", heads, attrs)
         yield replace(case, name=f"edges/{case.name}")
@@ -100,7 +100,7 @@ def _sink_attention(rng: Rng, block_size: int) -> Iterator[Case]:
     for case in _attention(rng, block_size):
         if case.attrs["cap"] is None:
             attrs = {key: x for key, x in case.attrs.items() if key != "cap"}
-            w = Sinks(2 * rng.standard_normal(case.args[0].shape[1]))
+            w = Sinks(rng.standard_normal(case.args[0].shape[1]))
             yield replace(case, args=(*case.args, w), attrs=attrs)
 
 
