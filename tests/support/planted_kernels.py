@@ -23,7 +23,14 @@ def tensor(host):
 
 
 def target_of(
-    kernels=None, *, only=(), traits=None, model=None, tensor=tensor, **fields
+    kernels=None,
+    *,
+    only=(),
+    traits=None,
+    model=None,
+    tensor=tensor,
+    numpy=wrap,
+    **fields,
 ):
     def right():
         for op in catalog().values():
@@ -32,7 +39,7 @@ def target_of(
 
     make = simple_backend(
         tensor=tensor,
-        numpy=wrap,
+        numpy=numpy,
         kernels=kernels or right,
         traits=traits or Traits(dtypes=("float32",), block_size=8, depth=2),
         **fields,

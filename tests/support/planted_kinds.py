@@ -263,6 +263,17 @@ def step_where(field, change):
     return plant
 
 
+def step_where_of(field, change):
+    def plant(xp, run):
+        def prune_last_layer(step):
+            found = run(step)
+            return found._replace(**{field: change(xp, found)})
+
+        return prune_last_layer
+
+    return plant
+
+
 def narrow_adapters(_xp, run):
     def admit(messages, tables):
         after = run(messages, tables)
@@ -468,6 +479,15 @@ KINDS = {
     "rows beyond 200": Kind("make_step", "300 rows", step_where("positions", rows_of)),
     "slots in 8 bits": Kind("make_step", "300 rows", step_where(
         "slots", lambda _xp, step: step.slots & 0xFF)),
+    "adapters of no row": Kind("make_step", "3 groups", step_where(
+        "adapters", lambda _xp, step: 0 * step.adapters)),
+    "four admissions": Kind("admit", "16 admissions", lambda _xp, run: (
+        lambda messages, tables: run(messages[:4], tables))),
+    "tokens of 64 rows": Kind("prune_last_layer", "141 rows", step_where_of(
+        "tokens", lambda xp, step: step.tokens * (xp.arange(len(step.tokens)) < 64))),
+    "writes of one group": Kind("prune_last_layer", "141 rows", step_where_of(
+        "writes", lambda xp, step: xp.broadcast_to(step.writes[:1],
+                                                   step.writes.shape))),
     "adapters in 4 bits": Kind("admit", "2048 blocks", narrow_adapters),
     "256 verified rows": Kind("verify", "299 rows", lost(0, 512, -1)),
     "counts of 16 bits": Kind("verify", "vocabulary 70001", narrow_updates),

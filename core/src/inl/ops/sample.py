@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from inl.ops.sample_cases import sample_cases, score_cases
-from inl.spec.op import Case, Spec, nbytes, op
+from inl.spec.op import Case, Spec, elements, nbytes, op
 from inl.spec.step import INVALID_TOKEN, PARAMS, TOP, Array, Scores, Step, Tables
 
 
@@ -172,7 +172,12 @@ def _score_shapes(logits: Spec, tokens: Spec) -> Scores:
     )
 
 
-@op(shapes=_score_shapes, cases=score_cases, rounds=False)
+@op(
+    shapes=_score_shapes,
+    cases=score_cases,
+    rounds=False,
+    flops=lambda logits, _tokens: 2 * elements(logits),
+)
 def score(logits: Array, tokens: Array) -> Scores:
     """Log-probabilities of the sampled ``tokens`` [S] and of the most probable ones.
 

@@ -52,6 +52,8 @@ LIMITS = (
     ),
 )
 
+LONG = (1 << 20) + 3
+"""Numbers of an array of some MB, no multiple of a buffer; float32 holds them all."""
 ADMISSIONS = 16
 """Admissions of a call that has several: the contract says 1 or 16."""
 
@@ -128,6 +130,12 @@ def _kernels(target: Target) -> None:
         )
         require(kernel.label not in labels, f"kernel {kernel.label}: listed twice")
         labels.add(kernel.label)
+    own = [sorted(k.label for k in target.backend.kernels()) for _ in range(2)]
+    require(
+        own[0] == own[1] != [] and set(own[0]) <= labels,
+        f"kernels: found {len(own[0])}, then {len(own[1])} in another call; each call "
+        "lists all of them, since every model asks",
+    )
 
 
 def _memory(target: Target) -> None:
@@ -218,6 +226,20 @@ def _copies(target: Target) -> None:
         copied = _fetch(target, target.backend.tensor(wrap(strided)))
         same = np.array_equal(copied, strided)
         require(same, f"tensor of {dtype}: wrong values from a strided array")
+        several = [np.full((3, 5), n).astype(dtype) for n in range(4)]
+        tensors = [target.backend.tensor(wrap(each)) for each in several]
+        fetched = [_fetch(target, each) for each in tensors]
+        for each, found in zip(several, fetched, strict=True):
+            require(
+                np.array_equal(found, each),
+                f"tensor and numpy of {dtype}: one of four arrays of a shape has the "
+                "values of another; look for a buffer that copies share",
+            )
+        long = np.arange(LONG).astype(dtype)
+        require(
+            np.array_equal(_fetch(target, target.backend.tensor(wrap(long))), long),
+            f"tensor and numpy of {dtype}: wrong values from {LONG:,} numbers",
+        )
 
 
 def _round_trip(target: Target, dtype: str) -> None:
@@ -240,7 +262,8 @@ def _values(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Hos
         low, high = int(bounds.min), int(bounds.max)
         return wrap(rng.integers(low, high, shape, dtype, endpoint=True))
     values = np.asarray(10.0 ** rng.uniform(-4, 4, shape) * rng.choice([-1, 1], shape))
-    for index, special in enumerate((np.inf, -np.inf, np.nan, 0.0, 1.0)):
+    specials = np.inf, -np.inf, np.nan, 0.0, 1.0, 1e-30, -3e38
+    for index, special in enumerate(specials):
         if values.size > 8:
             values.flat[index] = special
     return cast(values, dtype)

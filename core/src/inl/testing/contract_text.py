@@ -72,6 +72,20 @@ closed: a later sampling parameter is a field of `Tables` with a default and has
 of its own, as token biases have, so that no word of an admission moves. What is
 [provisional](#provisional) is not promised.
 
+**What is fixed, and how it grows all the same.** These are decisions for 2.x:
+
+- Parameters of sampling: `PARAMS`, of seven numbers. The next ones are a field of
+  `Tables` and a frame of their own; admissions stay as they are.
+- A step with masks is two programs, `logits` and `masked`: the host computes the masks
+  from the tokens before, while the device computes the logits. A program that does both
+  would be one more, for a backend whose `Limits` ask for it.
+- Repeated steps have neither masks nor log-probabilities, and the core does not repeat
+  a step for a request that needs them. A flag of repeated steps may be added, for a
+  runner whose `Limits` ask for it.
+- Ops of one model or of training stay in the catalog under their names, in a
+  [table of their own](ops.md#ops-of-few-programs): contract 1 had them. No backend has
+  to implement them, and no more are added.
+
 **How long the version before works.** Plugins of contract 1 (1.0 to 1.2) work unchanged
 with every core of contract 2, through an adapter, and `inl plugins` says so. A core of
 contract 3 will serve plugins of contract 2 likewise.

@@ -26,14 +26,16 @@ from inl.ops.span_attention import token_spans
 from inl.ops.step import empty_tables
 from inl.ops.verify import verify_step
 from inl.spec.cache import Cache
-from inl.spec.message import BlockTableUpdate, Row, step_frame
+from inl.spec.message import BlockTableUpdate, Row, admit_frame, step_frame
 from inl.spec.op import Case, OpSpec
-from inl.spec.step import NEUTRAL, PARAMS, Bucket, Step
+from inl.spec.step import NEUTRAL, PARAMS, Bucket, Step, Tables
 
 Rng = np.random.Generator
 
 VOCAB: Final = 70_001
 """Above 65,535, the largest number of 16 bits."""
+ADMISSIONS: Final = 16
+"""Most admissions of a call."""
 WIDE: Final = 5003
 """More columns than a sort in a block's memory holds."""
 BLOCK: Final = 2003
@@ -56,7 +58,7 @@ def _attention(rng: Rng, block_size: int) -> Iterator[Case]:
     for heads, attrs in (
         ((96, 8, 192), {}),
         ((4, 1, 256), {"scale": 0.1, "window": 5, "cap": 4.0}),
-        ((4, 2, 128), {"scale": 0.3, "window": 4}),
+        ((4, 2, 128), {"scale": 0.05, "window": 4}),
     ):
         case = attention_case(rng, "mixed", heads, attrs)
         yield replace(case, name=f"edges/{case.name}")
@@ -98,7 +100,7 @@ def _sink_attention(rng: Rng, block_size: int) -> Iterator[Case]:
     for case in _attention(rng, block_size):
         if case.attrs["cap"] is None:
             attrs = {key: x for key, x in case.attrs.items() if key != "cap"}
-            w = Sinks(2 * rng.standard_normal(case.args[0].shape[1]))
+            w = Sinks(rng.standard_normal(case.args[0].shape[1]))
             yield replace(case, args=(*case.args, w), attrs=attrs)
 
 
@@ -271,6 +273,7 @@ def _make_step(rng: Rng) -> Iterator[Case]:
     tables = empty_tables(groups=groups, slots=4, max_blocks_per_seq=width, vocab=0)
     tables.blocks[:, 1:] = rng.integers(1, 999, (groups, 3, width))
     tables.lengths[1:] = [5, 0, 9]
+    tables.adapters[1:] = [3, 33, 1]
     ids = [int(x) for x in rng.integers(0, 90, TAIL)]
     rows = [Row(1, [-1], [0.25]), Row(3, [-1], [0.5]), Row(2, ids, [0.75])]
     updates = [BlockTableUpdate(group, 2, 2 + group, 17) for group in range(groups)]
@@ -280,6 +283,29 @@ def _make_step(rng: Rng) -> Iterator[Case]:
     )
     attrs = {"bucket": bucket, "block_size": size}
     yield Case(f"edges/3 groups, {TAIL} tokens", (message, tables), attrs)
+
+
+def _prune_last_layer(rng: Rng) -> Iterator[Case]:
+    """Yield many rows, with tokens and the cache positions of two groups."""
+    step, _ = random_step(rng, [2, 9] * 70 + [0], [1] * 140 + [300])
+    ids = rng.integers(0, VOCAB, step.tokens.shape).astype(np.int32)
+    writes = np.concatenate([step.writes, step.writes[:, ::-1]])
+    step = step._replace(tokens=ids, writes=writes, blocks=step.blocks.repeat(2, 0))
+    yield Case("edges/141 rows, 2 groups", (step,))
+
+
+def _admit(rng: Rng) -> Iterator[Case]:
+    """Yield as many admissions as a call has, each to a slot that was in use."""
+    tables = empty_tables(groups=2, slots=20, max_blocks_per_seq=3, vocab=9)
+    tables = Tables(*(rng.integers(1, 9, x.shape).astype(x.dtype) for x in tables))
+    frames = [
+        admit_frame(
+            int(slot), [[number + 1, 2], [3, number + 4]], groups=2,
+            max_blocks_per_seq=3, length=number, last=7, adapter=number, top_p=0.5,
+        )
+        for number, slot in enumerate(rng.permutation(np.arange(1, 20))[:ADMISSIONS])
+    ]  # fmt: skip
+    yield Case(f"edges/{ADMISSIONS} admissions", (np.stack(frames), tables))
 
 
 def _many_ids(rng: Rng, width: int) -> tuple[Step, Any]:
@@ -387,6 +413,7 @@ def _temper_queries(rng: Rng) -> Iterator[Case]:
 
 
 EDGES: Final[Mapping[str, Callable[[Rng], Iterator[Case]]]] = {
+    "admit": _admit,
     "causal_conv": _causal_conv,
     "chunk_rows": _chunk_rows,
     "delta_rule": _delta_rule,
@@ -399,6 +426,7 @@ EDGES: Final[Mapping[str, Callable[[Rng], Iterator[Case]]]] = {
     "make_step": _make_step,
     "mask_logits": _mask_logits,
     "pool": _pool,
+    "prune_last_layer": _prune_last_layer,
     "read_slots": _read_slots,
     "rms_norm": _rms_norm,
     "rope_table": _rope_table,

@@ -99,7 +99,7 @@ def _logits(tiny: Tiny, kv_dtype: str) -> Measure:
         others = [block + len(blocks) for block in blocks]
         runner.submit(admission(limits, 1, blocks))
         runner.submit(admission(limits, 2, others))
-        is_wide = most_rows(limits, 2) > 1 and count > 9
+        is_wide = most_rows(limits, 2, count // 2 + 4) > 1 and count > 9
         loud = [(2, [LOUD_TOKEN] * 3)] if is_wide else []
         chunks = ids[: count // 2], ids[count // 2 :]
         for step, chunk in enumerate(chunks, start=1):

@@ -74,9 +74,13 @@ def most_tokens(limits: Limits, wanted: int) -> int:
     return min(wanted, max((b.tokens for b in limits.buckets), default=wanted))
 
 
-def most_rows(limits: Limits, wanted: int) -> int:
-    """Return ``wanted``, or the rows of the largest bucket if those are fewer."""
-    return min(wanted, max((b.rows for b in limits.buckets), default=wanted))
+def most_rows(limits: Limits, wanted: int, tokens: int = 1) -> int:
+    """Return ``wanted``, or the rows of the largest bucket if those are fewer.
+
+    tokens: those of the step, which the bucket must hold.
+    """
+    fits = (b.rows for b in limits.buckets if b.tokens >= tokens)
+    return min(wanted, max(fits, default=wanted))
 
 
 def answer_alone(

@@ -22,9 +22,10 @@ from inl.ops.linear import Linear
 from inl.placement.mesh import TENSOR, Mesh, Meshes
 from inl.placement.placement import Placement
 from inl.progress import ProgressReporter
+from inl.spec.message import POOLED
 from inl.spec.op import Case
 from inl.spec.step import Bucket
-from inl.testing.check import CheckFailed, Measure, equal, require
+from inl.testing.check import CheckFailed, Measure, equal, require, worst
 from inl.testing.op_call import OpCall
 from inl.testing.op_check import judged
 from inl.testing.oracle import Tiny, prompt_logits
@@ -43,6 +44,48 @@ MOST: Final = 9973
 """Devices that no mesh has."""
 SECONDS: Final = 60.0
 """Time for a thread that a load has started."""
+
+
+def programs(tiny: Tiny) -> Measure:
+    """Programs of one bucket, and of two models, are each that of its own function."""
+    other = Tiny(tiny.target, tiny.dtype)
+    other.hf = {**other.hf, "rope_theta": 50.0, "rms_norm_eps": 0.3}
+    advice = (
+        "a program must be that of the function that `compile` got: look for a cache "
+        "of programs whose key is the bucket or the name alone"
+    )
+    measures = []
+    for which, model in (("one", tiny), ("another", other)):
+        ids = some_ids(tiny, 6, "programs")
+        runner = model.runner()
+        try:
+            ids = ids[: most_tokens(runner.limits, 6)]
+            found = prompt_logits(runner, ids)
+            frame = one_step(
+                runner.limits, [(1, ids)], step=2, decoding=0, flags=POOLED
+            )
+            runner.submit(admission(runner.limits, 1, first_blocks(runner, 16)))
+            runner.submit(frame)
+            hidden = runner.collect().hidden
+        except Exception as error:
+            raise CheckFailed(
+                f"the programs logits and pooled of {which} of two models raised "
+                f"{type(error).__name__}: {message(error)}; {advice}"
+            ) from error
+        finally:
+            runner.close()
+        require(hidden is not None, f"the program pooled returned no states; {advice}")
+        expected = model.logits(ids)[-1]
+        error_size = float(np.abs(found - expected).max())
+        bound = 4 * model.expected_error(ids) + 1e-6 * float(np.abs(expected).max())
+        measures.append(Measure(error_size, bound))
+        require(
+            error_size <= bound,
+            f"logits of {which} of two models whose configs differ: error "
+            f"{error_size:.3g} > {bound:.3g}; {advice}",
+            measures[-1],
+        )
+    return worst(measures)
 
 
 def precompiled(tiny: Tiny) -> Measure | None:

@@ -16,7 +16,7 @@ from inl.testing.kv_dtype_checks import kv_dtype_checks
 from inl.testing.near_tie import BOUNDS
 from inl.testing.oracle import Tiny, prompt_logits, tinies
 from inl.testing.play import admission, answer_alone, most_rows, most_tokens, one_step
-from inl.testing.prepared_checks import meshes, precompiled
+from inl.testing.prepared_checks import meshes, precompiled, programs
 from inl.testing.runner_frames import (
     bad_frames,
     close,
@@ -60,6 +60,7 @@ def runner_checks(target: Target) -> Iterator[Check]:
         "out of memory": out_of_memory,
         "context lengths": longer_contexts,
         "closed": closed,
+        "programs": programs,
         "precompiled": precompiled,
         "mesh": meshes,
     }
@@ -94,7 +95,7 @@ def _pooled(tiny: Tiny) -> Measure:
     with opened(tiny) as runner:
         limits, blocks = runner.limits, first_blocks(runner, 20)
         half = most_tokens(limits, 38) // 2
-        rows = most_rows(limits, 2)
+        rows = most_rows(limits, 2, 2 * half)
         prompts = [some_ids(tiny, half, row) for row in range(rows)]
         for row in range(rows):
             own = [block + row * len(blocks) for block in blocks]
@@ -129,7 +130,7 @@ def _scored(tiny: Tiny) -> Measure:
     with opened(tiny) as runner:
         limits, blocks = runner.limits, first_blocks(runner, 20)
         half = most_tokens(limits, 38) // 2
-        rows = most_rows(limits, 2)
+        rows = most_rows(limits, 2, 2 * half)
         prompts = [some_ids(tiny, half, row) for row in range(rows)]
         for row in range(rows):
             own = [block + row * len(blocks) for block in blocks]
@@ -242,7 +243,7 @@ def _padding(tiny: Tiny) -> Measure:
         prompt = some_ids(tiny, tokens)
         blocks = first_blocks(runner, 64)
         limits = runner.limits
-        padding = most_tokens(limits, 14) - tokens, most_rows(limits, 4) - 1
+        padding = most_tokens(limits, 14) - tokens, most_rows(limits, 4, 14) - 1
         answer = answer_alone(
             runner, prompt, COUNT, chunks=(tokens,), blocks=blocks, padding=padding
         )
