@@ -23,7 +23,7 @@ from inl.backend.base import (
 from inl.backend.block_io import BlockIO
 from inl.backend.collectives import AXES
 from inl.backend.state_bytes import state_bytes
-from inl.dtypes import HostArray
+from inl.dtypes import SIZES, HostArray
 from inl.placement.mesh import DATA, TENSOR, Mesh
 from inl.placement.placement import Placement
 from inl.placement.ranks import over_ranks
@@ -68,7 +68,7 @@ class MeshBackend(JaxBackend):
         if partial_sum and self.sizes.tensor > 1:
             data, axes = first_of(data, self.sizes.tensor), partial_axes(axes)
         sharding = NamedSharding(self.mesh, PartitionSpec(*axes))
-        size = data.data.nbytes
+        size = data.size * SIZES[data.dtype]
         with self._allocating(size, "tensor"):
             return from_host(data, sharding)
 
