@@ -73,6 +73,11 @@ class HostArray:
         chosen: NDArray[Any] = self.data[indices]
         return chosen
 
+    def part(self, index: tuple[slice, ...]) -> NDArray[Any]:
+        """Return the elements of a part, a slice of each axis; of a plain dtype."""
+        chosen: NDArray[Any] = self.data.reshape(self.shape)[index]
+        return chosen
+
     def pieces(self, rows: int) -> Iterator[HostArray]:  # noqa: ARG002 - for overrides
         """Yield the array in pieces of up to ``rows`` entries of the first axis.
 

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from dataclasses import asdict
 from pathlib import Path
 
@@ -199,6 +200,15 @@ def test_a_killed_worker_is_lost_with_its_name_and_place(serve, places, small):
         assert words in str(caught.value)
     with pytest.raises(RunnerError, match="failed before"):
         runner.submit(step(9))
+
+
+def test_a_worker_of_a_failed_group_is_ended_without_a_wait(serve, places):
+    """It may wait itself, for a rank that is gone."""
+    abandoned = threading.Event()
+    runner = serve("child", abandoned=abandoned)
+    abandoned.set()
+    runner.close()
+    assert places.started[0].stops == [0.0]
 
 
 @pytest.mark.skipif(not DESCRIPTORS.exists(), reason="needs /proc")

@@ -5,15 +5,23 @@ from __future__ import annotations
 import gguf
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
+from inl.backend.reference import ReferenceBackend
 from inl.checkpoints.checkpoint import open_checkpoint
 from inl.checkpoints.files.tensor_file import TensorFile
+from inl.device import Device
+from inl.dtypes import wrap
 from inl.errors import CheckpointError
 from inl.models.llama import MODEL
+from inl.placement.mesh import Mesh
+from inl.placement.placement import Placement
 from inl.spec.tree import leaves
-from inl.weights.load import read_shard, stored_specs
-from inl.weights.plan import plan_weights
-from inl.weights.unread import UnreadArray
+from inl.spec.weights import Group, Param
+from inl.testing.tiny import MemoryCheckpoint, tiny_llama
+from inl.weights.load import load_weights, read_shard, stored_specs
+from inl.weights.plan import WeightPlan, plan_weights
+from inl.weights.unread import DividedArray, UnreadArray
 
 NAME = "model.embed_tokens.weight"
 
@@ -127,3 +135,92 @@ def test_numbers_are_checked_when_a_tensor_is_read(
         return
     with pytest.raises(CheckpointError, match=r"up_proj.weight: found nan at \[3, 1\]"):
         _ = found.data
+
+
+@pytest.fixture
+def folder(tensors, tmp_path):
+    """The same tensors in a folder, in float32."""
+    stored = {name: np.asarray(each, np.float32) for name, each in tensors.items()}
+    (tmp_path / "config.json").write_text("{}")
+    save_file(stored, tmp_path / "model.safetensors")
+    return open_checkpoint(tmp_path)
+
+
+def test_a_rank_reads_its_own_rows_alone(folder, reads):
+    name = "model.layers.0.self_attn.q_proj.weight"
+    dtype, shape = folder.spec(name)
+    param = Param(name, shape, axis=0)
+    plan = WeightPlan(Group("embedding", weight=param), None, ranks=2)
+    whole = folder.tensor(name).data
+    halves = np.split(whole, 2)
+    reads.clear()
+    for rank, half in enumerate(halves):
+        part = read_shard(folder, plan, param, rank, dtype)
+        assert np.array_equal(part.data, half)
+        assert part.origin is None
+    assert reads == [halves[0].nbytes] * 2
+    assert len(folder.rows(name, len(whole) - 1, len(whole) + 9).data) == 1
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_parts_are_read_when_they_are_used(axis):
+    whole = np.arange(48.0).reshape(4, 12)
+    read = []
+
+    def part(rank):
+        read.append(rank)
+        return wrap(np.split(whole, 4, axis)[rank])
+
+    def index(start, stop):
+        return tuple(slice(start, stop) if at == axis else slice(None) for at in (0, 1))
+
+    array = DividedArray("float64", whole.shape, axis, 4, part)
+    size = whole.shape[axis] // 4
+    for _ in range(2):
+        found = array.part(index(size, 3 * size))
+        assert np.array_equal(found, whole[index(size, 3 * size)])
+        assert read == [1, 2]
+    other = index(2 * size + 1, None) if size > 1 else index(2 * size, 3 * size)
+    assert np.array_equal(array.part(other), whole[other])
+    assert np.array_equal(array.data, whole)
+    assert sorted(read) == [0, 1, 2, 3]
+    assert (array.size, array.origin) == (48, None)
+
+
+def test_a_process_of_a_mesh_reads_what_its_devices_have():
+    """Numbers of other devices are not even checked; float64 becomes float32."""
+    config, tensors = tiny_llama(np.random.default_rng(7), kv_heads=2, bias=True)
+    tensors = {name: np.asarray(each, np.float64) for name, each in tensors.items()}
+    for name in ("q_proj.weight", "k_proj.bias", "o_proj.weight"):
+        data = tensors[f"model.layers.0.self_attn.{name}"]
+        data[(..., -1) if name[0] == "o" else -1] = np.nan
+    checkpoint = MemoryCheckpoint(config, tensors)
+    stored = stored_specs(checkpoint)
+    groups = plan_weights(MODEL.weights(MODEL.config(config)), (), stored, ranks=2)
+
+    def of_first(host, axes, _partial):
+        assert host.dtype == "float32"
+        index = [slice(None)] * len(host.shape)
+        for axis, name in enumerate(axes):
+            if name is not None:
+                index[axis] = slice(host.shape[axis] // 2)
+        return host.part(tuple(index))
+
+    class OneOfTwo(ReferenceBackend):
+        def offers(self, kind):
+            if kind is not Mesh:
+                return super().offers(kind)
+            return Mesh(Placement(tensor=2), of_first, self.processes, None, None)
+
+    backend = OneOfTwo(Device("reference"), dtype="float32")
+    backend.processes = 2
+    found = [*leaves(load_weights(groups, checkpoint, backend, "float32").layers)]
+    one = ReferenceBackend(Device("reference"), dtype="float32")
+    rank = [*leaves(load_weights(groups, checkpoint, one, "float32", rank=0).layers)]
+    assert len(found) == len(rank) > 10
+    for array, own in zip(found, rank, strict=True):
+        assert array.shape == own.shape
+        assert np.array_equal(array, own)
+    backend.processes = 1
+    with pytest.raises(CheckpointError, match="found nan"):
+        load_weights(groups, checkpoint, backend, "float32")

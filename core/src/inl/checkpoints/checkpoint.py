@@ -60,6 +60,16 @@ class Checkpoint(ABC):
         Raises :class:`CheckpointError` for an unknown name.
         """
 
+    def rows(self, name: str, start: int, stop: int) -> HostArray:
+        """Read the entries ``[start, stop)`` of the first axis of a tensor.
+
+        Raises as :meth:`tensor`, which reads the others too where a format has no way
+        to read these alone.
+        """
+        whole = self.tensor(name)
+        shape = (stop - start, *whole.shape[1:])
+        return HostArray(whole.data[start:stop], whole.dtype, shape)
+
     def row_reader(self, name: str) -> Callable[[int, memoryview], None] | None:  # noqa: ARG002 - for overrides
         """Return a function that reads rows of a quantized tensor from a row on.
 

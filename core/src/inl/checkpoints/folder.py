@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
@@ -99,6 +100,20 @@ class FolderCheckpoint(Checkpoint):
             raise self.missing(name)
         file, entry = self._tensors[name]
         return file.array(entry)
+
+    def rows(self, name: str, start: int, stop: int) -> HostArray:
+        if name not in self._tensors:
+            raise self.missing(name)
+        file, entry = self._tensors[name]
+        count, *rest = entry.shape
+        size = (entry.stop - entry.start) // count
+        start, stop, _ = slice(start, stop).indices(count)
+        part = entry._replace(
+            shape=(stop - start, *rest),
+            start=entry.start + start * size,
+            stop=entry.start + stop * size,
+        )
+        return replace(file.array(part), origin=None)
 
     def files(self) -> Sequence[Path]:
         shards = {file.path for file, _ in self._tensors.values()}

@@ -72,3 +72,6 @@ class CachedCheckpoint(WrappedCheckpoint):
         if name not in self._read:
             self._read[name] = self._inner.tensor(name)
         return self._read[name]
+
+    def rows(self, name: str, start: int, stop: int) -> HostArray:
+        return self._inner.rows(name, start, stop)

@@ -232,6 +232,10 @@ class WorkerRunner(PipelinedRunner):
         self._process.disconnect()
 
     def _close(self) -> None:
+        if self._abandoned.is_set():
+            # It would wait for a rank that is gone, to leave their group together.
+            self._process.stop(0.0)
+            return
         with suppress(EOFError):
             self._channel.send(Kind.CLOSE)
         self._process.stop()

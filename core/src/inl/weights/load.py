@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ from inl.spec.weights import Param
 from inl.weights.finite import check_finite
 from inl.weights.plan import WeightPlan
 from inl.weights.sources import read_pieces, stored_tensors
-from inl.weights.unread import UnreadArray
+from inl.weights.unread import DividedArray, UnreadArray
 
 if TYPE_CHECKING:
     from inl.backend.base import Backend
@@ -63,7 +64,8 @@ def load_weights(
 
     Each group is read, sharded for ``rank`` (along "tensor") and ``expert_rank`` (along
     "expert"), and packed by its kernel, or converted to ``dtype`` without one; its host
-    memory is released before the next group. Up to
+    memory is released before the next group. Of a mesh of several processes each reads
+    what its own devices have. Up to
     ``backend.traits.readers`` groups are loaded concurrently. A plain tensor that
     several groups use is loaded once. check: whether to raise
     :class:`~inl.errors.CheckpointError` for NaN and infinity. progress: called with
@@ -102,8 +104,12 @@ def load_weights(
             elif pack:
                 result = pack(read(planned), backend, dtype)
             else:
-                # A mesh divides the whole tensor.
-                group = read(planned.whole if mesh else planned)
+                if mesh is None:
+                    group = read(planned)
+                elif mesh.processes == 1:
+                    group = read(planned.whole)  # the mesh divides it
+                else:
+                    group = _divided(planned, checkpoint, dtype, check=check)
                 result = _plain(planned, group, backend, dtype, shared)
         except OutOfMemory as error:
             name = next(iter(planned.group.params.values())).source
@@ -124,6 +130,35 @@ def load_weights(
             progress(sum(sizes[: len(loaded)]), sum(sizes))
     results = iter(loaded)
     return tree_map(lambda _: next(results), tree)
+
+
+def _divided(
+    planned: WeightPlan, checkpoint: Checkpoint, dtype: str, *, check: bool
+) -> dict[str, HostArray | None]:
+    """Return the tensors of a group; those that the tensor axis divides, by part."""
+    by_rank = replace(planned, expert_ranks=1)
+
+    def divided(name: str, param: Param) -> HostArray | None:
+        absent = param.optional and param.source not in checkpoint.names()
+        if absent or param.axis is None or planned.ranks == 1:
+            return read_shard(checkpoint, planned.whole, param, 0, dtype, check=check)
+        target = _loaded_dtype(planned.stored[name], param, dtype)
+
+        def read(rank: int) -> HostArray:
+            part = read_shard(checkpoint, by_rank, param, rank, dtype, check=check)
+            assert part is not None, "it is there"
+            return to_dtype(part, target, param.source)
+
+        return DividedArray(target, param.shape, param.axis, planned.ranks, read)
+
+    return {name: divided(name, each) for name, each in planned.group.params.items()}
+
+
+def _loaded_dtype(stored: str, param: Param, dtype: str) -> str:
+    """Return the dtype of a plain tensor on a device."""
+    if param.wide:
+        return "float32"
+    return "int32" if stored in INDEX_DTYPES else dtype
 
 
 def group_bytes(checkpoint: Checkpoint, planned: WeightPlan) -> int:
@@ -225,13 +260,14 @@ def _read_whole(
         own = param.row_slices.part(rank * shape[0], (rank + 1) * shape[0])
         own_param = param._replace(row_slices=own, shape=shape)
         return adjusted(checkpoint.tensor(param.source), own_param)
+    if param.axis == 0 and shape != param.shape:
+        start, stop = rank * shape[0], (rank + 1) * shape[0]
+        return adjusted(checkpoint.rows(param.source, start, stop), param)
     whole = adjusted(checkpoint.tensor(param.source), param)
     if shape == whole.shape or param.axis is None:
         return whole
     size = shape[param.axis]
     shard = slice(rank * size, (rank + 1) * size)
-    if param.axis == 0:
-        return HostArray(whole.data[shard], whole.dtype, shape)
     elements, block = BLOCKS.get(whole.dtype, (1, 1))
     if size % elements == 0:
         data = whole.data.reshape(whole.shape[0], -1, block)
@@ -279,8 +315,7 @@ def _plain(
         large = array.size >= SHARED_ELEMENTS
         tensor = shared.get(key) if large else None
         if tensor is None:
-            target = "int32" if array.dtype in INDEX_DTYPES else dtype
-            target = "float32" if param.wide else target
+            target = _loaded_dtype(array.dtype, param, dtype)
             host = to_dtype(array, target, param.source)
             mesh = mesh_of(backend)
             if mesh is None:

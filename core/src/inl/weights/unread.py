@@ -97,3 +97,59 @@ class UnreadArray(HostArray):
 
     def _row_bytes(self) -> int:
         return packed_bytes(self.shape[1:], self.dtype)
+
+
+class DividedArray(HostArray):
+    """A plain tensor that ranks divide, of which each part is read when it is used.
+
+    axis: that which the ranks divide. read: returns the part of a rank, called once for
+    each part that is used.
+    """
+
+    __slots__ = ("_axis", "_parts", "_read_part", "_size")
+    _axis: int
+    _parts: dict[int, NDArray[Any]]
+    _read_part: Callable[[int], HostArray]
+    _size: int
+
+    def __init__(
+        self,
+        dtype: str,
+        shape: tuple[int, ...],
+        axis: int,
+        ranks: int,
+        read: Callable[[int], HostArray],
+    ) -> None:
+        values: dict[str, Any] = {
+            "dtype": dtype,
+            "shape": shape,
+            "origin": None,
+            "_axis": axis,
+            "_parts": {},
+            "_read_part": read,
+            "_size": shape[axis] // ranks,
+        }
+        for field, value in values.items():
+            object.__setattr__(self, field, value)
+
+    @property
+    def data(self) -> NDArray[Any]:
+        """All parts."""
+        return self.part((slice(None),) * len(self.shape))
+
+    def part(self, index: tuple[slice, ...]) -> NDArray[Any]:
+        """Read the parts of the ranks whose elements are chosen."""
+        start, stop, _ = index[self._axis].indices(self.shape[self._axis])
+        ranks = range(start // self._size, -(-stop // self._size))
+        parts = [self._of(rank) for rank in ranks]
+        whole = parts[0] if len(parts) == 1 else np.concatenate(parts, self._axis)
+        first = ranks.start * self._size
+        own = slice(start - first, stop - first)
+        return whole[(*index[: self._axis], own, *index[self._axis + 1 :])]
+
+    def _of(self, rank: int) -> NDArray[Any]:
+        if rank not in self._parts:
+            read = self._read_part(rank)
+            assert read.dtype == self.dtype, "converted by the function"
+            self._parts[rank] = read.data.reshape(read.shape)
+        return self._parts[rank]

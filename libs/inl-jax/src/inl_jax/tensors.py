@@ -48,16 +48,21 @@ def from_host(array: HostArray, device: jax.Device | jax.sharding.Sharding) -> A
     A read-only array may be aliased where the device is the host; a writable one is
     copied, since its owner may change it.
     """
-    data = array.data.reshape(array.shape)
-    if array.dtype == "bfloat16":
-        data = data.view(jnp.bfloat16)
     jax_dtype(array.dtype)
+    if isinstance(device, jax.sharding.Sharding) and not device.is_fully_addressable:
+        # Every process copies what its own devices have.
+        def part(index: Any) -> Any:
+            return _owned(array.part(index), array.dtype)
+
+        return jax.make_array_from_callback(array.shape, device, part)
+    return jax.device_put(_owned(array.data.reshape(array.shape), array.dtype), device)
+
+
+def _owned(data: Any, dtype: str) -> Any:
+    """Return elements that their owner does not change, as JAX's dtype."""
     if data.flags.writeable:
         data = data.copy()  # device_put aliases the memory of the host on the CPU
-    if isinstance(device, jax.sharding.Sharding) and not device.is_fully_addressable:
-        # Every process has the whole array, and copies its part to its devices.
-        return jax.make_array_from_callback(data.shape, device, data.__getitem__)
-    return jax.device_put(data, device)
+    return data.view(jnp.bfloat16) if dtype == "bfloat16" else data
 
 
 def to_host(x: Any) -> HostArray:

@@ -23,7 +23,7 @@ from inl.backend.base import (
 from inl.backend.block_io import BlockIO
 from inl.backend.collectives import AXES
 from inl.backend.state_bytes import state_bytes
-from inl.dtypes import HostArray
+from inl.dtypes import SIZES, HostArray
 from inl.placement.mesh import DATA, TENSOR, Mesh, first_of
 from inl.placement.placement import Placement
 from inl.placement.ranks import over_ranks
@@ -71,7 +71,7 @@ class MeshBackend(JaxBackend):
         else:
             places = axes
         sharding = NamedSharding(self.mesh, PartitionSpec(*places))
-        size = data.data.nbytes
+        size = data.size * SIZES[data.dtype]
         with self._allocating(size, "tensor"):
             return from_host(data, sharding)
 

@@ -9,9 +9,6 @@ from inl.device import Device
 from inl.errors import BackendUnavailable, RunnerError
 from inl.placement.placement import Placement
 
-SHUTDOWN_SECONDS = 2
-"""Time for all hosts to leave: one may be lost."""
-
 
 def join(rank: Rank, platform: str) -> None:
     """Join the processes of all ranks. JAX must not have made its devices yet.
@@ -28,7 +25,6 @@ def join(rank: Rank, platform: str) -> None:
             rank.number,
             cluster_detection_method="deactivate",
             initialization_timeout=max(1, int(rank.seconds)),
-            shutdown_timeout_seconds=SHUTDOWN_SECONDS,
             # By default it would listen on all interfaces.
             coordinator_bind_address=rank.address,
         )
