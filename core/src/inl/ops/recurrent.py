@@ -108,7 +108,7 @@ def causal_conv(x: Array, table: Array, step: Step, w: Taps) -> tuple[Array, Arr
     return out, updated
 
 
-def _decided_queries(q: Any, k: Any) -> Any:
+def decided_queries(q: Any, k: Any) -> Any:
     """Turn queries toward their key where they are nearly orthogonal to it.
 
     A first token reads ``(q @ k) * change``: the error of that sum of d products of
@@ -127,7 +127,7 @@ def _delta_cases(
         for name, step in row_steps(rng):
             tokens = step.tokens.shape[0]
             q, k = rng.standard_normal((2, tokens, keys, dim))
-            q = _decided_queries(q, k)
+            q = decided_queries(q, k)
             v = rng.standard_normal((tokens, heads, width))
             a, b = rng.standard_normal((2, tokens, heads))
             table = rng.standard_normal((6, heads, dim, width))

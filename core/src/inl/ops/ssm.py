@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from inl.ops.attention import random_step
-from inl.ops.recurrent import LENGTH_EPS, Decay, row_steps, table_traffic
+from inl.ops.recurrent import (
+    LENGTH_EPS,
+    Decay,
+    decided_queries,
+    row_steps,
+    table_traffic,
+)
 from inl.spec.op import Case, Sizes, elements, op
 from inl.spec.step import Array, Step
 
@@ -55,14 +61,17 @@ def _cases(rng: np.random.Generator, sizes: Sizes = SIZES) -> Iterable[Case]:
             tokens = step.tokens.shape[0]
             x = rng.standard_normal((tokens, heads, width))
             b, c = rng.standard_normal((2, tokens, groups, dim))
+            # What a token writes and reads does not cancel the skipped value.
+            c = decided_queries(c, b)
+            c = np.copysign(dim**-0.5, (b * c).sum(-1, keepdims=True)) * c
             dt = rng.standard_normal((tokens, heads))
             table = rng.standard_normal((6, heads, dim, width))
             rate, shift, skip = rng.standard_normal((3, heads))
-            w = Ssm(rate, shift, shift, skip)
+            w = Ssm(rate, shift, shift, np.abs(skip))
             at = f"{name}/{groups}x{heads}"
             yield Case(at, (x, b, c, dt, table, step, w))
             # Some tokens leave nothing of the state before them.
-            fast = np.where(rng.random(dt.shape) < 0.2, 100 * np.abs(dt), dt)
+            fast = np.where(rng.random(dt.shape) < 0.2, 50 * np.abs(dt), dt)
             w = w._replace(rate=rate + 1)
             yield Case(f"{at}/decays", (x, b, c, fast, table, step, w))
 
