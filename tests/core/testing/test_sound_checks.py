@@ -41,5 +41,5 @@ def test_a_full_check_runs_larger_sizes():
 
     more = names(True) - names(False)
     assert "attention/context 4100/6/2x64/float32" in more
-    assert "linear/33x96x160/1030 rows/float32" in more
+    assert "linear/33x96x160/bias/1030 rows/float32" in more
     assert names(False) < names(True)
