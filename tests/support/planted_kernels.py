@@ -74,16 +74,17 @@ def failures(target, section, beginning=""):
     return findings(results)
 
 
-def traced_target(jax_module, kernels, op):
+def traced_target(jax_module, kernels, only, compile=None, **fields):  # noqa: A002
     """A target whose kernels of the traced scaffold are ``kernels``."""
     make = simple_backend(
         tensor=jax_module.tensor,
         numpy=jax_module.numpy,
         kernels=kernels,
-        compile=jax_module.jit,
+        compile=compile or jax_module.jit,
         buckets=jax_module.buckets,
         traits=Traits(dtypes=("float32",), block_size=8, depth=2),
+        **fields,
     )
-    target = Target(Device("planted:0"), only=(op,))
+    target = Target(Device("planted:0"), only=only)
     target.__dict__["backend"] = make(target.device)
     return target

@@ -401,6 +401,74 @@ def cells_of(size):
     return plant
 
 
+def last_head(xp, run):
+    """The last query head of a group of 7 or more reads that of the first group."""
+
+    def attention(q, cache, step, **attrs):
+        y, kv_heads = run(q, cache, step, **attrs), cache.k.shape[2]
+        if kv_heads == 1 or q.shape[1] // kv_heads < 7:
+            return y
+        last = (xp.arange(y.shape[1]) == y.shape[1] - 1)[:, None]
+        return xp.where(last, y[:, :1], y)
+
+    return attention
+
+
+def forgotten_window(xp, run):
+    def attention(q, cache, step, *, window, **attrs):
+        y = run(q, cache, step, window=window, **attrs)
+        if not window:
+            return y
+        long = (step.lengths[step.rows] > 2048)[:, None, None]
+        return xp.where(long, run(q, cache, step, window=None, **attrs), y)
+
+    return attention
+
+
+def narrow_normalizer(xp, run):
+    def score(logits, tokens):
+        found = run(logits, tokens)
+        if logits.shape[1] <= 1024:
+            return found
+        top = logits.max(-1, keepdims=True)
+        shares = xp.exp(logits - top)
+        missing = xp.log(shares.sum(-1)) - xp.log(shares[:, :1024].sum(-1) + 1e-30)
+        return found._replace(chosen=(found.chosen + missing).astype(np.float32))
+
+    return score
+
+
+def eager_drafts(xp, run):
+    """With 4 drafts or more, the first one is accepted, right or wrong."""
+
+    def verify(tokens, step, tables, *, width):
+        if width > 4:
+            first = step.starts[:-1][step.rows]
+            index = xp.arange(tokens.shape[0])
+            following = xp.concatenate([step.tokens[1:], step.tokens[:1]])
+            tokens = xp.where(index == first, following, tokens)
+        return run(tokens, step, tables, width=width)
+
+    return verify
+
+
+def far_blocks(_xp, run):
+    def write_kv(k, v, cache, writes):
+        size = cache.k.shape[1]
+        return run(k, v, cache, writes // size % 256 * size + writes % size)
+
+    return write_kv
+
+
+def whole_tiles_of_columns(xp, run):
+    def linear(x, w):
+        y = run(x, w)
+        count = y.shape[1] - y.shape[1] % 64 if y.shape[1] > 1000 else y.shape[1]
+        return xp.where(xp.arange(y.shape[1]) < count, y, 0)
+
+    return linear
+
+
 def few_writes(_xp, run):
     return lambda k, v, cache, writes: run(k[:1024], v[:1024], cache, writes[:1024])
 
@@ -408,6 +476,14 @@ def few_writes(_xp, run):
 EXPONENT = 88  # above, exp overflows float32
 
 KINDS = {
+    "a window that long rows forget": Kind(
+        "attention", "context 4100/4/2x16/window 1024", forgotten_window),
+    "the last head of a group": Kind("attention", "mixed/14/2x64", last_head),
+    "blocks in 8 bits": Kind("write_kv", "block 300", far_blocks),
+    "a normalizer of 1,024 columns": Kind("score", "2x2003", narrow_normalizer),
+    "a draft that is not compared": Kind("verify", "width 5", eager_drafts),
+    "whole tiles of a vocabulary": Kind("linear", "1x1030x64", whole_tiles_of_columns),
+    "ranks of 64": Kind("lora", "2x256", lora(lambda at, rank: at % rank < 64)),
     "softmax without a maximum": Kind("attention", "scores of 100,000", broken_where(
         lambda xp, _y, q, *_: widest_score(xp, q) > 4 * EXPONENT, nothing)),
     "mask of -10,000": Kind("attention", "scores of 100,000", broken_where(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -37,7 +37,7 @@ UNIT: Final = 2.0**-9
 """Scale of every group: its product with a code is exact in every dtype."""
 
 
-KIND_SHAPES: Final[dict[str, dict[str, tuple[int, ...]]]] = {
+KIND_SHAPES: Final[Mapping[str, Mapping[str, tuple[int, ...]]]] = {
     "linear": {"weight": (80, 512)},
     "qkv_linear": {"q": (64, 256), "k": (32, 256), "v": (32, 256)},
     "gated_mlp": {"gate": (256, 256), "up": (256, 256), "down": (256, 256)},

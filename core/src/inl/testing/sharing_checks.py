@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from inl.dtypes import wrap
+from inl.errors import message
 from inl.spec.message import release_frame
-from inl.testing.check import Measure, require, worst
+from inl.testing.check import CheckFailed, Measure, require, worst
 from inl.testing.play import admission, answer_alone, most_tokens, one_step
 from inl.testing.runner_frames import first_blocks, opened, some_ids
 
@@ -31,6 +32,10 @@ SEQUENCES, TOKENS = 3, 16
 """Sequences of a part, and steps of each."""
 PROBE: Final = 64 << 20
 """Bytes of a tensor that shows where tensors are."""
+NEW_STATE: Final = (
+    "Backend.state must return new arrays for each runner, programs must not keep "
+    "them, and closing one must leave those of the other"
+)
 STEPS: Final = SEQUENCES * TOKENS
 """Steps of a part."""
 LEAST_LEAK: Final = 1 << 16
@@ -48,16 +53,13 @@ def two_runners(tiny: Tiny) -> Measure:
     with opened(tiny) as runner:
         _begin(runner, prompts[0])
         answers[0].append(_decode(runner, prompts[0], 1))
-        other = tiny.runner()
         try:
-            _begin(other, prompts[1])
-            answers[1].append(_decode(other, prompts[1], 1))
-            for step in range(2, 9):
-                for each, answer in zip((runner, other), answers, strict=True):
-                    answer.append(_decode(each, [-1], step))
-        finally:
-            other.close()
-        answers[0] += [_decode(runner, [-1], step) for step in range(9, 12)]
+            _in_turn(tiny, runner, prompts, answers)
+        except Exception as error:
+            raise CheckFailed(
+                f"two runners of one backend: raised {type(error).__name__}: "
+                f"{message(error)}; {NEW_STATE}"
+            ) from error
     judged = []
     for which, prompt, answer in zip(names, prompts, answers, strict=True):
         try:
@@ -65,12 +67,26 @@ def two_runners(tiny: Tiny) -> Measure:
         except AssertionError as error:
             error.args = (
                 f"two runners of one backend: the {which} one answers otherwise than "
-                "alone; Backend.state must return new arrays for each runner, programs "
-                "must not keep them, and closing one must leave those of the other. "
-                f"{error}",
+                f"alone; {NEW_STATE}. {error}",
             )
             raise
     return worst(judged)
+
+
+def _in_turn(
+    tiny: Tiny, runner: LocalRunner, prompts: list[list[int]], answers: list[list[int]]
+) -> None:
+    """Compute two prompts in turn, the second in another runner, which is closed."""
+    other = tiny.runner()
+    try:
+        _begin(other, prompts[1])
+        answers[1].append(_decode(other, prompts[1], 1))
+        for step in range(2, 9):
+            for each, answer in zip((runner, other), answers, strict=True):
+                answer.append(_decode(each, [-1], step))
+    finally:
+        other.close()
+    answers[0] += [_decode(runner, [-1], step) for step in range(9, 12)]
 
 
 def _begin(runner: LocalRunner, prompt: list[int]) -> None:
