@@ -243,7 +243,7 @@ def test_an_unknown_feature_is_unsupported(good, row_of):
     assert row.status == "unsupported"
     assert row.detail == (
         f"needs beam, warp; this core has {', '.join(sorted(FEATURES))} in contract "
-        f"2.0{UPGRADE}"
+        f"2.1{UPGRADE}"
     )
 
 

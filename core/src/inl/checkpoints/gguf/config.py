@@ -88,7 +88,7 @@ class _Fields:
     @property
     def has_experts(self) -> bool:
         """Whether the number of experts is stated and not 0."""
-        return self._get("expert_count", 0) != 0
+        return bool(self._get("expert_count", 0) != 0)
 
     def stores(self, name: str) -> bool:
         """Whether any layer has a tensor of this name."""
