@@ -20,7 +20,7 @@ from inl.protocol.runner import AdapterSource
 if TYPE_CHECKING:
     from typing import BinaryIO
 
-    from inl.protocol.runner import CacheWrite, Reply
+    from inl.protocol.runner import BlockWrites, CacheWrite, Reply
     from inl.protocol.token_masks import TokenMasks
     from inl.recording.trace_file import Item, RunHeader
     from inl.spec.message import IntArray
@@ -70,7 +70,8 @@ class Recorder:
                 raise _write_error(self._path, error) from error
 
     def add(
-        self, item: IntArray | TokenMasks | Reply | AdapterSource | CacheWrite
+        self,
+        item: IntArray | TokenMasks | Reply | AdapterSource | CacheWrite | BlockWrites,
     ) -> None:
         """Record a submitted frame, the masks of a step, a reply or an adapter.
 

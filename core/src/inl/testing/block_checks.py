@@ -223,7 +223,7 @@ def _slots(target: Target, dtype: str) -> None:
             item.name: cast(rng.standard_normal(item.shape), item.dtype)
             for item in spec[1:]
         }
-        program, *arguments = copies.write(SLOT_GROUP, [slot], expected[slot])
+        program, *arguments = copies.write(SLOT_GROUP, [slot], [expected[slot]])
         (state,) = program(*arguments, state)
     for slot, contents in expected.items():
         found = copies.host(SLOT_GROUP, 1, copies.read(state, SLOT_GROUP, [slot]))

@@ -83,7 +83,7 @@ class FilledCache(NamedTuple):
 
     def written(self, group: int, ids: list[int], parts: Parts) -> FilledCache:
         """Return the cache with other contents of blocks."""
-        program, *arguments = self.transfers.write(group, ids, parts)
+        program, *arguments = self.transfers.write(group, ids, [parts])
         (state,) = program(*arguments, self.state)
         return self._replace(state=state)
 
