@@ -117,7 +117,8 @@ class CacheTransfers:
         if group == SLOT_GROUP:
             return {name: self._host(found[name], part) for name, part in parts.items()}
         if self.reads_blocks:
-            return joined(self.host_blocks(group, count, found), BLOCKS)
+            blocks = self.host_blocks(group, count, found)
+            return joined(blocks, BLOCKS, empty=self._io.empty)
         tensors = {"cells": found.cells, "scales": found.scales}
         if self._groups[group].dtype == E4M3:
             cells = self._host(found.cells, parts["cells"])
@@ -154,6 +155,11 @@ class CacheTransfers:
         assert layout is not None, "something was read"
         constants = np.array(layout.groups[group].scales, np.float32)
         return wrap(constants.reshape(layout.groups[group].parts(1)["scales"].shape))
+
+    def release(self) -> None:
+        """Drop programs, and memory for contents that the backend has allocated."""
+        self._programs.clear()
+        self.__dict__.pop("_block_io", None)
 
     @property
     def reads_blocks(self) -> bool:
@@ -228,12 +234,10 @@ class CacheTransfers:
 
     def _contents(self, group: int, count: int, each: Sequence[Parts]) -> Blocks:
         io, size = self._io, self._size(count)
-        if io.from_host is None:
+        if io.from_host is None or len(each) < count:
             (parts,) = each
             cells = (io.tensor or self._backend.tensor)(_padded(parts["cells"], size))
         else:
-            if len(each) < count:
-                each = divided(each[0], count, BLOCKS)
             cells = io.from_host([parts["cells"] for parts in each], size)
         if "scales" not in each[0] or self._groups[group].dtype == E4M3:
             return Blocks(cells)

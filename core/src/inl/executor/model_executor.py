@@ -343,6 +343,7 @@ class ModelExecutor:
     def release(self) -> None:
         """Drop programs, state and weights."""
         self._drop_state()
+        self.transfers.release()
         self.loaded = replace(self.loaded, weights=None)
         # The backend's own may refer to the weights.
         self._model = self.loaded.model

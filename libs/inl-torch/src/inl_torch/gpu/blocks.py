@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from inl.backend.block_io import BlockIO
 from inl.dtypes import HostArray
-from inl_torch.gpu.pinned_memory import PinnedMemory
+from inl_torch.gpu.pinned_memory import PinnedMemory, locked
 from inl_torch.tensors import BITS, NAMES, aliased
 from inl_torch.triton.step import copy_blocks
 
@@ -48,8 +48,7 @@ class BlockTransfers:
 
     def __init__(self, place: torch.device, memory: PinnedMemory) -> None:
         self._place, self._memory = place, memory
-        self._to_host: InFlight = InFlight()
-        self._to_device: InFlight = InFlight()
+        self._to_host, self._to_device = InFlight(), InFlight()
 
     def to_host(
         self, cells: torch.Tensor, count: int
@@ -108,9 +107,13 @@ class InFlight:
 
 def block_io(place: torch.device) -> BlockIO:
     """Return the capability of a GPU with Triton."""
-    memory = PinnedMemory()
+    memory = PinnedMemory(partial(locked, place))
     copies = BlockTransfers(place, memory)
+
+    def tensor(host: HostArray) -> torch.Tensor:
+        return aliased(host).to(place)
+
     return BlockIO(
-        copy_blocks.read, copy_blocks.write, empty=memory.empty,
-        to_host=copies.to_host, from_host=copies.from_host,
+        copy_blocks.read, copy_blocks.write, tensor, memory.empty,
+        copies.to_host, copies.from_host,
     )  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import os
 import threading
 import weakref
 from collections import Counter, defaultdict, deque
@@ -23,13 +22,13 @@ if TYPE_CHECKING:
 
     Bytes = NDArray[np.uint8]
 
-PIECE = 64 << 20
+PIECE = 16 << 20
 """Bytes that are locked in one call, which delays the launches of other threads."""
 
-THREADS = min(os.cpu_count() or 1, 4)
+THREADS = 2
 """Threads that allocate ahead: a new page takes longer than its copy."""
 
-MOST_SLOTS = 512
+MOST_ARRAYS = 512
 """Arrays of one piece at most."""
 
 AHEAD = 1 << 30
@@ -39,15 +38,13 @@ AHEAD = 1 << 30
 class PinnedMemory:
     """Allocates arrays in page-locked memory. Thread-safe.
 
-    Raises :class:`~inl.errors.OutOfMemory`.
-
-    Locking takes longer than copying does. An array whose last reference is dropped
-    becomes free, and the next ones of its size are allocated by a thread before they
-    are needed. lock: allocates and locks bytes.
+    Locking takes longer than copying does. The memory of an array to which nothing
+    refers any more is used again, and threads allocate more before it is needed.
+    allocate: returns a number of locked bytes.
     """
 
-    def __init__(self, lock: Callable[[int], Bytes] | None = None) -> None:
-        self._allocate = lock or locked
+    def __init__(self, allocate: Callable[[int], Bytes]) -> None:
+        self._allocate = allocate
         self._free: defaultdict[int, deque[Bytes]] = defaultdict(deque)
         """Free memory by its size in bytes."""
         self._total: Counter[int] = Counter()
@@ -55,10 +52,13 @@ class PinnedMemory:
         self._coming: Counter[int] = Counter()
         """Arrays of each size that threads allocate."""
         self._threads = 0
-        self._lock, self._waiting = threading.Lock(), threading.Lock()
+        self._lock = threading.Lock()
+        """Held while one of these numbers changes."""
+        self._waiting = threading.Lock()
+        """Held by the caller that allocates what no thread has allocated."""
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-        """Allocate an array."""
+        """Allocate an array; raises :class:`~inl.errors.OutOfMemory`."""
         kind = np.dtype(dtype)
         used = prod(shape) * kind.itemsize
         memory = self._take(max(used, 1))
@@ -85,7 +85,7 @@ class PinnedMemory:
                 if self._threads == THREADS or not self._lacks(size):
                     return
                 self._threads += 1
-                self._coming[size] += slots(size)
+                self._coming[size] += arrays_of(size)
             threading.Thread(
                 target=self._grow_behind, args=(size,), name="inl-pin", daemon=True
             ).start()
@@ -103,20 +103,21 @@ class PinnedMemory:
         finally:
             with self._lock:
                 self._threads -= 1
-                self._coming[size] -= slots(size)
+                self._coming[size] -= arrays_of(size)
         self._grow_ahead(size)
 
     def _grow(self, size: int) -> None:
-        count = slots(size)
+        count = arrays_of(size)
         with allocating(count * size, "pinned memory", host_memory):
             whole = self._allocate(count * size)
-        self._total[size] += count
+        with self._lock:
+            self._total[size] += count
         self._free[size].extend(np.split(whole, count))
 
 
-def slots(size: int) -> int:
+def arrays_of(size: int) -> int:
     """Return the number of arrays of a size that are allocated together."""
-    return min(max(PIECE // size, 1), MOST_SLOTS)
+    return min(max(PIECE // size, 1), MOST_ARRAYS)
 
 
 class _Slot:
@@ -130,7 +131,7 @@ class _Slot:
         self._free.append(self._memory)
 
 
-def locked(size: int) -> Bytes:
+def locked(place: torch.device, size: int) -> Bytes:
     """Allocate page-locked memory, or other memory where the system locks no more.
 
     Pages are touched before they are locked: that needs no lock of the driver.
@@ -144,7 +145,9 @@ def locked(size: int) -> Bytes:
     memory = np.frombuffer(pages, np.uint8)
     memory[:: mmap.PAGESIZE] = 0
     address, runtime = memory.ctypes.data, torch.cuda.cudart()
-    if int(runtime.cudaHostRegister(address, size, 0)) == 0:
+    with torch.cuda.device(place):  # a thread begins with another one
+        error = int(runtime.cudaHostRegister(address, size, 0))
+    if error == 0:
         release = weakref.finalize(memory, runtime.cudaHostUnregister, address)
         release.atexit = False
     return memory
