@@ -48,11 +48,11 @@ class RunHeader(NamedTuple):
     """See :func:`inl.checkpoints.digest.model_digest`."""
 
 
-Item = RunHeader | Reply | TokenMasks | AdapterSource | CacheWrite | BlockWrites | Any
-"""A record; frames are int32 arrays [words]."""
+Item = RunHeader | Reply | TokenMasks | AdapterSource | CacheWrite | Any
+"""A record, as it is read; frames are int32 arrays [words]."""
 
 
-def pack(item: Item) -> bytes:
+def pack(item: Item | BlockWrites) -> bytes:
     """Encode a record."""
     if isinstance(item, RunHeader):
         fields = item._asdict() | {"limits": sent(item.limits)}

@@ -96,9 +96,9 @@ class InFlight:
     """What copies in flight refer to, in the order of one stream."""
 
     def __init__(self) -> None:
-        self._items: deque[tuple[torch.cuda.Event, object]] = deque()
+        self._items: deque[tuple[Any, object]] = deque()
 
-    def add(self, event: torch.cuda.Event, used: object) -> None:
+    def add(self, event: Any, used: object) -> None:
         """Refer to what is used until the event; forget what is not used any more."""
         while self._items and self._items[0][0].query():
             self._items.popleft()

@@ -144,10 +144,11 @@ def locked(place: torch.device, size: int) -> Bytes:
         pages.madvise(mmap.MADV_HUGEPAGE)
     memory = np.frombuffer(pages, np.uint8)
     memory[:: mmap.PAGESIZE] = 0
-    address, runtime = memory.ctypes.data, torch.cuda.cudart()
+    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    address = memory.ctypes.data
     with torch.cuda.device(place):  # a thread begins with another one
-        error = int(runtime.cudaHostRegister(address, size, 0))
-    if error == 0:
+        code = int(runtime.cudaHostRegister(address, size, 0))
+    if code == 0:
         release = weakref.finalize(memory, runtime.cudaHostUnregister, address)
         release.atexit = False
     return memory
