@@ -50,8 +50,8 @@ def folder(tmp_path, monkeypatch):
     """A folder whose tiers are closed at the end."""
     opened, init = [], DiskTier.__init__
 
-    def remembered(self, *args):
-        init(self, *args)
+    def remembered(self, *args, **options):
+        init(self, *args, **options)
         opened.append(self)
 
     monkeypatch.setattr(DiskTier, "__init__", remembered)
@@ -96,6 +96,21 @@ def test_files_survive_the_process_and_are_bounded(folder):
     assert sum(path.stat().st_size for path in files) == again.used_bytes
     assert again.used_bytes <= 5 * size + 9
     assert number_of(again.get(place(39))) == 39
+
+
+def test_files_are_read_to_memory_that_the_runner_allocates(folder):
+    filled(folder, range(4)).close()
+    made = []
+
+    def empty(shape, dtype):
+        made.append(np.zeros(shape, dtype))
+        return made[-1]
+
+    disk = DiskTier(folder, 1 << 24, IDENTITY, empty=empty)
+    found = list(disk.get_all([place(number) for number in range(4)]))
+    assert [number_of(each) for each in found] == [0, 1, 2, 3]
+    cells = {id(each["cells"].data) for each in found}
+    assert cells == set(map(id, made))
 
 
 def test_a_block_that_is_used_stays(folder):

@@ -125,6 +125,28 @@ def test_a_sequence_goes_on_with_blocks_of_another_runner(made, source):
 
 
 @pytest.mark.parametrize("kind", MAKERS, ids=lambda kind: kind.__name__)
+def test_blocks_are_read_and_written_one_by_one(made, kind):
+    one, other = made(kind), made(kind)
+    prefilled(one, [1, 2, 3])
+    one.submit(transfer_frame(READ, 0, [1, 2]))
+    blocks = one.read_blocks(2)
+    assert not any(
+        np.shares_memory(stored_bits(blocks[0][name]), stored_bits(blocks[1][name]))
+        for name in blocks[0]
+    )
+    other.write_blocks(transfer_frame(WRITE, 0, [7, 4]), blocks)
+    one.submit(transfer_frame(READ, 0, [1, 2]))
+    other.submit(transfer_frame(READ, 0, [7, 4]))
+    wanted, found = one.read(), other.read()
+    assert wanted["cells"].data.any()
+    assert np.array_equal(stored_bits(found["cells"]), stored_bits(wanted["cells"]))
+    with pytest.raises(ProtocolError, match="contents of"):
+        other.write_blocks(transfer_frame(WRITE, 0, [7, 4, 3]), blocks)
+    with pytest.raises(ProtocolError, match="no READ frame waits"):
+        one.read_blocks(1)
+
+
+@pytest.mark.parametrize("kind", MAKERS, ids=lambda kind: kind.__name__)
 def test_contents_are_those_at_the_place_of_the_frame(made, kind):
     """Steps that follow a READ do not change what it returns."""
     runner = made(kind)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from inl.engine.core import EngineCore
 from inl.errors import ProtocolError, RunnerError, WorkerLost
-from inl.protocol.runner import CacheWrite, Reply
+from inl.protocol.runner import BlockWrites, CacheWrite, Reply
 from inl.recording.recorder import STEPS, Recorder
 from inl.recording.replay import replay
 from inl.recording.trace_file import MAGIC, RunHeader, pack, read_trace
@@ -395,6 +395,21 @@ def _runs(item):
 
 def test_a_packed_header_is_small(small):
     assert len(MAGIC + pack(RunHeader(small()))) < 400
+
+
+def test_blocks_that_are_written_one_by_one_are_packed_as_one_frame(small):
+    runner = HashRunner(small(vocab=96))
+    runner.submit(admission(runner.limits, 1, [1, 2, 3]))
+    frame = one_step(runner.limits, [(1, list(range(9)))], step=1, decoding=0)
+    runner.submit(frame)
+    runner.collect()
+    for _ in range(2):
+        runner.submit(transfer_frame(READ, 0, [1, 2, 3]))
+    write = transfer_frame(WRITE, 0, [5, 4, 7])
+    whole = CacheWrite(write, runner.read())
+    each = BlockWrites(write, runner.read_blocks(3))
+    assert pack(each) == pack(whole)
+    assert each.nbytes == whole.nbytes > 0
 
 
 def test_written_blocks_are_recorded_and_written_again(small, tmp_path):

@@ -217,6 +217,40 @@ def test_right_capabilities_pass():
     assert [each.message for each in found] == []
 
 
+def to_host(cells, count):
+    arrays = [wrap(cells[:, :, at : at + 1].copy()) for at in range(count)]
+    return lambda: arrays
+
+
+def from_host(blocks, count):
+    given = [np.asarray(block.data).reshape(block.shape) for block in blocks]
+    padding = [np.zeros_like(given[0])] * (count - len(given))
+    return tensor(wrap(np.concatenate([*given, *padding], 2)))
+
+
+def test_blocks_that_are_copied_one_by_one_pass():
+    copies = {"to_host": to_host, "from_host": from_host}
+    assert failures(BlockIO(read, write, **copies), beginning="blocks/") == []
+
+
+def other_order(cells, count):
+    wait = to_host(cells, count)
+    return lambda: wait()[::-1]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "beginning"),
+    [
+        ({"to_host": other_order}, "blocks/read"),
+        ({"from_host": lambda blocks, n: from_host(blocks[::-1], n)}, "blocks/write"),
+    ],
+)
+def test_a_copy_that_mixes_up_blocks_is_named(wrong, beginning):
+    found = failures(BlockIO(read, write, **wrong), beginning=beginning)
+    assert found
+    assert "blocks [3, 1, 7, 19, 2]" in found[0].message or "[5, 11" in found[0].message
+
+
 def test_a_backend_with_another_layout_may_refuse():
     assert failures() == []
 

@@ -8,11 +8,12 @@ ranks and processes can have the same contents. A backend whose caches have the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inl.dtypes import E4M3
 from inl.spec.cache import Cache, Paged, State
+from inl.spec.cache_layout import Empty
 from inl.spec.step import Array, Step
 
 if TYPE_CHECKING:
@@ -33,14 +34,15 @@ class Blocks(NamedTuple):
     """Of int8, float32: as ``cells``, without the last axis."""
 
 
-Empty = Callable[[tuple[int, ...], str], "NDArray[Any]"]
-"""Allocates an array of a shape and a dtype of NumPy."""
-
-
-def _empty(shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
+def plain_memory(shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
+    """Allocate an array as NumPy does."""
     import numpy as np
 
     return np.empty(shape, dtype)
+
+
+ToHost = Callable[[Array, int], Callable[[], "Sequence[HostArray]"]]
+FromHost = Callable[["Sequence[HostArray]", int], Array]
 
 
 class BlockIO(NamedTuple):
@@ -62,9 +64,18 @@ class BlockIO(NamedTuple):
     """Copies cells in the cache's dtype to the device; by default
     :meth:`~inl.backend.base.Backend.tensor`. Need not wait for the copy from an array
     of ``empty``."""
-    empty: Empty = _empty
+    empty: Empty = plain_memory
     """Allocates arrays by shape and NumPy dtype from which copies to the device are
     fast, such as in pinned memory. It is not used again before the copies are done."""
+    to_host: ToHost | None = None
+    """Begins to copy cells that ``read`` has returned, of a number of blocks, beside
+    later steps. The result waits for it and returns the cells of each block, [layers,
+    2, 1, block_size, kv_heads, head_dim], in memory of their own. By default
+    :meth:`~inl.backend.base.Backend.numpy`, and a copy of each block."""
+    from_host: FromHost | None = None
+    """Copies such cells of several blocks to the device as one tensor of a number of
+    blocks, with zeros for those that are not given. By default they are joined in an
+    array of ``empty`` and copied by ``tensor``."""
 
 
 class SlotIO(NamedTuple):

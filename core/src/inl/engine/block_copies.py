@@ -5,28 +5,25 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from inl.errors import OutOfMemory
 from inl.forks import on_fork
 from inl.kv.tier import BlockMove
-from inl.kv_tiers.host_tier import nbytes
 from inl.kv_transfer.spans import TokenSpan
-from inl.protocol.runner import MAX_READS, CacheWrite
-from inl.spec.cache_layout import BLOCKS, copied, divided, joined
+from inl.protocol.runner import MAX_READS, BlockWrites
 from inl.spec.message import MAX_TRANSFER, READ, WRITE, transfer_frame
 
 if TYPE_CHECKING:
     from inl.kv.block_pool import BlockPool
     from inl.kv_tiers.tiers import BlockTiers
-    from inl.protocol.runner import Runner
+    from inl.protocol.runner import Each, Runner
     from inl.recording.recorder import Recorder
     from inl.scheduling.plan import Plan
-    from inl.spec.cache_layout import Parts
 
 LEAST_THREADED, COPIES = 1 << 18, min(os.cpu_count() or 1, 8)
 """Bytes of blocks that are copied in memory on several threads, and how many."""
@@ -35,13 +32,20 @@ LEAST_TOKENS = 32
 """Tokens of a step from which the time of one is known; fewer take as long as one."""
 
 
+class PendingStores(NamedTuple):
+    """Blocks of a READ frame whose contents were not collected."""
+
+    step: int
+    """The step that the frame precedes."""
+    moves: list[BlockMove]
+
+
 class BlockCopies:
     """Reads evicted blocks and writes stored ones; keeps the order of frames."""
 
     def __init__(self, tiers: BlockTiers, recorder: Recorder | None) -> None:
         self.tiers, self._recorder = tiers, recorder
-        self._reads: deque[list[BlockMove]] = deque()
-        """Blocks of each READ frame whose contents were not collected."""
+        self._reads: deque[PendingStores] = deque()
         self._submitted: dict[int, float] = {}
         """Time at which each step was submitted."""
         self._threads: ThreadPoolExecutor | None = None
@@ -51,23 +55,20 @@ class BlockCopies:
 
     def submit(self, plan: Plan, runner: Runner) -> None:
         """Submit the copies of a plan; raises what the runner raises."""
-        self._read(plan.stores, runner)
+        self._read(plan.stores, runner, plan.step)
         started = time.perf_counter()
         for moves in batches(plan.loads):
-            parts = [self.tiers.take(move.group, move.key) for move in moves]
+            blocks = [self.tiers.take(move.group, move.key) for move in moves]
             frame = transfer_frame(WRITE, moves[0].group, [m.block for m in moves])
-            together = joined(
-                parts, BLOCKS, empty=runner.host_array, each=self._each(parts[0])
-            )
-            written = CacheWrite(frame, together)
+            written = BlockWrites(frame, blocks)
             if self._recorder is not None:
                 self._recorder.add(written)
-            runner.write(*written)
+            runner.write_blocks(*written, self._each(runner, moves[0].group))
         now = time.perf_counter()
         self.tiers.loaded(now - started)
         self._submitted[plan.step] = now
 
-    def _read(self, stores: Sequence[BlockMove], runner: Runner) -> None:
+    def _read(self, stores: Sequence[BlockMove], runner: Runner, step: int) -> None:
         for moves in batches(stores):
             if len(self._reads) == MAX_READS:
                 self._collect(runner)
@@ -78,10 +79,10 @@ class BlockCopies:
                 continue  # they are not stored
             if self._recorder is not None:
                 self._recorder.add(frame)
-            self._reads.append(moves)
+            self._reads.append(PendingStores(step, moves))
 
     def collect(self, plan: Plan, runner: Runner) -> None:
-        """Store what was read, once a step is collected.
+        """Store what was read before a step, once it is collected.
 
         Raises what the runner raises.
         """
@@ -89,7 +90,9 @@ class BlockCopies:
         if plan.tokens >= LEAST_TOKENS:
             seconds = time.perf_counter() - started
             self.tiers.costs.computed(plan.tokens, seconds)
-        self.collect_all(runner)
+        # What was read before later steps may still be on its way.
+        while self._reads and self._reads[0].step <= plan.step:
+            self._collect(runner)
         self._collected = time.perf_counter()
 
     def collect_all(self, runner: Runner) -> None:
@@ -98,17 +101,19 @@ class BlockCopies:
             self._collect(runner)
 
     def _collect(self, runner: Runner) -> None:
-        parts, moves = runner.read(), self._reads.popleft()
-        shares = divided(parts, len(moves), BLOCKS)
+        moves = self._reads[0].moves
         # A part of the batch would keep all of it in memory.
-        for move, share in zip(
-            moves, self._each(shares[0])(copied, shares), strict=True
-        ):
-            self.tiers.store(move.group, move.key, share)
+        each = self._each(runner, moves[0].group)
+        blocks = runner.read_blocks(len(moves), each)
+        self._reads.popleft()
+        for move, parts in zip(moves, blocks, strict=True):
+            self.tiers.store(move.group, move.key, parts)
 
-    def _each(self, parts: Parts) -> Callable[..., Iterable[Any]]:
-        """Return ``map``, for blocks as large as these on several threads."""
-        if nbytes(parts) < LEAST_THREADED:
+    def _each(self, runner: Runner, group: int) -> Each:
+        """Return ``map``, on several threads if blocks of the group are large."""
+        layout = runner.cache_layout
+        assert layout is not None, "blocks are copied"
+        if layout.groups[group].block_bytes < LEAST_THREADED:
             return map
         if self._threads is None:
             self._threads = ThreadPoolExecutor(COPIES, thread_name_prefix="inl-copy")
@@ -128,7 +133,7 @@ class BlockCopies:
                 for key, block in pool.published()
                 if not self.tiers.holds(group, key)
             ]
-            self._read(moves, runner)
+            self._read(moves, runner, 0)
         self.collect_all(runner)
         self.tiers.flush()
 

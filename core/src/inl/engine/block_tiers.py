@@ -38,7 +38,7 @@ def started_tiers(
     config: EngineConfig,
     scheduling: SchedulerConfig,
     identity: Identity | None,
-    device: str,
+    started: StartedRunner,
 ) -> BlockTiers | None:
     """Return the tiers of an engine, or ``None`` without any.
 
@@ -54,10 +54,12 @@ def started_tiers(
     elif scheduling.recomputes_block:
         reason = "a draft head has a cache of its own"
     if identity is None or reason:
-        reason = reason or f"{device} copies no contents of its cache"
+        reason = reason or f"{started.device} copies no contents of its cache"
         raise RequestError(f"EngineConfig.kv_host, kv_disk: {reason}; accepted: None")
     disk = None
     if config.disk_tier is not None:
         size, folder = config.disk_tier
-        disk = DiskTier(Path(folder), size, identity)
+        runner = started.runner
+        empty = runner.host_array if runner.has_pinned_memory else None
+        disk = DiskTier(Path(folder), size, identity, empty=empty)
     return BlockTiers(Costs(), host_bytes=config.host_bytes, disk=disk)

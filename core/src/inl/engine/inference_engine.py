@@ -122,9 +122,7 @@ class InferenceEngine(AdapterLoading, TextScoring):
                 model, self.config, limits, context=self.context
             )
             identity = identity_of(self.config, scheduling, started)
-            self.tiers = started_tiers(
-                self.config, scheduling, identity, started.device
-            )
+            self.tiers = started_tiers(self.config, scheduling, identity, started)
             if self.config.speculation is not None or drafter is not None:
                 from inl.speculation.setup import make_speculation
 

@@ -15,6 +15,7 @@ from inl.backend.block_io import (
     SlotIO,
     composed_blocks,
     composed_slots,
+    plain_memory,
 )
 from inl.backend.programs import compile_program, info_of
 from inl.dtypes import E4M3, HostArray, cast, encoded_e4m3, widen, wrap
@@ -23,11 +24,15 @@ from inl.executor.tracing import strict_state
 from inl.spec.cache import Cache, Paged, Slotted, State
 from inl.spec.cache_layout import (
     BITS,
+    BLOCKS,
     SLOT_GROUP,
     BlockLayout,
     CacheLayout,
     Part,
     Parts,
+    copied,
+    divided,
+    joined,
 )
 from inl.spec.dispatch import ResolvedOps, Tracer
 from inl.spec.message import MAX_TRANSFER
@@ -100,7 +105,9 @@ class CacheTransfers:
         name = "read_slot" if group == SLOT_GROUP else "read_blocks"
         arguments = self._backend.tensor(wrap(self._ids(group, ids)))
         (found,) = self._program(name, group)(arguments, state)
-        return found
+        if group == SLOT_GROUP or self._io.to_host is None:
+            return found
+        return found._replace(cells=self._io.to_host(found.cells, len(ids)))
 
     def host(self, group: int, count: int, found: Any) -> Parts:
         """Wait for the result of :meth:`read` of ``count`` blocks."""
@@ -109,32 +116,90 @@ class CacheTransfers:
         parts = layout.parts(group, count)
         if group == SLOT_GROUP:
             return {name: self._host(found[name], part) for name, part in parts.items()}
+        if self.reads_blocks:
+            blocks = self.host_blocks(group, count, found)
+            return joined(blocks, BLOCKS, empty=self._io.empty)
         tensors = {"cells": found.cells, "scales": found.scales}
         if self._groups[group].dtype == E4M3:
-            constants = np.array(layout.groups[group].scales, np.float32)
-            scales = wrap(constants.reshape(parts.pop("scales").shape))
-            return {"cells": self._host(found.cells, parts["cells"]), "scales": scales}
+            cells = self._host(found.cells, parts["cells"])
+            return {"cells": cells, "scales": self._constant_scales(group)}
         return {name: self._host(tensors[name], part) for name, part in parts.items()}
+
+    def host_blocks(self, group: int, count: int, found: Any) -> list[Parts]:
+        """Wait as :meth:`host`; returns the contents of each block, in own memory."""
+        layout = self.layout
+        assert layout is not None, "something was read"
+        part = layout.groups[group].parts(1)["cells"]
+        cells = [
+            array
+            if array.dtype == part.dtype
+            else HostArray(_bits(array, part.dtype), *part)
+            for array in found.cells()
+        ]
+        if "scales" not in layout.groups[group].parts(1):
+            return [{"cells": each} for each in cells]
+        if self._groups[group].dtype == E4M3:
+            scales = [self._constant_scales(group)] * count
+        else:
+            part = layout.groups[group].parts(count)["scales"]
+            whole = {"scales": self._host(found.scales, part)}
+            scales = [copied(each)["scales"] for each in divided(whole, count, BLOCKS)]
+        return [
+            {"cells": each, "scales": own}
+            for each, own in zip(cells, scales, strict=True)
+        ]
+
+    def _constant_scales(self, group: int) -> HostArray:
+        """Return the part "scales" of float8_e4m3."""
+        layout = self.layout
+        assert layout is not None, "something was read"
+        constants = np.array(layout.groups[group].scales, np.float32)
+        return wrap(constants.reshape(layout.groups[group].parts(1)["scales"].shape))
+
+    def release(self) -> None:
+        """Drop programs, and memory for contents that the backend has allocated."""
+        self._programs.clear()
+        self.__dict__.pop("_block_io", None)
+
+    @property
+    def reads_blocks(self) -> bool:
+        """Whether blocks that are read come in memory of their own."""
+        return self._io.to_host is not None
+
+    @property
+    def writes_blocks(self) -> bool:
+        """Whether blocks are copied to the device one by one."""
+        return self._io.from_host is not None
+
+    @property
+    def has_own_memory(self) -> bool:
+        """Whether :meth:`host_array` allocates memory that is copied faster."""
+        return not self.refusal and self._io.empty is not plain_memory
+
+    @property
+    def _io(self) -> BlockIO:
+        assert self._block_io is not None, "there is no refusal"
+        return self._block_io
 
     def host_array(self, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
         """Allocate an array for contents of blocks, see :class:`BlockIO`."""
-        assert self._block_io is not None, "there is no refusal"
-        return self._block_io.empty(shape, dtype)
+        return self._io.empty(shape, dtype)
 
     def write(
-        self, group: int, ids: Sequence[int], parts: Parts
+        self, group: int, ids: Sequence[int], each: Sequence[Parts]
     ) -> tuple[Callable[..., tuple[State]], Any, Any]:
         """Return a program that overwrites blocks of a group, or a slot.
 
-        With its arguments before the state, which it consumes. parts: checked contents.
+        With its arguments before the state, which it consumes. each: checked contents,
+        of all blocks or of each one.
         """
         self._check()
         arguments = self._backend.tensor(wrap(self._ids(group, ids)))
         if group == SLOT_GROUP:
-            contents: Any = {name: self._slot(parts[name]) for name in parts}
+            contents: Any = {name: self._slot(part) for name, part in each[0].items()}
             name = "write_slot"
         else:
-            contents, name = self._contents(group, len(ids), parts), "write_blocks"
+            contents, name = self._contents(group, len(ids), each), "write_blocks"
         return self._program(name, group), arguments, contents
 
     def _check(self) -> None:
@@ -167,13 +232,17 @@ class CacheTransfers:
             data = data.reshape(*layers, -1, *part.shape[3:])[:, :, : part.shape[2]]
         return HostArray(np.ascontiguousarray(data), part.dtype, part.shape)
 
-    def _contents(self, group: int, count: int, parts: Parts) -> Blocks:
-        io, size = self._block_io, self._size(count)
-        assert io is not None, "there is no refusal"
-        cells = (io.tensor or self._backend.tensor)(_padded(parts["cells"], size))
-        if "scales" not in parts or self._groups[group].dtype == E4M3:
+    def _contents(self, group: int, count: int, each: Sequence[Parts]) -> Blocks:
+        io, size = self._io, self._size(count)
+        if io.from_host is None or len(each) < count:
+            (parts,) = each
+            cells = (io.tensor or self._backend.tensor)(_padded(parts["cells"], size))
+        else:
+            cells = io.from_host([parts["cells"] for parts in each], size)
+        if "scales" not in each[0] or self._groups[group].dtype == E4M3:
             return Blocks(cells)
-        return Blocks(cells, self._backend.tensor(_padded(parts["scales"], size)))
+        scales = joined([{"scales": parts["scales"]} for parts in each], BLOCKS)
+        return Blocks(cells, self._backend.tensor(_padded(scales["scales"], size)))
 
     def _slot(self, array: HostArray) -> Any:
         shape = (1, *array.shape)

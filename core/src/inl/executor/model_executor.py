@@ -158,9 +158,9 @@ class ModelExecutor:
             raise RunnerError(LOST)
         return self.transfers.read(self.state, group, ids)
 
-    def write(self, group: int, ids: Sequence[int], parts: Parts) -> None:
-        """Overwrite contents of the cache."""
-        program, *arguments = self.transfers.write(group, ids, parts)
+    def write(self, group: int, ids: Sequence[int], each: Sequence[Parts]) -> None:
+        """Overwrite contents of the cache, see :class:`CacheTransfers`."""
+        program, *arguments = self.transfers.write(group, ids, each)
         self.call(program, *arguments)
 
     def _cache_transfers(self) -> CacheTransfers:
@@ -343,6 +343,7 @@ class ModelExecutor:
     def release(self) -> None:
         """Drop programs, state and weights."""
         self._drop_state()
+        self.transfers.release()
         self.loaded = replace(self.loaded, weights=None)
         # The backend's own may refer to the weights.
         self._model = self.loaded.model

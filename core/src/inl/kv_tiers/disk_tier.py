@@ -23,9 +23,10 @@ from inl.forks import on_fork
 from inl.kv.tier import Place
 from inl.kv_tiers.host_tier import nbytes
 from inl.kv_tiers.record import BadRecord, Identity, decoded, encoded, head
+from inl.spec.cache_layout import copied
 
 if TYPE_CHECKING:
-    from inl.spec.cache_layout import Parts
+    from inl.spec.cache_layout import Empty, Parts
 
 log = logging.getLogger("inl")
 
@@ -44,10 +45,18 @@ Task = tuple[Place, "Parts"] | threading.Event | None
 class DiskTier:
     """Contents of blocks in files, ``capacity`` bytes at most.
 
+    empty: allocates what files are read to, on several threads.
     Raises :class:`~inl.errors.RequestError` for a folder that cannot be used.
     """
 
-    def __init__(self, path: Path, capacity: int, identity: Identity) -> None:
+    def __init__(
+        self,
+        path: Path,
+        capacity: int,
+        identity: Identity,
+        *,
+        empty: Empty | None = None,
+    ) -> None:
         if not IS_SUPPORTED:
             raise RequestError(f"kv_disk {path}: this system has no private folders")
         try:
@@ -57,6 +66,7 @@ class DiskTier:
         except (OSError, Untrusted) as error:
             raise RequestError(f"kv_disk {path}: {error}") from error
         self.path, self.capacity, self._identity = path, capacity, identity
+        self._empty = empty
         self._most = 2 * max(each.block_bytes for each in identity.layouts) + (1 << 16)
         self.counts: Counter[str] = Counter()
         """Records "written", and those "missing", "damaged", "foreign" and "stale"."""
@@ -119,7 +129,7 @@ class DiskTier:
         with self._lock:
             if name in self._sizes:
                 self._sizes.move_to_end(name)
-        return parts
+        return parts if self._empty is None else copied(parts, self._empty)
 
     def get_all(self, places: Sequence[Place]) -> Iterator[Parts | None]:
         """Read several contents at a time: hashing takes longer than most disks do."""

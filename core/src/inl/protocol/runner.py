@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from inl.errors import OutOfMemory, ProtocolError, RunnerError
 from inl.forks import on_fork
@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 
     from inl.spec.cache_layout import CacheLayout, Parts
     from inl.spec.message import IntArray
+
+T = TypeVar("T")
+
+Each = Callable[..., "Iterable[Any]"]
+"""Calls a function for several arguments, as ``map`` does, perhaps on threads."""
 
 MAX_READS = 8
 """Most READ frames whose contents are on the device."""
@@ -77,6 +82,24 @@ class CacheWrite(NamedTuple):
     def nbytes(self) -> int:
         """Size of the contents in bytes."""
         return sum(part.data.nbytes for part in self.parts.values())
+
+
+class BlockWrites(NamedTuple):
+    """A WRITE frame and the contents of each of its blocks."""
+
+    message: IntArray
+    blocks: Sequence[Parts]
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the contents in bytes."""
+        return sum(CacheWrite(self.message, parts).nbytes for parts in self.blocks)
+
+    def joined(self) -> CacheWrite:
+        """Return the frame with all contents in one."""
+        from inl.spec.cache_layout import BLOCKS, joined
+
+        return CacheWrite(self.message, joined(self.blocks, BLOCKS))
 
 
 class Runner(ABC):
@@ -139,6 +162,27 @@ class Runner(ABC):
         """
         raise RunnerError("runner: copies no contents of its cache")
 
+    def read_blocks(self, count: int, each: Each = map) -> Sequence[Parts]:
+        """Wait as :meth:`read` for contents of ``count`` blocks.
+
+        Returns those of each block, in memory of their own. each: makes copies.
+        """
+        from inl.spec.cache_layout import BLOCKS, copied, divided
+
+        return list(each(copied, divided(self.read(), count, BLOCKS)))
+
+    def write_blocks(
+        self, message: IntArray, blocks: Sequence[Parts], each: Each = map
+    ) -> None:
+        """Queue a WRITE frame as :meth:`write`, with the contents of each block.
+
+        each: makes copies.
+        """
+        from inl.spec.cache_layout import BLOCKS, joined
+
+        whole = joined(blocks, BLOCKS, empty=self.host_array, each=each)
+        self.write(message, whole)
+
     def encode(self, sequences: Sequence[TokenSequence]) -> NDArray[np.float32]:
         """Return the results [n, K] of sequences, beside steps.
 
@@ -148,6 +192,11 @@ class Runner(ABC):
         """
         raise RunnerError(f"encode: {len(sequences)} sequences, but this runner's "
                           "model has no encoder")  # fmt: skip
+
+    @property
+    def has_pinned_memory(self) -> bool:
+        """Whether :meth:`host_array` allocates memory that is copied faster."""
+        return False
 
     def host_array(self, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
         """Allocate an array, of a dtype of NumPy, for contents of :meth:`write`.
@@ -302,29 +351,40 @@ class PipelinedRunner(Runner):
         self._reads.append(PendingRead(group, len(ids), work))
 
     def read(self) -> Parts:
+        return self._oldest_read(self._read)
+
+    def _oldest_read(self, wait: Callable[[PendingRead], T]) -> T:
+        """Return what ``wait`` returns for the oldest READ frame, once."""
         self._check_open()
         if not self._reads:
             raise ProtocolError("read: no READ frame waits")
-        parts = self._read(self._reads[0])
+        found = wait(self._reads[0])
         self._reads.popleft()
-        return parts
+        return found
 
     def write(self, message: IntArray, parts: Parts) -> None:
+        self._check_write(message, [parts])
+        self._write(message, parts)
+
+    def _check_write(self, message: IntArray, each: Sequence[Parts]) -> None:
+        """Check a WRITE frame with its contents, of all blocks or of each."""
         from inl.protocol.frame_check import check_transfer
 
         self._check_open()
         if self._unsampled is not None:
             raise _waits_for_masks(self._unsampled.head)
-        head, layout = header(message), self.cache_layout
-        if head.kind != WRITE:
+        layout = self.cache_layout
+        if header(message).kind != WRITE:
             raise ProtocolError("write: needs a WRITE frame")
         if layout is None:
-            super().write(message, parts)
+            super().write(message, each[0])
             return
         check_transfer(message, self.limits)
         group, ids = transferred(message)
-        layout.check(group, len(ids), parts)
-        self._write(message, parts)
+        if len(each) not in (1, len(ids)):
+            raise ProtocolError(f"write: found {len(each)} contents of {len(ids)} "
+                                "blocks, accepts one for each or for all")  # fmt: skip
+        layout.check_all(group, len(ids) // len(each), each)
 
     def load_adapter(self, source: AdapterSource) -> None:
         self._check_open()

@@ -20,7 +20,7 @@ from inl.protocol.runner import AdapterSource
 if TYPE_CHECKING:
     from typing import BinaryIO
 
-    from inl.protocol.runner import CacheWrite, Reply
+    from inl.protocol.runner import BlockWrites, CacheWrite, Reply
     from inl.protocol.token_masks import TokenMasks
     from inl.recording.trace_file import Item, RunHeader
     from inl.spec.message import IntArray
@@ -48,7 +48,7 @@ class Recorder:
     ) -> None:
         self._header = run_header
         # A step is a frame and a reply; admissions and releases are few.
-        self._ring: deque[Item] = deque()
+        self._ring: deque[Item | BlockWrites] = deque()
         self._large_bytes = 0
         self._before: dict[int, AdapterSource] = {}
         """Adapters that were loaded before the first item of the ring, by number."""
@@ -70,7 +70,8 @@ class Recorder:
                 raise _write_error(self._path, error) from error
 
     def add(
-        self, item: IntArray | TokenMasks | Reply | AdapterSource | CacheWrite
+        self,
+        item: IntArray | TokenMasks | Reply | AdapterSource | CacheWrite | BlockWrites,
     ) -> None:
         """Record a submitted frame, the masks of a step, a reply or an adapter.
 
@@ -118,7 +119,7 @@ class Recorder:
             disconnect(self._file.fileno())
             self._file = None
 
-    def _write(self, item: Item) -> None:
+    def _write(self, item: Item | BlockWrites) -> None:
         assert self._file is not None, "checked by callers"
         assert self._path is not None, "a file has a path"
         from inl.recording.trace_file import pack
@@ -137,7 +138,11 @@ class Recorder:
         """Write the steps in memory to a file for ``inl replay``."""
         from inl.recording.trace_file import MAGIC, pack
 
-        items: Iterable[Item] = (self._header(), *self._before.values(), *self._ring)
+        items: Iterable[Item | BlockWrites] = (
+            self._header(),
+            *self._before.values(),
+            *self._ring,
+        )
         try:
             Path(path).write_bytes(MAGIC + b"".join(map(pack, items)))
         except OSError as error:
@@ -158,7 +163,7 @@ class Recorder:
             raise _write_error(self._path, error) from error
 
 
-def _large_bytes(item: Item) -> int:
+def _large_bytes(item: Item | BlockWrites) -> int:
     """Return the size of a large frame, 0 for any other item."""
     size = getattr(item, "nbytes", 0)
     return size if isinstance(size, int) and size >= LARGE else 0

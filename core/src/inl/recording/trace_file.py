@@ -24,7 +24,7 @@ import numpy as np
 
 from inl.errors import ProtocolError
 from inl.protocol import wire_arrays, wire_json
-from inl.protocol.runner import AdapterSource, CacheWrite, Limits, Reply
+from inl.protocol.runner import AdapterSource, BlockWrites, CacheWrite, Limits, Reply
 from inl.protocol.token_masks import TokenMasks
 from inl.protocol.wire_fields import sent
 from inl.spec.message import header
@@ -49,10 +49,10 @@ class RunHeader(NamedTuple):
 
 
 Item = RunHeader | Reply | TokenMasks | AdapterSource | CacheWrite | Any
-"""A record; frames are int32 arrays [words]."""
+"""A record, as it is read; frames are int32 arrays [words]."""
 
 
-def pack(item: Item) -> bytes:
+def pack(item: Item | BlockWrites) -> bytes:
     """Encode a record."""
     if isinstance(item, RunHeader):
         fields = item._asdict() | {"limits": sent(item.limits)}
@@ -64,6 +64,8 @@ def pack(item: Item) -> bytes:
         payload, kind = _pack_masks(item), MASKS
     elif isinstance(item, AdapterSource):
         payload, kind = wire_json.adapter(item), ADAPTER
+    elif isinstance(item, BlockWrites):
+        return pack(item.joined())
     elif isinstance(item, CacheWrite):
         payload, kind = wire_arrays.write(*item), WRITE
     else:

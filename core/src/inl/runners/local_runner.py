@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -23,6 +23,7 @@ from inl.progress import LoadStage, Progress, ProgressReporter
 from inl.protocol.frame_check import FrameCheck
 from inl.protocol.runner import (
     AdapterSource,
+    Each,
     Limits,
     PendingRead,
     PipelinedRunner,
@@ -234,6 +235,10 @@ class LocalRunner(PipelinedRunner):
     def cache_layout(self) -> CacheLayout | None:
         return self.executor.transfers.layout
 
+    @property
+    def has_pinned_memory(self) -> bool:
+        return self.executor.transfers.has_own_memory
+
     def host_array(self, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
         return self.executor.transfers.host_array(shape, dtype)
 
@@ -241,7 +246,24 @@ class LocalRunner(PipelinedRunner):
         return self.executor.transfers.host(pending.group, pending.count, pending.work)
 
     def _write(self, message: IntArray, parts: Parts) -> None:
-        self.executor.write(*transferred(message), parts)
+        self.executor.write(*transferred(message), [parts])
+
+    def read_blocks(self, count: int, each: Each = map) -> Sequence[Parts]:
+        transfers = self.executor.transfers
+        if not transfers.reads_blocks:
+            return super().read_blocks(count, each)
+        return self._oldest_read(
+            lambda read: transfers.host_blocks(read.group, read.count, read.work)
+        )
+
+    def write_blocks(
+        self, message: IntArray, blocks: Sequence[Parts], each: Each = map
+    ) -> None:
+        if not self.executor.transfers.writes_blocks:
+            super().write_blocks(message, blocks, each)
+            return
+        self._check_write(message, blocks)
+        self.executor.write(*transferred(message), blocks)
 
     def _reset(self) -> None:
         self._return_unsampled()

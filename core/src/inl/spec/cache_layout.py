@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
     Bits = NDArray[Any]
 
+Empty = Callable[[tuple[int, ...], str], "Bits"]
+"""Allocates an array of a shape and a dtype of NumPy."""
+
 Parts = Mapping[str, HostArray]
 """Contents of blocks or of a slot, by the name of the part."""
 
@@ -100,23 +103,31 @@ class CacheLayout(NamedTuple):
 
     def check(self, group: int, count: int, parts: Parts) -> None:
         """Raise :class:`~inl.errors.ProtocolError` for contents of another layout."""
-        expected = self.parts(group, count)
-        found = {name: Part(x.dtype, tuple(x.shape)) for name, x in parts.items()}
-        if found != expected:
-            raise ProtocolError(
-                f"contents of {_named(group)}: found {_listed(found)}, accepts "
-                f"{_listed(expected)}"
-            )
-        if group == SLOT_GROUP or not (constants := self.groups[group].scales):
-            return
-        import numpy as np
+        self.check_all(group, count, [parts])
 
-        own = np.array(constants, np.float32)
-        if not np.array_equal(parts["scales"].data.reshape(-1), own):
-            raise ProtocolError(
-                f"contents of {_named(group)}: found other constant scales than those "
-                "of the cache; the other side has another checkpoint"
-            )
+    def check_all(self, group: int, count: int, each: Iterable[Parts]) -> None:
+        """Raise as :meth:`check` for several contents, each of ``count`` blocks."""
+        expected = self.parts(group, count)
+        constants = () if group == SLOT_GROUP else self.groups[group].scales
+        for parts in each:
+            found = {name: Part(x.dtype, tuple(x.shape)) for name, x in parts.items()}
+            if found != expected:
+                raise ProtocolError(
+                    f"contents of {_named(group)}: found {_listed(found)}, accepts "
+                    f"{_listed(expected)}"
+                )
+            if constants:
+                _check_scales(group, parts["scales"], constants)
+
+
+def _check_scales(group: int, found: HostArray, constants: Sequence[float]) -> None:
+    import numpy as np
+
+    if not np.array_equal(found.data.reshape(-1), np.array(constants, np.float32)):
+        raise ProtocolError(
+            f"contents of {_named(group)}: found other constant scales than those "
+            "of the cache; the other side has another checkpoint"
+        )
 
 
 def _named(group: int) -> str:
@@ -136,19 +147,24 @@ def stored_bits(array: HostArray) -> Bits:
     return np.ascontiguousarray(array.data).view(dtype).reshape(array.shape)
 
 
-def copied(parts: Parts) -> Parts:
-    """Return contents in memory of their own."""
-    return {
-        name: HostArray(stored_bits(part).copy(), part.dtype, part.shape)
-        for name, part in parts.items()
-    }
+def copied(parts: Parts, empty: Empty | None = None) -> Parts:
+    """Return contents in memory of their own; empty: allocates it."""
+    import numpy as np
+
+    results: dict[str, HostArray] = {}
+    for name, part in parts.items():
+        bits = stored_bits(part)
+        data = (empty or np.empty)(bits.shape, bits.dtype.name)
+        np.copyto(data, bits)
+        results[name] = HostArray(data, part.dtype, part.shape)
+    return results
 
 
 def joined(
     parts: Sequence[Parts],
     axis: int,
     *,
-    empty: Callable[[tuple[int, ...], str], Bits] | None = None,
+    empty: Empty | None = None,
     each: Callable[..., Iterable[object]] = map,
 ) -> Parts:
     """Concatenate contents along :data:`HEADS` or :data:`BLOCKS`.

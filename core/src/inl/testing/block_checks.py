@@ -185,8 +185,13 @@ def _moved(tiny: Tiny, kv_dtype: str) -> None:
         own.submit(one_step(limits, [(1, ids)], step=1, decoding=0))
         first = int(own.collect().tokens[0, 0])
         held = table[::-1]
-        own.submit(transfer_frame(READ, 0, table[:count]))
-        other.write(transfer_frame(WRITE, 0, held[:count]), own.read())
+        last = count - 1  # all in one, and one by one
+        own.submit(transfer_frame(READ, 0, table[last:count]))
+        other.write(transfer_frame(WRITE, 0, held[last:count]), own.read())
+        if last:
+            own.submit(transfer_frame(READ, 0, table[:last]))
+            blocks = own.read_blocks(last)
+            other.write_blocks(transfer_frame(WRITE, 0, held[:last]), blocks)
         other.submit(
             admit_frame(
                 2, [held], groups=1, max_blocks_per_seq=limits.max_blocks_per_seq,
@@ -223,7 +228,7 @@ def _slots(target: Target, dtype: str) -> None:
             item.name: cast(rng.standard_normal(item.shape), item.dtype)
             for item in spec[1:]
         }
-        program, *arguments = copies.write(SLOT_GROUP, [slot], expected[slot])
+        program, *arguments = copies.write(SLOT_GROUP, [slot], [expected[slot]])
         (state,) = program(*arguments, state)
     for slot, contents in expected.items():
         found = copies.host(SLOT_GROUP, 1, copies.read(state, SLOT_GROUP, [slot]))

@@ -13,13 +13,16 @@ from inl.dtypes import decoded_e4m3 as decoded
 from inl.executor.cache_transfers import CacheTransfers
 from inl.executor.tracing import strict_state
 from inl.spec.cache import KvScales, Paged
-from inl.spec.cache_layout import Parts
+from inl.spec.cache_layout import BLOCKS as BLOCK_AXIS
+from inl.spec.cache_layout import Parts, divided
 from inl.spec.dispatch import ResolvedOps, Tracer
 from inl.spec.limits import Limits
 from inl.spec.step import Bucket
 from inl.spec.strict_array import StrictArray
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from inl.testing.target import Target
@@ -83,7 +86,10 @@ class FilledCache(NamedTuple):
 
     def written(self, group: int, ids: list[int], parts: Parts) -> FilledCache:
         """Return the cache with other contents of blocks."""
-        program, *arguments = self.transfers.write(group, ids, parts)
+        each: Sequence[Parts] = [parts]
+        if self.transfers.writes_blocks:
+            each = divided(parts, len(ids), BLOCK_AXIS)
+        program, *arguments = self.transfers.write(group, ids, each)
         (state,) = program(*arguments, self.state)
         return self._replace(state=state)
 

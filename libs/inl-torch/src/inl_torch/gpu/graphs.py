@@ -32,23 +32,15 @@ meanwhile: an engine that serves while another one starts."""
 class AsyncHostCopy:
     """Asynchronous copy of a tensor to pinned host memory.
 
-    Work that is enqueued on the device later does not delay it. stream: copies, after
-    what the current one has; by default the current one.
+    Work that is enqueued on the device later does not delay it.
     """
 
     __slots__ = ("_event", "_host")
 
-    def __init__(
-        self, tensor: torch.Tensor, stream: torch.cuda.Stream | None = None
-    ) -> None:
+    def __init__(self, tensor: torch.Tensor) -> None:
         self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        current = torch.cuda.current_stream(tensor.device)
-        if stream is not None:
-            stream.wait_stream(current)
-            tensor.record_stream(stream)
-        with torch.cuda.stream(stream):
-            self._host.copy_(tensor, non_blocking=True)
-        self._event = (stream or current).record_event()
+        self._host.copy_(tensor, non_blocking=True)
+        self._event = torch.cuda.current_stream(tensor.device).record_event()
 
     def wait(self) -> torch.Tensor:
         """Wait for the copy and return it."""
