@@ -16,6 +16,8 @@ from inl.testing.check import (
     perform,
     worst,
 )
+from inl.testing.conformance import check_all
+from planted_kernels import target_of
 
 
 def passing():
@@ -93,3 +95,14 @@ def test_worst_has_the_largest_ratio_to_its_bound():
     measures = [Measure(5.0, 100.0), Measure(0.0, 0.0), Measure(1.0, 2.0)]
     assert worst(measures) == Measure(1.0, 2.0)
     assert worst([*measures, Measure(1.0, 0.0)]).ratio == math.inf
+
+
+def test_the_checks_of_a_section_are_run_by_its_name():
+    target = target_of(only=("silu",))
+    whole = check_all(target, names=["kernel"])
+    assert {result.section for result in whole} == {"kernel"}
+    assert len(whole) == len(check_all(target))
+    (one,) = check_all(target, names=["silu/edges/float32"])
+    assert one.name == "silu/edges/float32"
+    with pytest.raises(RequestError, match="accepted: a section of backend, kernel"):
+        check_all(target, names=["kernels"])

@@ -63,7 +63,8 @@ def check_all(
     """Run every check in order; of a target with ``only`` those of its kernels.
 
     gaps: check names, or their first parts, mapped to reasons. on_result: called after
-    each check. names: names, or their first parts, of the checks to run; none for all.
+    each check. names: sections, and names, or their first parts, of the checks to run;
+    none for all.
     Raises :class:`RequestError` for names or gaps that cover no check.
     """
     results = []
@@ -72,17 +73,22 @@ def check_all(
     check_gaps(gaps or {}, [check.name for check in checks])
     wanted = dict.fromkeys(names, "is wanted")
     for name in names:
-        if not any(gap_of(check.name, {name: ""}) for check in checks):
+        if not any(_is_named(check, {name: ""}) for check in checks):
             firsts = dict.fromkeys(check.name.partition("/")[0] for check in checks)
             raise RequestError(
-                f"no check is named {name!r}; accepted: a check's name, or its first "
-                f"parts, of {', '.join(firsts)}"
+                f"no check is named {name!r}; accepted: a section of "
+                f"{', '.join(SECTIONS)}; a check's name, or its first parts, of "
+                f"{', '.join(firsts)}"
             )
     for check in checks:
-        if names and gap_of(check.name, wanted) is None:
+        if names and not _is_named(check, wanted):
             continue
         result = perform(check, gaps or {})
         if on_result is not None:
             on_result(result)
         results.append(result)
     return results
+
+
+def _is_named(check: Check, names: Mapping[str, str]) -> bool:
+    return check.section in names or gap_of(check.name, names) is not None

@@ -7,10 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from inl.ops.attention import random_step
 from inl.ops.linear import Linear, QkvLinear
 from inl.ops.mlp import GatedMlp
 from inl.ops.moe import ExpertLinear
-from inl.ops.norm import Norm
+from inl.ops.norm import LayerNorm, Norm
+from inl.ops.sink_attention import Sinks
+from inl.spec.cache import Cache
 
 Rng = np.random.Generator
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
@@ -50,6 +53,25 @@ def _experts(rng: Rng) -> Inputs:
     return (_positive(rng, 5, 2, TERMS), ids, w), {}
 
 
+def _attention(rng: Rng) -> Inputs:
+    """Equal scores, so that a result is a mean of positive values."""
+    step, blocks = random_step(rng, [TERMS - 1], [1])
+    cache = Cache(*_positive(rng, 2, blocks, 4, 1, 16))
+    attrs = {"scale": 0.25, "window": None, "cap": None, "group": 0}
+    return (np.zeros((1, 2, 16)), cache, step), attrs
+
+
+def _sink_attention(rng: Rng) -> Inputs:
+    args, attrs = _attention(rng)
+    given = {key: value for key, value in attrs.items() if key != "cap"}
+    return (*args, Sinks(np.zeros(2))), given
+
+
+def _pool(rng: Rng) -> Inputs:
+    starts = np.array([0, TERMS], np.int32)
+    return (_positive(rng, TERMS, 8), starts), {"kind": "mean"}
+
+
 SILU = {"activation": "silu"}
 
 LONG_SUMS: dict[str, Callable[[Rng], Inputs]] = {
@@ -63,6 +85,13 @@ LONG_SUMS: dict[str, Callable[[Rng], Inputs]] = {
     "norm_mlp": lambda rng: _norm(rng, _mlp(rng), **SILU),
     "norm_logits": _logits,
     "expert_linear": _experts,
+    "attention": _attention,
+    "sink_attention": _sink_attention,
+    "pool": _pool,
+    "layer_norm": lambda rng: (
+        (_positive(rng, 3, TERMS), LayerNorm(_positive(rng, TERMS))),
+        {"eps": 1e-5},
+    ),
     "rms_norm": lambda rng: (
         (_positive(rng, 3, TERMS), Norm(_positive(rng, TERMS))),
         {"eps": 1e-5},
