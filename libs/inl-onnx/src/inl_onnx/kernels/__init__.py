@@ -5,7 +5,7 @@ from __future__ import annotations
 from inl.backend.traced import bound
 from inl.spec.kernel import Kernel
 from inl_onnx import functions
-from inl_onnx.kernels import attention, inl, kernel, layers, nbits, recurrent
+from inl_onnx.kernels import attention, inl, kernel, layers, nbits, recurrent, ssm
 
 KERNELS: tuple[Kernel, ...] = (
     *(kernel.kernel(run) for run in bound(functions)),
@@ -14,4 +14,5 @@ KERNELS: tuple[Kernel, ...] = (
     *attention.KERNELS,
     *inl.KERNELS,
     *recurrent.KERNELS,
+    *ssm.KERNELS,
 )

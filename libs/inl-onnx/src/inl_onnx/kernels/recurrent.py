@@ -1,4 +1,4 @@
-"""Recurrent layers: all rows at once, with as many repetitions as a step has tokens."""
+"""Recurrent layers: the delta rule is repeated as often as a step has tokens."""
 
 from __future__ import annotations
 
@@ -45,15 +45,36 @@ def _scan(
 
 def causal_conv(x: Value, table: Value, step: Step, w: Taps) -> tuple[Value, Value]:
     channels, _, taps = w.weight.shape
+    total, kept = x.shape[0], taps - 1
     weights = fn.transpose(fn.upcast(w.weight).reshape(channels, taps), 1, 0)
-    wide = fn.upcast(x)
+    used = fn.arange(step.slots, step.slots.shape[0]) < step.used_counts[1]
+    starts = step.starts[:-1]
+    begins = fn.minimum(starts, total - 1)
+    later = used & (fn.take(step.positions, begins) > 0)
+    before = fn.upcast(fn.take(table, step.slots))
+    before = fn.where(later.reshape(-1, 1, 1), before, 0).reshape(-1, channels)
+    given = fn.upcast(x)
 
-    def advance(tokens: Value, states: Value) -> tuple[Value, Value]:
-        new = fn.take(wide, tokens).reshape(-1, 1, channels)
-        seen = fn.concatenate([states, new], 1)
-        return fn.sum_of(seen * weights, 1), seen[:, 1:]
+    def inputs(rows: Value, at: Value) -> Value:
+        """Return inputs of rows, counted from the first one that the table has."""
+        token = fn.clip(fn.take(starts, rows) + at - kept, 0, total - 1)
+        stored = fn.take(before, rows * kept + fn.minimum(at, kept - 1))
+        is_stored = (at < kept).reshape(*at.shape, 1)
+        return fn.where(is_stored, stored, fn.take(given, token))
 
-    return _scan(x, table, step, advance)
+    tokens = fn.arange(step.slots, total)
+    at = tokens - fn.take(starts, step.rows)
+    out = inputs(step.rows, at) * weights[0]
+    for tap in range(1, taps):
+        out = out + inputs(step.rows, at + tap) * weights[tap]
+    out = fn.where((tokens < step.used_counts[2]).reshape(-1, 1), out, 0)
+    counts = fn.where(used, step.starts[1:] - starts, 0)
+    last = counts.reshape(-1, 1) + fn.arange(step.slots, kept)
+    rows = fn.arange(step.slots, step.slots.shape[0]).reshape(-1, 1)
+    states = inputs(fn.broadcast_to(rows, last.shape), last).astype(table.dtype)
+    table = fn.put(table, [step.slots], states)
+    empty = fn.full(table, (1, *table.shape[1:]), 0, table.dtype)
+    return out.astype(x.dtype), fn.concatenate([empty, table[1:]], 0)
 
 
 def delta_rule(
