@@ -101,6 +101,9 @@ class Event:
     def query(self):
         return self.done
 
+    def synchronize(self):
+        self.done = True
+
 
 @pytest.mark.usefixtures("few")
 def test_memory_of_copies_in_flight_is_not_used_again():
@@ -116,6 +119,10 @@ def test_memory_of_copies_in_flight_is_not_used_again():
     events[0].done = True
     in_flight.add(Event(), None)
     assert len(free) == 3
+    assert not events[2].done
+    del in_flight
+    assert events[2].done
+    assert len(free) == 4
 
 
 @pytest.mark.usefixtures("few")

@@ -64,6 +64,22 @@ def test_a_step_that_evicts_much_waits_for_the_oldest_copies(made):
     assert len(host) == len(blocks)
 
 
+def test_a_step_that_loads_blocks_says_nothing_of_computing(made):
+    copies, _, runner = made
+    tiers, first, second = copies.tiers, plan(1, [1]), plan(2, [])
+    copies.submit(first, runner)
+    copies.collect(first, runner)
+    second.tokens, second.loads = 40, [first.stores[0]]
+    assert tiers.fetch([(0, first.stores[0].key)])
+    copies.submit(second, runner)
+    copies.collect(second, runner)
+    assert tiers.costs._token_seconds is None
+    second.loads = []
+    copies.submit(second, runner)
+    copies.collect(second, runner)
+    assert tiers.costs._token_seconds is not None
+
+
 def test_blocks_without_memory_for_their_copies_are_not_stored(made, monkeypatch):
     copies, host, runner = made
     monkeypatch.setattr(runner, "submit", lambda message: fail())

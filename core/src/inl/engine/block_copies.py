@@ -87,7 +87,8 @@ class BlockCopies:
         Raises what the runner raises.
         """
         started = max(self._submitted.pop(plan.step), self._collected)
-        if plan.tokens >= LEAST_TOKENS:
+        # Loads may be copied to the device for a while after they are submitted.
+        if plan.tokens >= LEAST_TOKENS and not plan.loads:
             seconds = time.perf_counter() - started
             self.tiers.costs.computed(plan.tokens, seconds)
         # What was read before later steps may still be on its way.

@@ -104,6 +104,11 @@ class InFlight:
             self._items.popleft()
         self._items.append((event, used))
 
+    def __del__(self) -> None:
+        # Memory that is unlocked must not be in use.
+        for event, _ in self._items:
+            event.synchronize()
+
 
 def block_io(place: torch.device) -> BlockIO:
     """Return the capability of a GPU with Triton."""
