@@ -12,9 +12,12 @@ from inl_jax import xla
 from inl_jax.xla.kernel import inlined
 from op_cases import PRIMITIVES, Target, check
 
+OPS = sorted({*PRIMITIVES, "ssm_scan"})
+"""Of composites those that XLA would compute token by token."""
+
 
 def test_every_primitive_op_has_a_kernel():
-    assert {kernel.op for kernel in xla.KERNELS} == set(PRIMITIVES)
+    assert {kernel.op for kernel in xla.KERNELS} == set(OPS)
 
 
 WIDE_ONLY = (
@@ -24,10 +27,10 @@ WIDE_ONLY = (
 """Ops of other ops' functions or of integers, in bfloat16 at long depth only: JAX
 compiles each for seconds."""
 
-CASES = [(name, "float32") for name in sorted(PRIMITIVES)]
+CASES = [(name, "float32") for name in OPS]
 CASES += [
     only_long((name, "bfloat16")) if name in WIDE_ONLY else (name, "bfloat16")
-    for name in sorted(PRIMITIVES)
+    for name in OPS
 ]
 
 
