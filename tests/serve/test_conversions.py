@@ -12,7 +12,7 @@ import pytest
 from http_servers import HashServer
 from inl.checkpoints.hub.resolve import resolve_model
 from inl.executor.model_loader import open_model
-from inl.serve import bounded_calls, conversions, gate
+from inl.serve import bounded_calls, connections, conversions, gate
 from model_servers import ModelServer, Source
 from waiting import until
 
@@ -201,6 +201,7 @@ def test_a_key_over_its_bound_is_refused_before_the_body():
 
 def test_bodies_of_a_key_leave_room_for_those_of_others(monkeypatch):
     monkeypatch.setattr(gate, "OPEN_BYTES", 100_000)
+    monkeypatch.setattr(connections, "BODY_BYTES", 1)  # each byte is counted at once
     keys = [f"authorization: Bearer {key}\r\n" for key in ("one", "two")]
     with HashServer(max_body_bytes=40_000, api_keys=("one", "two")) as server:
         part = b'{"prompt": "' + b"a" * 29_988
@@ -221,6 +222,7 @@ def test_bodies_of_a_key_leave_room_for_those_of_others(monkeypatch):
 
 def test_bodies_of_open_requests_are_bounded_together(monkeypatch):
     monkeypatch.setattr(gate, "OPEN_BYTES", 90_000)
+    monkeypatch.setattr(connections, "BODY_BYTES", 1)  # each byte is counted at once
     with HashServer(max_body_bytes=40_000) as server:
         part = b'{"prompt": "' + b"a" * 29_988
         held = [begin(server, "/v1/completions", 40_000, part) for _ in range(3)]
