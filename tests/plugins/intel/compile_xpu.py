@@ -113,9 +113,9 @@ def translated(properties, *, dtypes, dims, plant):
     common.recording(found)
     guarding(errors)
     if plant:
-        import planted_kernels
+        import planted_xpu_kernels
 
-        planted_kernels.PLANTED[plant]()
+        planted_xpu_kernels.PLANTED[plant]()
         return [(kernel, "float32", 0) for kernel, _ in found], errors
     tuning = xpu_tuning(properties["gpu_subslice_count"])
     for dtype in dtypes:
@@ -183,7 +183,7 @@ def main():
     parser.add_argument("devices", nargs="+", choices=DEVICES)
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--dims", nargs="+", type=int, default=[64, 128])
-    parser.add_argument("--plant", help="a kernel of planted_kernels.py instead")
+    parser.add_argument("--plant", help="a kernel of planted_xpu_kernels.py instead")
     parser.add_argument("--table", action="store_true")
     given = parser.parse_args()
     tools = given.tools.resolve()

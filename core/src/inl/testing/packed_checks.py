@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
+from inl.checkpoints.blocks.codes import FLOAT8_BLOCKS, FLOAT8_SCALED
 from inl.checkpoints.blocks.dtypes import BLOCK_DTYPES, BLOCKS, dequantize
 from inl.dtypes import HostArray
 from inl.spec.kernel import PLAIN
@@ -101,11 +102,20 @@ def random_blocks(
 ) -> HostArray:
     """Return blocks of random bytes whose scales are neither tiny nor huge.
 
-    So every code and many scales of groups occur, in blocks of any format.
+    So every code and many scales of groups occur, in blocks of any format. Of E4M3 they
+    are exact in layouts with one scale for each row, as some matrix units need.
     """
-    pool, (elements, _) = _pool(kind), BLOCKS[kind]
+    pool, (elements, size) = _pool(kind), BLOCKS[kind]
     data = pool[rng.integers(0, len(pool), math.prod(shape) // elements)]
-    return HostArray(data.reshape(*shape[:-1], -1), kind, shape)
+    blocks = data.reshape(*shape[:-1], -1, size)
+    if kind == FLOAT8_SCALED:  # files have one scale for a row
+        blocks[..., :4] = blocks[..., :1, :4]
+    elif kind == FLOAT8_BLOCKS:  # a code times 2**-3 has all digits
+        ratios = rng.integers(0, 4, blocks.shape[:-1], np.uint8)
+        blocks[..., 0] = blocks[..., :1, 0] - ratios
+        codes = blocks[..., 1:]
+        codes |= np.where(codes & 0x60, np.uint8(0), np.uint8(0x20))
+    return HostArray(blocks.reshape(*shape[:-1], -1), kind, shape)
 
 
 @lru_cache
