@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from inl.ops.activation import KINDS, check_kind
 from inl.spec.kernel import Kernel
@@ -16,13 +18,18 @@ if TYPE_CHECKING:
     from inl_cpu.command_emitter import CommandEmitter
 
 
+COMPUTED: Final = ("bfloat16", "float32")
+"""Dtypes to compute in: both have arrays of float32."""
+
+
 def refuse_rows(x: Any, index: Any) -> str | None:  # noqa: ARG001
-    if x.dtype != "float32" or 0 in x.shape:
-        return f"takes rows of float32, found {x.dtype} {list(x.shape)}"
+    if str(x.dtype) not in COMPUTED or 0 in x.shape:
+        return f"takes rows of {', '.join(COMPUTED)}, found {x.dtype} {list(x.shape)}"
     return None
 
 
 def take_rows(emitter: CommandEmitter, x: Any, index: Any) -> Any:
+    assert x.dtype == np.float32, "no other dtype is computed in"
     x = emitter.dense(x)
     out = emitter.new((*index.shape, *x.shape[1:]))
     emitter.emit(
