@@ -114,6 +114,9 @@ def test_each_computation_of_a_step_is_of_what_its_kernel_names(name, backend, e
     native = {label for label, used in emitted.used.items() if "native" in used}
     assert ops <= {label.partition("/")[0] for label in native}
     assert "make_step/numpy_in_place" in emitted.used
+    if name != "adapters":  # which integers select
+        rows = {label for label in emitted.used if label.startswith("take_rows/")}
+        assert rows == {"take_rows/native"}
 
 
 @pytest.mark.parametrize(("name", "used"), [
