@@ -475,7 +475,7 @@ def test_few_connections_are_kept_for_refused_clients_that_send_on(loops, monkey
 
 
 def test_a_connection_reads_few_bytes_at_once(monkeypatch):
-    """Each may hold them; uvloop reads 256 KiB, whatever it is told."""
+    """Of asyncio: uvloop always reads up to 256 KiB."""
     sizes, receive = [], connections.Connection.data_received
 
     def received(self, data):

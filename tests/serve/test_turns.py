@@ -228,8 +228,10 @@ def test_long_bodies_go_on_beside_urgent_work_and_behind_it():
         for at in range(200):
             turns.add(lambda at=at: done.append(("urgent", at)) or 100)
         for at in range(3):
-            part = lambda at=at: done.append(("part", at)) or PASS_COST // 2  # noqa: E731
-            turns.add(part, is_urgent=False)
+            turns.add(
+                lambda at=at: done.append(("part", at)) or PASS_COST // 2,
+                is_urgent=False,
+            )
         assert not done
         await until(lambda: len(done) == 203)
 

@@ -10,13 +10,13 @@ from safetensors.numpy import save_file
 from inl.adapters.registry import check_adapter
 from inl.engine.core import EngineCore
 from inl.protocol.runner import AdapterSource
-from inl.scheduling.request import Request
 from inl.scheduling.scheduler import Scheduler
 from inl.speculation.drafters import NgramDrafter
 from inl.speculation.planner import Speculation
 from inl.testing.tiny import plain_logits, tiny_mixture
 from lora_files import LoraFiles
-from toy_guide import ToyGrammar, ToyGuide
+from served_requests import served as served_by
+from toy_guide import ToyGrammar
 
 PROMPTS = [[5, 17, 80, 3, 44, 9], [61], [7, 7, 12] * 6]
 COUNT = 12
@@ -47,7 +47,7 @@ def write(folder, config, tensors):
 
 
 def exact(config, tensors, request):
-    """The likeliest tokens of float64 after each prefix of an answer."""
+    """The most probable token in float64 after each prefix of an answer."""
     logits = plain_logits(config, tensors, request.tokens[:-1])
     return list(logits[-len(request.output_ids) :].argmax(-1))
 
@@ -61,15 +61,7 @@ def served(runner, *, grammar=None, drafts=False, adapter=None, **options):
     if adapter is not None:
         core.load_adapter(adapter)
         options |= {"adapter": adapter.number, "adapter_digest": adapter.digest}
-    requests = []
-    for ids in PROMPTS:
-        guide = grammar and ToyGuide(grammar)
-        requests.append(Request(ids, max_tokens=COUNT, guide=guide, **options))
-        core.add(requests[-1])
-    while core.has_work:
-        for event in core.step():
-            if event.error is not None:
-                raise event.error
+    requests = served_by(core, PROMPTS, COUNT, grammar, **options)
     return requests, speculation.drafted if speculation else 0
 
 

@@ -27,7 +27,8 @@ from inl.speculation.drafters import NgramDrafter
 from inl.speculation.planner import Speculation
 from inl.testing.tiny import plain_logits, tiny_llama
 from inl_cpu.library import open_machine
-from toy_guide import ToyGrammar, ToyGuide
+from served_requests import served
+from toy_guide import ToyGrammar
 
 PROMPTS = [[5, 17, 80, 3, 44, 9], [61], [7, 7, 12, 90, 33] * 7]
 COUNT = 24
@@ -69,15 +70,7 @@ def begin(made, tmp_path, monkeypatch):
 
 def answers(core, grammar=None, **options):
     """Requests that a core has served, with a grammar if there is one."""
-    requests = []
-    for ids in PROMPTS:
-        guide = grammar and ToyGuide(grammar)
-        requests.append(Request(ids, max_tokens=COUNT, guide=guide, **options))
-    for request in requests:
-        core.add(request)
-    while core.has_work:
-        assert not [event.error for event in core.step() if event.error]
-    return requests
+    return served(core, PROMPTS, COUNT, grammar, **options)
 
 
 PLACEMENTS = mostly_full(

@@ -32,7 +32,8 @@ from inl.testing.near_tie import compare
 from inl.testing.tiny import plain_logits, tiny_llama
 from inl_jax.mesh.distributed import devices_of_hosts
 from lora_files import LoraFiles
-from toy_guide import ToyGrammar, ToyGuide
+from served_requests import served
+from toy_guide import ToyGrammar
 from waiting import is_running
 
 ORACLE = json.loads(
@@ -87,15 +88,7 @@ def have_devices(monkeypatch, count):
 
 def answers(core, prompts=PROMPTS, grammar=None, **options):
     """Requests that a core has served, with a grammar if there is one."""
-    requests = []
-    for ids in prompts:
-        guide = grammar and ToyGuide(grammar)
-        requests.append(Request(ids, max_tokens=COUNT, guide=guide, **options))
-    for request in requests:
-        core.add(request)
-    while core.has_work:
-        assert not [event.error for event in core.step() if event.error]
-    return requests
+    return served(core, prompts, COUNT, grammar, **options)
 
 
 def check_exact(made, requests):
