@@ -40,6 +40,10 @@ OUT_OF_MEMORY_SECONDS = 5.0
 """Time for all ranks to run out of memory in a step, once one of them has."""
 
 
+LOSS_SECONDS = 2.0
+"""Time for the ranks of a failed group to find that a worker is lost."""
+
+
 SEND_SECONDS = 1.0
 """Time for the newest call to return before the group is closed without it."""
 
@@ -261,12 +265,22 @@ class RankRunner(PipelinedRunner):
         """
         if isinstance(failure.cause, WorkerLost) or not hasattr(self, "runners"):
             return
-        workers = [each for each in self.runners if isinstance(each, WorkerRunner)]
-        for rank, worker in enumerate(workers):
-            try:
-                worker.check_worker()
-            except InlError as error:
-                self._record_failure(_Failure(rank, error))
+        # On each rank's thread, which may still receive from the worker.
+        call = Round(self._is_lost, len(self._threads))
+        self._threads.send(call)
+        call.wait(LOSS_SECONDS, enough=bool)
+
+    def _is_lost(self, rank: int) -> bool:
+        """Record a rank's worker as lost if it is."""
+        worker = self.runners[rank]
+        if not isinstance(worker, WorkerRunner):
+            return False
+        try:
+            worker.check_worker()
+        except InlError as error:
+            self._record_failure(_Failure(rank, error))
+            return True
+        return False
 
     def _submit_to(self, rank: int, frame: IntArray, head: Header) -> None:
         try:
