@@ -50,14 +50,17 @@ class AttentionSpan:
     """Additive masks by window and dtype, made by the first layer that needs them."""
 
     def bias(self, window: int | None, dtype: torch.dtype) -> torch.Tensor:
-        """Additive mask: 0 for visible keys, else a large negative finite number."""
+        """Additive mask: 0 for visible keys, else minus infinity.
+
+        A token that sees no key is padding: its result, NaN, is replaced.
+        """
         key = window, dtype
         if key not in self.biases:
             masked = self.distance < 0
             if window is not None:
                 masked = masked | (self.distance >= window)
             zeros = torch.zeros_like(self.distance, dtype=dtype)
-            bias = zeros.masked_fill_(masked, torch.finfo(dtype).min / 2)
+            bias = zeros.masked_fill_(masked, -torch.inf)
             self.biases[key] = bias[:, None, None] if self.batched else bias
         return self.biases[key]
 

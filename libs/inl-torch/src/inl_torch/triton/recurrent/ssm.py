@@ -41,14 +41,15 @@ def ssm_scan(
         chunk, count = CHUNK // share, 8
         strip = min(max(power(width), LEAST), STRIP // share)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    # The range of float16 may be too small for the sums of the state.
+    # The range of float16 may be too small for the sums of the state. One product in
+    # tf32 drops bits of them, always towards zero: more than float16 rounds away.
     is_wide = x.dtype == torch.float16
     ssm_rows[(rows, heads, -(-width // strip))](
         x, b, c, dt, w.rate, w.shift, w.skip, table, out, step.starts, step.positions,
         step.slots, step.used_counts, *(each.stride(0) for each in (x, b, c, dt)),
         tokens, dim, width, heads // groups, heads, DIM=high, WIDTH=strip, CHUNK=chunk,
         KIND=tl.float32 if is_wide else tl.bfloat16,
-        PRECISION="tf32" if is_wide else "ieee", num_warps=count,
+        PRECISION="tf32x3" if is_wide else "ieee", num_warps=count,
     )  # fmt: skip
     return out, table
 
