@@ -45,6 +45,7 @@ class Traffic:
     def __init__(self, core: EngineCore, vocab: int) -> None:
         self.core, self.vocab = core, vocab
         self.rng = np.random.default_rng(0)
+        self.rates: list[float] = []
 
     def prompts(self, count: int, length: int) -> list[list[int]]:
         return random_prompts(self.rng, count, length, self.vocab)
@@ -59,17 +60,18 @@ class Traffic:
         ]
 
     def serve(
-        self, requests: list[Request], arrivals: Any = None
+        self, requests: list[Request], arrivals: Any = None, gaps: Any = None
     ) -> tuple[float, list[float]]:
         """Return the seconds until all have finished, and those to each first token.
 
-        arrivals: seconds after the start; all at once by default.
+        arrivals: seconds after the start; all at once by default. gaps: a list to which
+        the seconds between two tokens of a request are added.
         """
         torch.cuda.synchronize()
         start = time.perf_counter()
         times = np.zeros(len(requests)) if arrivals is None else np.sort(arrivals)
         waiting = list(zip(times.tolist(), requests, strict=True))[::-1]
-        came, first, got = {}, {}, 0
+        came, first, last, got = {}, {}, {}, 0
         while waiting or self.core.has_work:
             now = time.perf_counter() - start
             while waiting and waiting[-1][0] <= now:
@@ -83,6 +85,11 @@ class Traffic:
                 if event.request not in first:
                     now = time.perf_counter() - start
                     first[event.request] = now - came[event.request]
+                if gaps is not None:
+                    now = time.perf_counter() - start
+                    if event.request in last:
+                        gaps.append(now - last[event.request])
+                    last[event.request] = now
         seconds = time.perf_counter() - start
         assert got == sum(request.max_tokens for request in requests)
         return seconds, sorted(first.values())
@@ -226,10 +233,40 @@ def bursts(traffic: Traffic, runs: int) -> Iterator[tuple[str, str]]:
     )
 
 
+def poisson(traffic: Traffic, runs: int) -> Iterator[tuple[str, str]]:
+    """Prompts of 20 to 12,000 tokens, answers of 10 to 900: lognormal, 400 a run."""
+    rng = np.random.default_rng(2)
+    lengths = np.exp(rng.normal(np.log(900), 1.2, 400)).clip(20, 12_000).astype(int)
+    tokens = np.exp(rng.normal(np.log(190), 0.9, 400)).clip(10, 900).astype(int)
+    intervals = rng.exponential(1, 400).cumsum()
+
+    def make() -> list[Request]:
+        prompts = [traffic.prompts(1, length)[0] for length in lengths]
+        return traffic.requests(prompts, tokens, **SAMPLED)
+
+    seconds = statistics.median(traffic.serve(make())[0] for _ in range(runs))
+    yield "400 at once", f"{400 / seconds:.2f} requests/s"
+    for rate in traffic.rates:
+        found = []
+        for _ in range(runs):
+            gaps: list[float] = []
+            _, times = traffic.serve(make(), intervals / rate, gaps)
+            found.append([*np.percentile(times, (50, 90, 99)),
+                          *np.percentile(gaps, (50, 99))])  # fmt: skip
+        ms = 1e3 * np.median(found, axis=0)
+        yield (
+            f"arrivals, {rate:g} a second",
+            "first token {:.0f}, {:.0f}, {:.0f} ms (50, 90, 99 %), between tokens "
+            "{:.1f}, {:.1f} ms (50, 99 %)".format(*ms),
+        )
+
+
 LOADS = {
     each.__name__: each
-    for each in (decode, first, turns, batches, long, mixed, shared, chats, bursts)
-}
+    for each in (
+        decode, first, turns, batches, long, mixed, shared, chats, bursts, poisson
+    )
+}  # fmt: skip
 
 
 def start(given: argparse.Namespace) -> Traffic:
@@ -265,10 +302,13 @@ def main() -> int:
     parser.add_argument("--cache-bytes", type=int, default=None)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--quantize", default="", choices=KINDS)
+    parser.add_argument("--rates", nargs="+", type=float, default=[8.2, 10.9, 12.9],
+                        help="requests a second of the load poisson")  # fmt: skip
     parser.add_argument("--wide", action="store_true", help="int4 in groups of 128")
     given = parser.parse_args()
     Random.wide_groups = given.wide
     traffic = start(given)
+    traffic.rates = given.rates
     for name in given.loads:
         for what, figure in LOADS[name](traffic, given.runs):
             print(f"{what:42} {figure}", flush=True)

@@ -30,7 +30,7 @@ from inl.errors import RequestError
 from inl.executor.model_executor import MAX_ADMISSIONS
 from inl.guidance import json_schemas, structural_tags, trial_process
 from inl.plugin import frameworks, probe, screening, speed
-from inl.scheduling import plan, request_order, waiting_queue
+from inl.scheduling import mixed_steps, plan, request_order, waiting_queue
 from inl.scheduling.request import FinishReason
 from inl.serve import (
     admission,
@@ -99,6 +99,8 @@ STATEMENTS = [
     ("gpu.md", "{} by default on CUDA", LARGE_BATCH),
     ("concurrency.md", "by `priority`, -{0} to {0},", request_order.MAX_PRIORITY),
     ("concurrency.md", "a head start of {} arrivals", waiting_queue.HEAD_START),
+    ("concurrency.md", "each {:,} tokens of a prompt", waiting_queue.YIELDS),
+    ("devices.md", "with prompts have {:,} tokens", mixed_steps.LEAST_BUDGET),
     ("concurrency.md", "in about {} seconds at most", plan.REPEAT_SECONDS),
     ("devices.md", "the list waits {} s", frameworks.PATIENCE_SECONDS),
     ("devices.md", "is measured for {} s, once", speed.SECONDS),

@@ -106,6 +106,11 @@ class EngineConfig:
     """Maximum number of tokens per step; longer prompts are processed in chunks. A
     larger budget speeds up prefill, takes more memory, and delays the sequences that
     decode in the same step. ``None``: the backend's preference."""
+    inter_token_ms: float | None = None
+    """Milliseconds that a step is expected to take at most in which sequences decode
+    beside prompts: their next tokens arrive with its end. Steps that take less read
+    prompts more slowly. By measured times; ``None``: such steps have a quarter of the
+    token budget, or 2,048 tokens if that is more, and more where many prompts wait."""
     context: int | None = None
     """Maximum number of tokens of prompt and output. ``None``: the model's maximum, or
     what ``cache_bytes`` has room for if that is less."""
@@ -234,6 +239,8 @@ class EngineConfig:
             value = getattr(self, name)
             valid = value is None or _is_count(value)
             self._check(name, valid, "None or a whole number of 1 or more")
+        valid = self.inter_token_ms is None or _is_positive(self.inter_token_ms)
+        self._check("inter_token_ms", valid, "None or a number of milliseconds above 0")
         valid = _is_positive(self.worker_seconds)
         self._check("worker_seconds", valid, "a number of seconds above 0")
         for name in ("dtype", "kv_dtype"):

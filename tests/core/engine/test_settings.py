@@ -67,6 +67,7 @@ ELSEWHERE = {
     "adapters": "core/adapters/test_registry.py",
     "max_adapter_rank": "core/adapters/test_registry.py",
     "decode_steps": "core/scheduling/test_repeats.py",
+    "inter_token_ms": "core/scheduling/test_mixed_steps.py",
     "warm_up": "torch/test_warm_up.py",
     "allow_hosted": "core/spec/test_selection.py",
     "on_worker_loss": "core/runners/test_worker_runner.py",

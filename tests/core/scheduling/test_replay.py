@@ -75,6 +75,6 @@ class Replayed(Scheduler):
 
 def test_outputs_match_the_oracle(depth):
     """With cancellations, preemptions, shared prefixes and penalties in any mixture."""
-    counts = soak(12, depth(2_000, 5_000), Parts(scheduler=Replayed))
+    counts = soak(13, depth(2_000, 5_000), Parts(scheduler=Replayed))
     for name in ("preemptions", "cancelled", "prefix hit tokens", "full requests"):
         assert counts[name] > 5, name

@@ -24,6 +24,7 @@ def scheduler_config(
     checkpoint = model.checkpoint
     return SchedulerConfig(
         token_budget=config.token_budget or limits.token_budget,
+        inter_token_ms=config.inter_token_ms,
         max_rows=config.max_batch,
         context=context,
         eos_ids=frozenset(checkpoint.eos_token_ids),

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from itertools import chain
 
 from inl.errors import RunnerError
 from inl.protocol.runner import Limits
 from inl.spec.step import SAMPLERS, Bucket
+
+LEAST_STEP = 256
+"""Tokens of a step that takes about as long as one of fewer, which reads all weights
+too."""
 
 
 class Buckets:
@@ -42,6 +47,12 @@ class Buckets:
         served = {bucket.sampler for bucket in usable} or {limits.sampler}
         self.sampler = max(served, key=SAMPLERS.index)
         """The costliest of :data:`~inl.spec.step.SAMPLERS` that is served."""
+        self._prompts = [
+            (bucket.tokens, bucket.rows)
+            for bucket in self._buckets
+            if bucket.tokens > bucket.rows and bucket.sampler == self.sampler
+        ]
+        """Tokens and rows of the programs of steps with prompts, smallest first."""
         costliest = [bucket for bucket in usable if bucket.sampler == self.sampler]
         largest = max(costliest, key=_capacity, default=None)
         tokens = min(token_budget, largest.tokens) if largest else token_budget
@@ -128,6 +139,23 @@ class Buckets:
             each for each in chain((smallest,), fits) if each.tokens > each.rows
         )
         return next(of_prompts, smallest)
+
+    def fill(self, tokens: int, rows: int, most: int) -> int:
+        """Return the most tokens that a step with prompts should have, of ``most``.
+
+        ``most``, unless so many fewer fill a program that it and the program of the
+        rest are smaller together than the next larger one. tokens: all that could be
+        computed. rows: those of them that decode, in both steps.
+        """
+        sizes = [size for size, fits in self._prompts if fits > rows]
+        at = bisect_left(sizes, min(tokens, most))
+        if not 0 < at < len(sizes):
+            return most
+        whole, part = sizes[at], sizes[at - 1]
+        if tokens > most:  # the rest is computed with what follows
+            return part if whole - most > LEAST_STEP else most
+        rest = sizes[bisect_left(sizes, tokens - part + rows)]
+        return part if part + max(rest, LEAST_STEP) < whole else most
 
 
 def _size(bucket: Bucket) -> tuple[int, int, int]:

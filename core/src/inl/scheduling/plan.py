@@ -25,6 +25,9 @@ class SchedulerConfig:
 
     token_budget: int = TOKEN_BUDGET
     """Maximum number of tokens in a step."""
+    inter_token_ms: float | None = None
+    """Most expected milliseconds of a step in which sequences decode beside prompts.
+    ``None``: a quarter of ``token_budget``, or 2,048 tokens if that is more."""
     max_rows: int | None = None
     """Maximum number of running sequences; ``None`` is one per slot of the runner."""
     context: int | None = None

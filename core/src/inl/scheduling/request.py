@@ -148,6 +148,9 @@ class Request:
 
     id: int = field(init=False, default=0)
     """Order of arrival, from 1; 0 until added."""
+    order: int = field(init=False, default=0)
+    """Its place among the requests of its key, set where it is queued; see
+    :class:`~inl.scheduling.waiting_queue.WaitingQueue`."""
     status: Status = field(init=False, default=Status.WAITING)
     finish_reason: FinishReason | None = field(init=False, default=None)
     """Set when it finishes."""

@@ -1,10 +1,11 @@
 """Scheduler for continuous batching with chunked prefill, in plain integers.
 
-Requests run in order of arrival. Each step takes one token of every decoding request,
-then chunks of prompts, then new requests, until its token budget or its rows are used
-up. No more requests run than a step has rows, so each decoding request gets its token
-in every step: a long prompt does not delay it, and requests behind a long prompt do not
-overtake it.
+Requests run in order of arrival, short prompts before long ones that came a little
+earlier, see :mod:`inl.scheduling.waiting_queue`. Each step takes one token of every
+decoding request, then chunks of prompts and new requests, until its token budget or its
+rows are used up. No more requests run than a step has rows, so each decoding request
+gets its token in every step, which is short where any decodes, see
+:mod:`inl.scheduling.mixed_steps`: a long prompt delays neither it nor short prompts.
 
 Steps are planned before the tokens that they feed back are known. Only collected tokens
 are counted, published to the prefix cache or freed, see
@@ -28,6 +29,7 @@ from inl.scheduling.buckets import Buckets
 from inl.scheduling.deadlines import Deadlines
 from inl.scheduling.guided_output import append_guided, skips_forced
 from inl.scheduling.lanes import in_lane
+from inl.scheduling.mixed_steps import MixedSteps
 from inl.scheduling.plan import Chunk, Plan, SchedulerConfig, StepBuilder
 from inl.scheduling.repeats import Repeats
 from inl.scheduling.request import (
@@ -76,6 +78,8 @@ class Scheduler:
         self.config = config or SchedulerConfig()
         self.repeats = Repeats(self.config)
         """Decides how many decoding steps the runner computes in one step."""
+        self.mixed = MixedSteps(self.config)
+        """Bounds steps with prompts beside decoding rows."""
         self.waiting = WaitingQueue()
         self._groups = SampleGroups(self.waiting)
         self._deadlines = Deadlines(clock)
@@ -292,6 +296,7 @@ class Scheduler:
         if plan.chunks:
             self._steps = plan.step
             self.repeats.planned(is_first=not self.in_flight)
+            self.mixed.planned(is_first=not self.in_flight)
             self.in_flight.append(plan)
             shares = self.waiting.shares
             for request, start, stop, _ in plan.chunks if len(shares) > 1 else ():
@@ -307,6 +312,7 @@ class Scheduler:
             step = StepBuilder(self._steps + 1, self.buckets.tokens, kind)
             self._decode(step)
             if not step.has_uncertain_rows:
+                self._limit(step)
                 self._prefill(step)
                 self._admit_waiting(step)
             if step.chunks:
@@ -375,10 +381,29 @@ class Scheduler:
         )
         return self.speculation.must_wait(request, prompts=bool(prompts))
 
+    def _limit(self, step: StepBuilder) -> None:
+        """Limit a step with prompts, for what decodes beside them and for padding."""
+        if not self.config.use_kv_cache or not (step.prefilling or self.waiting):
+            return
+        rows, most = step.decode_rows, step.max_tokens
+        left = sum(each.prefill_len - each.scheduled for each in step.prefilling)
+        left += self.waiting.tokens
+        if rows:
+            most = min(most, self.mixed.tokens(rows, left))
+        longest = max((each.longest_span for each in self._prompts(step)), default=0)
+        filled = self.buckets.fill(rows + left, rows, most)
+        step.budget = min(max(filled, rows + longest), step.max_tokens) - rows
+
+    def _prompts(self, step: StepBuilder) -> list[Request]:
+        """Requests whose prompt the step may compute: running ones, and the next."""
+        head = self.waiting.head()
+        return step.prefilling if head is None else [*step.prefilling, head]
+
     def _prefill(self, step: StepBuilder) -> None:
         """Add chunks of running requests; without a cache, the whole sequence."""
         requests, uncached = self._requests, not self.config.use_kv_cache
-        for request in step.prefilling:
+        for request in sorted(step.prefilling, key=lambda each: each.order):
+            self._admit_waiting(step, request.order)
             if not step.budget:
                 return
             if request.status is not Status.RUNNING or (uncached and request.in_flight):
@@ -398,7 +423,7 @@ class Scheduler:
             requests.free_out_of_window(step, request, max_updates=room)
             requests.schedule(step, request, last)
 
-    def _admit_waiting(self, step: StepBuilder) -> None:
+    def _admit_waiting(self, step: StepBuilder, before: float = 1e30) -> None:
         """Admit waiting requests while budget, rows and blocks last."""
         requests = self._requests
         growing: int | None = None
@@ -410,6 +435,7 @@ class Scheduler:
             and not request.in_flight
             # A preempted one starts again, and no prefix has all tokens of this kind.
             and request.step_kind(0) is step.kind
+            and request.order <= before
         ):
             if growing is None:
                 growing = sum(map(requests.needs_more_blocks, requests.by_id.values()))
@@ -534,6 +560,7 @@ class Scheduler:
 
     def _complete_step(self) -> Plan:
         plan = self.in_flight.popleft()
+        self.mixed.collected(plan)
         self._requests.complete_step(plan.step)
         return plan
 
@@ -582,6 +609,10 @@ class Scheduler:
             request.prefill_len = self._requests.prefill_len(request)
             request.host_token_count = request.max_scheduled = len(tokens)
         return make_event((request.id, token, None, None))
+
+
+def _order(request: Request) -> int:
+    return request.order
 
 
 def _is_finite(scores: TokenLogprob) -> bool:

@@ -12,6 +12,9 @@ from inl.scheduling.request import Request, Status
 HEAD_START = 100
 """Later requests that a request overtakes per level of priority, at most."""
 
+YIELDS = 1024
+"""Tokens of a prompt for which one later request may overtake it."""
+
 
 class WaitingQueue:
     """Requests in the order in which they start.
@@ -33,7 +36,7 @@ class WaitingQueue:
     def clear(self) -> None:
         """Remove all requests."""
         self._first: deque[Request] = deque()
-        self._by_key: dict[str, list[tuple[int, int, Request]]] = {}
+        self._by_key: dict[str, list[tuple[int, int, int, Request]]] = {}
         self.shares.clear_waiting()
         self._count = 0
         self.tokens = 0
@@ -50,7 +53,9 @@ class WaitingQueue:
     def push(self, request: Request, arrival: int) -> None:
         """Add a request; ``arrival`` is its id."""
         self._add(request)
-        entry = (arrival - HEAD_START * request.priority, arrival, request)
+        yields = request.prompt_tokens // YIELDS
+        request.order = arrival - HEAD_START * request.priority + yields
+        entry = (request.order, yields, arrival, request)
         heappush(self._by_key.setdefault(request.key, []), entry)
         self.shares.add(request.key)
 
