@@ -116,8 +116,11 @@ class EngineConfig:
     what ``cache_bytes`` has room for if that is less."""
     kv_host: str | None = None
     """Host memory for blocks of the cache that the device's has no room for, such as
-    "8GiB". They are read again where that takes less time than computing them. ``None``
-    or "0": none."""
+    "8GiB". They are read again where that takes less time than computing them. It is
+    allocated as blocks need it. ``None``: a quarter of the free memory, and at most 4
+    times the cache, where blocks are copied beside the steps, as a GPU does; on a
+    processor what the cache leaves of ``cache_bytes``, or of that quarter. None below
+    256 MiB, for devices of other processes and with a ``placement``. "0": none."""
     kv_disk: str | None = None
     """Files for blocks that the host's memory has no room for, which later processes
     read too: a size and a folder, such as "100GiB:/var/cache/inl". ``None``: none."""
@@ -282,12 +285,12 @@ class EngineConfig:
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of ``kv_host``."""
+        """Bytes that ``kv_host`` says, 0 for ``None``."""
         return 0 if self.kv_host is None else size_of(self.kv_host) or 0
 
     @property
     def has_tiers(self) -> bool:
-        """Whether blocks are stored that the device has no room for."""
+        """Whether the config asks to store blocks that the device has no room for."""
         return bool(self.host_bytes) or self.kv_disk is not None
 
     @property

@@ -65,6 +65,23 @@ def test_devices_of_this_machine(capsys, tiny_folder):
     assert "available" in out
 
 
+def test_host_memory_of_evicted_blocks(capsys, tiny_folder, monkeypatch):
+    from inl.kv_tiers import host_size
+
+    here = ("--devices", "reference", "--context", "64")
+    assert planned(capsys, tiny_folder, *here)["kv_host_bytes"] == 0  # a tiny cache
+    monkeypatch.setattr(host_size, "LEAST_BYTES", 1)
+    plan = planned(capsys, tiny_folder, *here)
+    assert plan["kv_host_bytes"] == 4 * plan["kv_bytes"]
+    text = run(capsys, str(tiny_folder), *here)[1]
+    assert "blocks that the cache has no room for take up to 0.0" in text
+    monkeypatch.setattr(host_size, "free_bytes", lambda: 8 * plan["kv_bytes"])
+    plan = planned(capsys, tiny_folder, *here)
+    assert plan["kv_host_bytes"] == plan["kv_bytes"]
+    there = planned(capsys, tiny_folder, "--devices", "1x1GB", "--context", "64")
+    assert there["kv_host_bytes"] == 0
+
+
 def test_any_number_of_devices(capsys, tiny_folder):
     code, out, _ = run(capsys, str(tiny_folder), "--devices", "99999999x1GB")
     assert code == 0

@@ -6,11 +6,16 @@ from types import SimpleNamespace
 
 import pytest
 
+from inl.engine import block_copies
 from inl.engine.block_copies import BlockCopies
+from inl.engine.core import EngineCore
 from inl.errors import OutOfMemory
 from inl.kv.tier import BlockMove
+from inl.kv_tiers import tiers as tiers_module
 from inl.kv_tiers.tiers import BlockTiers, Costs
 from inl.protocol.runner import MAX_READS
+from inl.scheduling.plan import SchedulerConfig
+from inl.scheduling.request import Request
 from inl.spec.limits import Limits
 from inl.spec.message import MAX_TRANSFER
 from inl.testing.hash_runner import HashRunner
@@ -78,6 +83,53 @@ def test_a_step_that_loads_blocks_says_nothing_of_computing(made):
     copies.submit(second, runner)
     copies.collect(second, runner)
     assert tiers.costs._token_seconds is not None
+
+
+class Slow(HashRunner):
+    """A runner on a clock of its own: writes of blocks and steps take seconds."""
+
+    now = write_seconds = 0.0
+    step_seconds = 1.0
+
+    def write_blocks(self, message, blocks, each=map):
+        Slow.now += self.write_seconds * len(blocks)
+        super().write_blocks(message, blocks, each)
+
+    def collect(self):
+        Slow.now += self.step_seconds
+        return super().collect()
+
+
+def test_a_prefix_is_read_where_that_was_faster_by_the_clock(monkeypatch):
+    """Through the engine: whatever a tier takes, the second time is the faster way."""
+    clock = SimpleNamespace(perf_counter=lambda: Slow.now)
+    monkeypatch.setattr(block_copies, "time", clock)
+    monkeypatch.setattr(tiers_module, "time", clock)
+    runner = Slow(Limits(5, (25,), 4, 24, 100, depth=2))
+    tiers = BlockTiers(Costs(), host_bytes=1 << 20)
+    config = SchedulerConfig(token_budget=64)
+    core = EngineCore(runner, config, tiers=tiers)
+    prompts = [[turn, *range(1, 48)] for turn in range(9)]
+
+    def cached(prompt):
+        request = Request(prompt, max_tokens=1)
+        core.add(request)
+        while core.has_work:
+            core.step()
+        return request.cached_tokens
+
+    assert [cached(prompt) for prompt in prompts] == [0] * 9  # 48 tokens a second
+    runner.write_seconds = 1.0
+    assert cached(prompts[0]) == 44  # not measured yet: 11 seconds
+    assert [cached(prompt) for prompt in prompts[1:5]] == [0] * 4
+    refused = 5
+    while not cached(prompts[refused % 9]):
+        refused += 1
+    assert 100 < refused < 1000  # it is tried again, much later
+    runner.write_seconds = 0.001
+    for _ in range(40):
+        tiers.costs.loaded("host", 11, 0.011)
+    assert [cached(prompt) for prompt in prompts[::-1]].count(44) >= 7
 
 
 def test_blocks_without_memory_for_their_copies_are_not_stored(made, monkeypatch):

@@ -217,6 +217,7 @@ def soak(folder, seed, steps, limits=SMALL):
     return world.counts
 
 
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("limits", [SMALL, WINDOWED], ids=["one group", "windows"])
 def test_every_text_is_right(limits, tmp_path, depth, report):
     counts = soak(tmp_path / "kv", 3, depth(2_500, 5_000, 100_000), limits)

@@ -17,8 +17,9 @@ import pytest
 from inl.config import EngineConfig
 from inl.dtypes import wrap
 from inl.errors import RequestError
-from inl.kv_tiers import disk_tier
+from inl.kv_tiers import disk_tier, host_tier
 from inl.kv_tiers.disk_tier import DiskTier, name_of
+from inl.kv_tiers.host_size import automatic_bytes
 from inl.kv_tiers.host_tier import HostTier
 from inl.kv_tiers.record import Identity
 from inl.kv_tiers.tiers import BlockTiers, Costs
@@ -80,6 +81,47 @@ def test_the_oldest_block_in_memory_makes_room():
     assert list(host.put(place(3), parts(3))) == []
     host.clear()
     assert (len(host), host.used_bytes) == (0, 0)
+
+
+def test_memory_that_may_not_grow_drops_the_oldest_block(monkeypatch):
+    monkeypatch.setattr(host_tier, "GROWTH", 2 * BYTES)
+    answers = []
+    host = HostTier(5 * BYTES, may_grow=lambda: answers.pop(0))
+
+    def store(numbers):
+        dropped = []
+        for number in numbers:
+            dropped += [old for old, _ in host.put(place(number), parts(number))]
+        return dropped
+
+    answers[:] = [True]
+    assert store(range(3)) == []
+    assert answers == []  # nothing is asked before it is needed
+    answers[:] = [False]
+    assert store([3, 4]) == [place(0), place(1)]
+    assert answers == []
+    answers[:] = [False]  # asked again after as many bytes only
+    assert store([5, 6]) == [place(2), place(3)]
+    assert host.used_bytes == 3 * BYTES
+    answers[:] = [True]
+    assert store([7, 8]) == []
+    assert store([9]) == [place(4)]
+    assert (host.used_bytes, answers) == (5 * BYTES, [])
+
+
+def test_sizes_that_no_option_says():
+    gib = 1 << 30
+    assert automatic_bytes(64 * gib, 40 * gib) == 16 * gib
+    assert automatic_bytes(64 * gib, gib) == 4 * gib
+    assert automatic_bytes(gib - 4, gib) == 0  # too little to be useful
+    assert automatic_bytes(gib, gib) == gib // 4
+    assert automatic_bytes(64 * gib, gib >> 5) == 0
+    # In host memory: of what the cache leaves.
+    assert automatic_bytes(64 * gib, 6 * gib, is_shared=True) == 10 * gib
+    assert automatic_bytes(64 * gib, 16 * gib, is_shared=True) == 0
+    assert automatic_bytes(64 * gib, 20 * gib, is_shared=True) == 0
+    assert automatic_bytes(64 * gib, gib, is_shared=True, budget=3 * gib) == 2 * gib
+    assert automatic_bytes(64 * gib, gib, is_shared=True, budget=gib) == 0
 
 
 def test_files_survive_the_process_and_are_bounded(folder):

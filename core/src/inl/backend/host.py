@@ -6,9 +6,12 @@ import ctypes
 import os
 import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from inl.backend.base import DeviceMemory
+
+if TYPE_CHECKING:
+    from inl.backend.base import Backend
 
 ASSUMED: Final = 8 << 30
 """Total bytes where the system does not report them."""
@@ -31,6 +34,11 @@ def host_memory() -> DeviceMemory:
         if line.startswith("MemAvailable:"):
             return DeviceMemory(total, min(total, int(line.split()[1]) * 1024))
     return DeviceMemory(total, total // 2)
+
+
+def is_host_memory(backend: Backend) -> bool:
+    """Whether a device's memory is the host's: it has as many bytes."""
+    return backend.memory().total == host_memory().total
 
 
 def _total() -> int:

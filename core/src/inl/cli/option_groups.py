@@ -137,7 +137,7 @@ class SpeculativeOptions(EngineOptions):
         typer.Option(
             metavar="SIZE",
             help="Host memory for blocks of the cache that the device has no room for, "
-            "such as 8GiB. [default: none]",
+            "such as 8GiB; 0 for none. [default: by the free memory]",
         ),
     ] = None
     kv_disk: Annotated[

@@ -18,6 +18,7 @@ from inl.errors import RequestError
 from inl.spec.cache import Paged
 
 if TYPE_CHECKING:
+    from inl.backend.base import Backend
     from inl.executor.planner import Parallelism
 
 CACHE_SIZES = {**SIZES, "fp8": 1}
@@ -34,6 +35,8 @@ class Devices(NamedTuple):
     memory_gb: float
     kind: str | None = None
     """Of devices here whose runtime the planner knows."""
+    backend: Backend | None = None
+    """Of a single device here."""
 
 
 def run(
@@ -59,7 +62,7 @@ def run(
     as_json: arguments.Json = False,
 ) -> None:
     """Show how devices divide a model; loads no weights."""
-    from inl.executor.planner import get_optimal_parallelism
+    from inl.executor.planner import GB, get_optimal_parallelism
 
     found = _devices(devices)
     facts, planned_context = _facts(model, dtype, kv_dtype, quantize, context)
@@ -68,11 +71,20 @@ def run(
         training=training, batch=batch, context=planned_context,
         device=found.kind, **facts,
     )  # fmt: skip
+    evicted = _evicted_bytes(found.backend, plan.kv_bytes)
     if as_json:
-        more = {"context": planned_context, "placement": str(plan.placement)}
+        more = {
+            "context": planned_context, "placement": str(plan.placement),
+            "kv_host_bytes": evicted,
+        }  # fmt: skip
         print(json.dumps({**more, **facts, **asdict(plan)}))
         return
     _show(plan, found, batch, planned_context)
+    if evicted:
+        print(
+            "- blocks that the cache has no room for take up to "
+            f"{evicted / GB:,.3f} GB of host memory: --kv-host"
+        )
 
 
 def _devices(text: str) -> Devices:
@@ -96,7 +108,27 @@ def _devices(text: str) -> Devices:
     totals = [backend.memory().total for backend in backends]
     kinds = {str(backend.device.type) for backend in backends}
     kind = kinds.pop() if len(kinds) == 1 else None
-    return Devices(len(names), min(totals) / GB, kind if kind in RUNTIMES else None)
+    return Devices(
+        len(names), min(totals) / GB, kind if kind in RUNTIMES else None,
+        backends[0] if len(names) == 1 else None,
+    )  # fmt: skip
+
+
+def _evicted_bytes(backend: Backend | None, cache: int) -> int:
+    """Return the host memory that an engine on a device here takes unasked.
+
+    For blocks that a cache of so many bytes has no room for; 0 for several devices.
+    """
+    from inl.backend.block_io import BlockIO, plain_memory
+    from inl.backend.host import is_host_memory
+    from inl.kv_tiers.host_size import automatic_bytes, free_bytes
+
+    if backend is None:
+        return 0
+    io, is_shared = backend.offers(BlockIO), is_host_memory(backend)
+    if not is_shared and (io is None or io.empty is plain_memory):
+        return 0
+    return automatic_bytes(free_bytes(), cache, is_shared=is_shared)
 
 
 def _facts(

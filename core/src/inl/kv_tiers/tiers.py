@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from inl.kv_tiers.host_tier import HostTier
@@ -64,14 +64,20 @@ class BlockTiers:
     """Host memory, then files: a :class:`~inl.kv.tier.Tier`.
 
     Blocks that have no room in memory are written to files; a block that is read from a
-    file is in memory afterwards.
+    file is in memory afterwards. host_bytes, may_grow: of
+    :class:`~inl.kv_tiers.host_tier.HostTier`.
     """
 
     def __init__(
-        self, costs: Costs, *, host_bytes: int = 0, disk: DiskTier | None = None
+        self,
+        costs: Costs,
+        *,
+        host_bytes: int = 0,
+        may_grow: Callable[[], bool] | None = None,
+        disk: DiskTier | None = None,
     ) -> None:
         self.costs = costs
-        self.host, self.disk = HostTier(host_bytes), disk
+        self.host, self.disk = HostTier(host_bytes, may_grow=may_grow), disk
         self.hits: Counter[str] = Counter()
         """Blocks that were loaded from "host" and "disk"."""
         self.generation = 0

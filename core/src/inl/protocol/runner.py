@@ -198,6 +198,11 @@ class Runner(ABC):
         """Whether :meth:`host_array` allocates memory that is copied faster."""
         return False
 
+    @property
+    def is_in_host_memory(self) -> bool:
+        """Whether the cache is in the memory of this process, not of a device."""
+        return False
+
     def host_array(self, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
         """Allocate an array, of a dtype of NumPy, for contents of :meth:`write`.
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from inl.backend.base import CachedMemory, ForkSafety
+from inl.backend.host import is_host_memory
 from inl.dtypes import HostArray, cast, widen, wrap
 from inl.errors import ProtocolError
 from inl.executor.context_lengths import TableWidths
@@ -238,6 +239,10 @@ class LocalRunner(PipelinedRunner):
     @property
     def has_pinned_memory(self) -> bool:
         return self.executor.transfers.has_own_memory
+
+    @property
+    def is_in_host_memory(self) -> bool:
+        return is_host_memory(self._backend)
 
     def host_array(self, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
         return self.executor.transfers.host_array(shape, dtype)
