@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from depth import SEED
-from inl.fleet.prefix_index import BLOCK_TOKENS, PrefixIndex, block_keys
+from inl.fleet.prefix_index import BLOCK_TOKENS, PrefixIndex, block_keys, root_of
 from inl.fleet.router import Router
 
 
@@ -48,7 +48,7 @@ def test_keys_depend_on_all_tokens_before_and_on_the_salt():
     assert len(block_keys(one)) == 3
     assert block_keys(one)[:2] == block_keys(one[: 2 * BLOCK_TOKENS])
     assert not set(block_keys(one)) & set(block_keys(other))
-    assert not set(block_keys(one)) & set(block_keys(one, "tenant"))
+    assert not set(block_keys(one)) & set(block_keys(one, root_of("", "tenant")))
 
 
 def test_the_index_is_that_of_a_plain_cache_of_each_replica(random):

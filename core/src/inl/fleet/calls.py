@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from inl.fleet.prefix_index import block_keys
+from inl.fleet.prefix_index import block_keys, root_of
 from inl.serve.admission import Ticket
 from inl.serve.frontends.messages import Submit
 
@@ -62,6 +62,9 @@ class Call:
 
     submit: Submit
     ticket: Ticket
+    adapter: str = ""
+    """Name of the one that it needs, if any."""
+    adapter_digest: str = ""
     parts: list[Part] = field(default_factory=list)
     groups: set[Group] = field(default_factory=set)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
@@ -70,9 +73,9 @@ class Call:
     """Of the blocks of each prompt."""
 
     def __post_init__(self) -> None:
-        options = self.submit.options
-        salt = f"{self.submit.model} {options.get('cache_salt')}"
-        self.keys = [block_keys(prompt, salt) for prompt in self.submit.prompts]
+        salt = self.submit.options.get("cache_salt") or ""
+        root = root_of(self.adapter_digest, salt)
+        self.keys = [block_keys(prompt, root) for prompt in self.submit.prompts]
 
     def prompt_of(self, part: Part) -> int:
         """Return the index of a completion's prompt."""

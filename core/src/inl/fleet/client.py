@@ -12,6 +12,7 @@ from inl.fleet.engine_link import EngineLink, State
 from inl.fleet.members import Members
 from inl.fleet.news import EngineNews
 from inl.fleet.open_calls import OpenCalls
+from inl.fleet.prefix_news import PrefixNews
 from inl.fleet.questions import START_SECONDS, Questions
 from inl.fleet.warming import Warming
 from inl.serve.api_error import ApiError
@@ -22,6 +23,7 @@ from inl.serve.frontends.messages import (
     Leave,
     Message,
     News,
+    Prefixes,
     ReadResponse,
     Recall,
     Recalled,
@@ -57,11 +59,12 @@ class FleetClient:
     ) -> None:
         self.members = Members(policy)
         self.engines, self.router = self.members.engines, self.members.router
-        self.calls = OpenCalls(config, self.router)
+        self.calls = OpenCalls(config, self.router, self.members.adapters)
         self.admission, self.outputs = self.calls.admission, self.calls.outputs
         self.names: dict[str, int] = {}
         self.counts: Counter[str] = Counter()
-        """Totals: "lost", "refused", "continued", "resumed", "diverged", "failed"."""
+        """Totals: "lost", "refused", "continued", "resumed", "diverged", "failed",
+        "prefix_gaps"."""
         self._responses = responses
         self.warming = Warming(self.numbers)
         self.questions = Questions(self.members, self.numbers)
@@ -69,12 +72,12 @@ class FleetClient:
         self._news = EngineNews(
             self.calls, self.router, self.warming, self._continuing, self.counts
         )
+        self._prefixes = PrefixNews(self.router, self.counts)
         self.continue_seconds = self._news.continue_seconds
 
-    @property
-    def identity(self) -> str:
+    def identity_of(self, model: str | None) -> str:
         """Digest of what decides which tokens follow a prompt, once it is known."""
-        return self.members.identity
+        return self.members.identity_of(model)
 
     def numbers(self, count: int) -> int:
         """Return the first of ``count`` numbers that nothing else has."""
@@ -137,7 +140,7 @@ class FleetClient:
             if choice is None:
                 if refusal is not None:
                     raise refusal
-                await self.members.wait_for_engine(end)
+                await self.members.wait_for_engine(end, call.adapter)
                 continue
             engine = self.members.by_number[choice[0]]
             group = self.calls.begin(call, engine, call.parts, choice[1])
@@ -164,8 +167,8 @@ class FleetClient:
         if reason := members.join(engine, described):
             return reason
         if is_first:
-            (model,) = described.models
-            self.names = dict.fromkeys((model.name, *model.adapters), 0)
+            self.names[described.models[0].name] = 0
+        self.names |= dict.fromkeys(described.models[0].adapters, 0)
         engine.is_warming = False
         if self.warming.recent and members.has_other(engine):
             self.warming.begin(engine)
@@ -200,6 +203,7 @@ class FleetClient:
         del self.members.by_number[engine.number]
         self.abandon(engine)
         self.router.remove(engine.number)
+        self._prefixes.leave(engine)
         if not engine.is_held:
             self.admission.max_running -= engine.places
         self._hurry()
@@ -243,6 +247,8 @@ class FleetClient:
                 group.answered.set_result(None)
             else:
                 group.answered.set_exception(message.failure.error())
+        elif isinstance(message, Prefixes):
+            self._prefixes.apply(engine, message)
         elif isinstance(message, Forwarded | Recalled):
             self.questions.answered(message)
         else:

@@ -127,7 +127,7 @@ class Continuing:
                     refused.clear()
                     continue
                 try:
-                    await self._members.wait_for_engine(end)
+                    await self._members.wait_for_engine(end, call.adapter)
                 except ApiError:
                     self._give_up(part, "no engine could continue it")
                     return

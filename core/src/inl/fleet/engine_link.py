@@ -11,6 +11,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
 from inl.fleet.proofs import (
+    TELLS_PREFIXES,
     binding_of,
     is_equal,
     new_hello,
@@ -21,6 +22,7 @@ from inl.fleet.proofs import (
 from inl.serve.frontends.link import Link
 from inl.serve.frontends.messages import (
     Drain,
+    Follow,
     Hello,
     Knock,
     Message,
@@ -251,6 +253,12 @@ class EngineLink:
                 "times of its log are other ones", self.address, self.clock_seconds,
             )  # fmt: skip
         self._judge("")
+        self.follow()
+
+    def follow(self) -> None:
+        """Ask for all blocks of prompts that the engine has, if it can tell them."""
+        if self._theirs is not None and self._theirs.version >= TELLS_PREFIXES:
+            self.send(Follow())
 
     def hold(self, *, is_held: bool) -> None:
         """Give it no requests, or give it some again."""

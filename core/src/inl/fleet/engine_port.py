@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from inl.errors import DeviceError
+from inl.fleet.block_feed import BlockFeed
 from inl.fleet.proofs import (
     is_equal,
     new_hello,
@@ -22,12 +23,14 @@ from inl.serve.frontends.engine_end import EngineEnd
 from inl.serve.frontends.link import Link
 from inl.serve.frontends.messages import (
     Drain,
+    Follow,
     Hello,
     Knock,
     Message,
     ModelSettings,
     Ping,
     Pong,
+    Prefixes,
     Refused,
     Replica,
 )
@@ -116,6 +119,8 @@ class EnginePort:
         self.address = show_address(host, listening.getsockname()[1])
         self.name = secrets.token_hex(4)
         self._transcripts = Transcripts()
+        self.feed: BlockFeed | None = None
+        """Of the engine, while it serves."""
         self._links: set[_FrontEndLink] = set()
         self._knocks = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -124,6 +129,9 @@ class EnginePort:
 
     async def serve(self, started: Callable[[], None]) -> None:
         """Serve until :meth:`stop`, then finish the open requests."""
+        engine, events = self._server.models.default.engine, self._server.kv_events
+        assert engine is not None, "loaded before it listens"
+        self.feed = BlockFeed(engine, None if events is None else events.put)
         accepting = asyncio.create_task(self._accept())
         started()
         try:
@@ -240,6 +248,8 @@ class EnginePort:
     def left(self, link: _FrontEndLink) -> None:
         """Forget a front-end."""
         self._links.discard(link)
+        if self.feed is not None:
+            self.feed.leave(link)
 
 
 class _FrontEndLink:
@@ -284,6 +294,14 @@ class _FrontEndLink:
         if self.link is not None:
             self.link.send(message)
 
+    def _send_prefixes(self, message: Prefixes) -> None:
+        """Send a message, unless it would wait for others: the next one shows the gap.
+
+        All blocks are sent in any case.
+        """
+        if self.link is not None and (message.is_whole or not self.link.is_behind):
+            self.link.send(message)
+
     async def close(self) -> None:
         """End all calls, and the link."""
         if self.link is not None:
@@ -295,6 +313,9 @@ class _FrontEndLink:
         if self._end is not None:
             if isinstance(message, Ping):
                 self.send(Pong(self._port.problem()))
+            elif isinstance(message, Follow):
+                assert self._port.feed is not None, "it serves"
+                self._port.feed.follow(self, self._send_prefixes)
             else:
                 self._end.receive(message)
         elif isinstance(message, Hello) and self._hello is None:
@@ -329,6 +350,8 @@ class _FrontEndLink:
     def _resumed(self) -> None:
         if self._end is not None:
             self._end.calls.flush()
+            if self._port.feed is not None:
+                self._port.feed.resume(self)
 
     def _lost(self) -> None:
         self.proved.set()

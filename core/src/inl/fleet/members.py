@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("inl.serve")
 
+ADAPTER = "adapter "
+"""Begins the fields of an identity that name adapters."""
+
 SLOW_SECONDS = 0.5
 """Time between two looks for slow engines."""
 
@@ -38,18 +41,27 @@ class Members:
         self.described: Replica | None = None
         """The first engine that was used; others have the same identity."""
         self._policy = policy
-        self._identity = ""
+        self.adapters: dict[str, str] = {}
+        """Digests of all adapters that engines have had, by name."""
+        self._identities: dict[str, str] = {}
+        """By the digest of the adapter."""
         self._changed = asyncio.Event()
         """Replaced by another one whenever an engine becomes ready."""
         self._numbers = 0
 
-    @property
-    def identity(self) -> str:
-        """Digest of what decides which tokens follow a prompt, once it is known."""
-        if self._identity == "" and self.described is not None:
-            fields = str(sorted(self.described.identity.items()))
-            self._identity = hashlib.sha256(fields.encode()).hexdigest()[:32]
-        return self._identity
+    def identity_of(self, model: str | None) -> str:
+        """Digest of what decides which tokens follow a prompt, once it is known.
+
+        model: as in requests, which may name an adapter.
+        """
+        if self.described is None:
+            return ""
+        digest = self.adapters.get(model or "", "")
+        if digest not in self._identities:
+            shared, _ = _split(self.described.identity)
+            fields = str((sorted(shared.items()), digest)).encode()
+            self._identities[digest] = hashlib.sha256(fields).hexdigest()[:32]
+        return self._identities[digest]
 
     async def until_changed(self) -> None:
         """Wait until an engine becomes ready, or one is lost."""
@@ -95,16 +107,25 @@ class Members:
 
     def join(self, engine: EngineLink, described: Replica) -> str:
         """Count an engine that is connected; returns why it cannot be used."""
-        first = self.described
-        if first is None:
+        shared, adapters = _split(described.identity)
+        if self.described is None:
             self.described = described
-        elif reason := _difference(first.identity, described.identity):
-            return f"has other weights or options than the fleet: {reason}"
+        else:
+            # It may have other adapters, but no other one of a name.
+            ours, _ = _split(self.described.identity)
+            theirs = dict(shared)
+            for name in adapters.keys() & self.adapters.keys():
+                ours[ADAPTER + name] = self.adapters[name]
+                theirs[ADAPTER + name] = adapters[name]
+            reason = _difference(ours, theirs)
+            if reason:
+                return f"has other weights or options than the fleet: {reason}"
+        self.adapters |= adapters
         self._numbers += 1
         engine.number = self._numbers
         engine.places = described.places
         self.by_number[engine.number] = engine
-        self.router.add(engine.number, engine.places, described.cache_tokens)
+        self.router.add(engine.number, engine.places, described.cache_tokens, adapters)
         return ""
 
     def announce(self) -> None:
@@ -139,12 +160,14 @@ class Members:
                 ),
                 [
                     self._load(*each, len(tokens))
-                    for each in self.router.usable(keys, refused).items()
+                    for each in self.router.usable(keys, refused, call.adapter).items()
                 ],
             )  # fmt: skip
             if chosen is not None:
                 return chosen.number, chosen.cached_tokens
-        return self.router.choose(keys, len(tokens) + output_tokens, refused)
+        return self.router.choose(
+            keys, len(tokens) + output_tokens, refused, call.adapter
+        )
 
     def _load(self, number: int, blocks: int, tokens: int) -> ReplicaLoad:
         engine, load = self.by_number[number], self.router.loads[number]
@@ -159,19 +182,34 @@ class Members:
             seconds_per_token=load.seconds_per_token,
         )
 
-    async def wait_for_engine(self, end: float) -> None:
-        """Wait until another engine is ready; raises :class:`ApiError` 503."""
+    async def wait_for_engine(self, end: float, adapter: str = "") -> None:
+        """Wait until another engine is ready; raises :class:`ApiError` 503.
+
+        adapter: that it must have, if any.
+        """
         changed = self._changed
         try:
             async with asyncio.timeout(max(end - time.monotonic(), 0)):
                 await changed.wait()
         except TimeoutError:
+            lacking = f"none has adapter {adapter}" if adapter else "all are busy"
             raise ApiError(
                 503,
-                f"no engine is ready: {self.problem()}; try again later",
+                f"no engine is ready: {self.problem() or lacking}; try again later",
                 code="no_engine",
                 retry_after=1,
             ) from None
+
+
+def _split(identity: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return what all engines must have in common, and digests of adapters by name."""
+    shared, adapters = {}, {}
+    for field, value in identity.items():
+        if field.startswith(ADAPTER):
+            adapters[field.removeprefix(ADAPTER)] = value
+        else:
+            shared[field] = value
+    return shared, adapters
 
 
 def _difference(ours: dict[str, str], theirs: dict[str, str]) -> str:

@@ -13,7 +13,15 @@ from inl.serve.metrics import Metrics
 if TYPE_CHECKING:
     from inl.fleet.client import FleetClient
 
-COUNTS = ("lost", "refused", "continued", "resumed", "diverged", "failed")
+COUNTS = (
+    "lost",
+    "refused",
+    "continued",
+    "resumed",
+    "diverged",
+    "failed",
+    "prefix_gaps",
+)
 """Totals of the client."""
 
 TOKENS = {

@@ -11,7 +11,7 @@ from inl.serve.frontends.messages import Leave, Submit
 from inl.serve.frontends.outputs import Outputs
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from inl.fleet.engine_link import EngineLink
     from inl.fleet.router import Router
@@ -19,10 +19,15 @@ if TYPE_CHECKING:
 
 
 class OpenCalls:
-    """Calls, and the groups of their completions that engines have got."""
+    """Calls, and the groups of their completions that engines have got.
 
-    def __init__(self, config: ServerConfig, router: Router) -> None:
-        self._router = router
+    adapters: digests of all that engines have, by name.
+    """
+
+    def __init__(
+        self, config: ServerConfig, router: Router, adapters: Mapping[str, str]
+    ) -> None:
+        self._router, self._adapters = router, adapters
         self.admission = Admission(
             max_running=0,
             max_queue=config.max_queue,
@@ -46,7 +51,9 @@ class OpenCalls:
     def open(self, message: Submit) -> Call:
         """Admit a call; raises :class:`~inl.serve.api_error.ApiError`."""
         count = len(message.prompts) * message.count
-        call = Call(message, Ticket(message.client, count))
+        adapter = message.model if message.model in self._adapters else None
+        digest = self._adapters[adapter] if adapter else ""
+        call = Call(message, Ticket(message.client, count), adapter or "", digest)
         self.admission.enter(call.ticket)
         self.by_number[message.first] = call
         try:

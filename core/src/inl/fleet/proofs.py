@@ -21,8 +21,11 @@ from inl.workers.settings import MAKE_SECRET, SECRET, SECRET_FILE, is_encrypted
 if TYPE_CHECKING:
     import asyncio
 
-VERSION = 1
+VERSION = 2
 """Newest version of the messages; both sides use the older one of theirs."""
+
+TELLS_PREFIXES = 2
+"""Oldest version of engines that tell which blocks of prompts they have."""
 
 OLDEST = 1
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from time import monotonic
 
-from inl.fleet.prefix_index import BLOCK_TOKENS, PrefixIndex
+from inl.fleet.prefix_index import BLOCK_TOKENS, NONE_BELOW, PrefixIndex
 
 FEW = 8
 """Replicas of which all are compared; of more, holders of the prefix and some others"""
@@ -43,6 +43,10 @@ SLOW_PERCENTILE = 0.9
 SLOW_FACTOR = 2.0
 """Percentile of a replica, relative to the median one, from which on it is slow."""
 
+ASSUMED_TIER_COSTS = (0.2, 0.5)
+"""Time to read a token from host memory and from files, by the time to compute it,
+until an engine has measured it."""
+
 LEAST_MEASURED = 3
 """Replicas with percentiles that are compared."""
 
@@ -74,6 +78,30 @@ class Load:
     """Total of the prompts that it has computed."""
     cached_tokens: int = 0
     """Of these, what its cache had."""
+    tier_costs: Sequence[float] = ASSUMED_TIER_COSTS
+    """Time to read a token of each level below the device, by that to compute it."""
+    adapters: Collection[str] = ()
+    """Names of the adapters that it has loaded."""
+
+
+class _Usable:
+    """Replicas that may get requests, in a list to draw from."""
+
+    def __init__(self) -> None:
+        self.replicas: list[int] = []
+        self._positions: dict[int, int] = {}
+
+    def add(self, replica: int) -> None:
+        self._positions[replica] = len(self.replicas)
+        self.replicas.append(replica)
+
+    def discard(self, replica: int) -> None:
+        at = self._positions.pop(replica, None)
+        if at is not None:
+            last = self.replicas.pop()
+            if last != replica:
+                self.replicas[at] = last
+                self._positions[last] = at
 
 
 @dataclass(slots=True, eq=False)
@@ -109,9 +137,9 @@ class Router:
         self.loads: dict[int, Load] = {}
         self._clock = clock
         self._random = Random(seed)
-        self._usable: list[int] = []
-        self._positions: dict[int, int] = {}
-        """Of the usable replicas in their list."""
+        self._all = _Usable()
+        self._adapted: dict[str, _Usable] = {}
+        """Usable replicas that have an adapter, by its name."""
         self._open = 0
         self._measured_seconds = 0.0
         """Average of ``seconds_per_token`` over all replicas' measurements."""
@@ -120,13 +148,19 @@ class Router:
         self.prompt_tokens = self.cached_tokens = self.predicted_tokens = 0
         """Totals: of prompts, of those that engines had cached, and predicted."""
 
-    def add(self, replica: int, places: int, cache_tokens: int) -> None:
+    def add(
+        self,
+        replica: int,
+        places: int,
+        cache_tokens: int,
+        adapters: Collection[str] = (),
+    ) -> None:
         """Add a replica, which is usable.
 
         places: requests that it computes at the same time. cache_tokens: size of its
-        prefix cache.
+        prefix cache. adapters: names of those that it has loaded.
         """
-        self.loads[replica] = Load(places)
+        self.loads[replica] = Load(places, adapters=frozenset(adapters))
         self.index.open(replica, cache_tokens // BLOCK_TOKENS)
         self._use(replica)
 
@@ -142,32 +176,51 @@ class Router:
             (self._use if usable else self._leave)(replica)
 
     def _use(self, replica: int) -> None:
-        self.loads[replica].is_usable = True
-        self._positions[replica] = len(self._usable)
-        self._usable.append(replica)
+        load = self.loads[replica]
+        load.is_usable = True
+        self._all.add(replica)
+        for name in load.adapters:
+            self._adapted.setdefault(name, _Usable()).add(replica)
 
     def _leave(self, replica: int) -> None:
-        self.loads[replica].is_usable = False
-        at = self._positions.pop(replica, None)
-        if at is not None:
-            last = self._usable.pop()
-            if last != replica:
-                self._usable[at] = last
-                self._positions[last] = at
+        load = self.loads[replica]
+        load.is_usable = False
+        self._all.discard(replica)
+        for name in load.adapters:
+            self._adapted[name].discard(replica)
+
+    def report(self, replica: int, keys: Sequence[Iterable[int]]) -> None:
+        """Record all blocks that a replica has, in place of what was known of it.
+
+        keys: of each level, see :data:`~inl.fleet.prefix_index.LEVELS`.
+        """
+        self.index.clear(replica)
+        for level, each in enumerate(keys):
+            self.index.report(replica, each, level)
+        for assignment in self.loads[replica].pending:
+            self.index.add(replica, assignment.keys)
 
     def choose(
-        self, keys: Sequence[int], tokens: int, exclude: Collection[int] = ()
+        self,
+        keys: Sequence[int],
+        tokens: int,
+        exclude: Collection[int] = (),
+        adapter: str = "",
     ) -> tuple[int, int] | None:
-        """Return a replica and the tokens of the prompt that it has cached.
+        """Return a replica, and the tokens of the prompt that it need not compute.
 
-        keys: of the prompt's blocks. exclude: replicas that refused it. ``None`` if
-        there is no replica.
+        Those that it reads from a slower level count less, by the time that this takes.
+        keys: of the prompt's blocks. exclude: replicas that refused it. adapter: name
+        of the one that it needs, if any. ``None`` if there is no replica.
         """
         best = bounded_best = None
         cost = bounded_cost = 0.0
-        for replica, blocks in self._candidates(keys, exclude).items():
+        for replica, blocks in self._candidates(keys, exclude, adapter).items():
             load = self.loads[replica]
-            cached = min(blocks * BLOCK_TOKENS, max(tokens - 1, 0))
+            cached = min(
+                blocks * BLOCK_TOKENS - self._reading(replica, load, keys, blocks),
+                max(tokens - 1, 0),
+            )
             seconds = self._predicted(load, tokens - cached)
             if best is None or seconds < cost:
                 best, cost = (replica, cached), seconds
@@ -177,27 +230,46 @@ class Router:
                 bounded_best, bounded_cost = (replica, cached), seconds
         return bounded_best or best
 
-    def usable(self, keys: Sequence[int], exclude: Collection[int]) -> dict[int, int]:
+    def _reading(
+        self, replica: int, load: Load, keys: Sequence[int], blocks: int
+    ) -> int:
+        """Return how many tokens could be computed while cached ones are read."""
+        below = self.index.below_device(replica, keys, blocks)
+        if below is NONE_BELOW:
+            return 0
+        costs = zip(below, load.tier_costs, strict=True)
+        return int(BLOCK_TOKENS * sum(count * min(cost, 1.0) for count, cost in costs))
+
+    def usable(
+        self, keys: Sequence[int], exclude: Collection[int], adapter: str = ""
+    ) -> dict[int, int]:
         """Return all usable replicas, with the blocks of a prompt that each has."""
         blocks_of = self.index.blocks_of
         return {
             replica: blocks_of(replica, keys)
-            for replica in self._usable
+            for replica in self._usable(adapter)
             if replica not in exclude
         }
 
+    def _usable(self, adapter: str) -> Sequence[int]:
+        found = self._adapted.get(adapter) if adapter else self._all
+        return () if found is None else found.replicas
+
     def _candidates(
-        self, keys: Sequence[int], exclude: Collection[int]
+        self, keys: Sequence[int], exclude: Collection[int], adapter: str
     ) -> dict[int, int]:
         """Return replicas, and the leading blocks of the prompt that each has."""
-        usable, index = self._usable, self.index
+        usable, index = self._usable(adapter), self.index
         if len(usable) <= FEW:
-            return self.usable(keys, exclude)
+            return self.usable(keys, exclude, adapter)
         loads = self.loads
         found = {
             replica: blocks
             for replica, blocks in index.candidates(keys, HOLDERS).items()
-            if replica in loads and loads[replica].is_usable and replica not in exclude
+            if replica in loads
+            and loads[replica].is_usable
+            and replica not in exclude
+            and (not adapter or adapter in loads[replica].adapters)
         }
         draw = self._random.random
         for _ in range(OTHERS):
@@ -229,7 +301,7 @@ class Router:
         mean = self._measured_seconds
         speed = mean / load.seconds_per_token if load.seconds_per_token else 1.0
         speed = min(speed, 4.0, 1 / load.slowness)
-        share = self._open / max(len(self._usable), 1) * speed
+        share = self._open / max(len(self._all.replicas), 1) * speed
         return load.open < LOAD_FACTOR * share + SPARE_REQUESTS
 
     def begin(

@@ -170,7 +170,7 @@ class FleetServer:
         if self._place is not None:
             settings.place = self._place
         settings.context = members.described.context
-        client.names = dict.fromkeys((settings.name, *settings.adapters), 0)
+        client.names = dict.fromkeys((settings.name, *members.adapters), 0)
         models = RemoteModels([settings], client)
         await models.default.opened()
         self.description = f"{settings.name} of {len(client.engines)} engines"

@@ -43,7 +43,7 @@ class KVCacheManager:
         self._loaded: dict[tuple[int, int], bytes] = {}
         """Key of each block that the next step loads, by group and number."""
         self.on_event: OnKVEvent | None = None
-        self._main = self.windows.index(None) if None in self.windows else 0
+        self.main_group = self.windows.index(None) if None in self.windows else 0
         self.last_loaded: Sequence[int] = ()
         """Indexes of blocks of the last admitted table that are loaded from the tier,
         in the group of the events."""
@@ -56,7 +56,7 @@ class KVCacheManager:
         It is the first one whose queries see all tokens, if there is such a group.
         """
         self.on_event = on_event
-        self.pools[self._main].on_evict = partial(self._on_evict, self._main)
+        self.pools[self.main_group].on_evict = partial(self._on_evict, self.main_group)
 
     @property
     def available_blocks(self) -> int:
@@ -110,7 +110,7 @@ class KVCacheManager:
                 self._loaded[group, blocks[index]] = keys[index]
                 pool.publish(blocks[index], keys[index])
             blocks += pool.allocate_many(fresh)
-        self.last_loaded = lacking[self._main]
+        self.last_loaded = lacking[self.main_group]
         return table, hits
 
     def _stored_prefix(
@@ -140,7 +140,7 @@ class KVCacheManager:
 
     def _on_evict(self, group: int, block: int, key: bytes) -> None:
         """Record a block that is evicted, unless its contents were never loaded."""
-        if self.on_event is not None and group == self._main:
+        if self.on_event is not None and group == self.main_group:
             self.on_event(BlocksRemoved((key,)))
         if self._loaded.pop((group, block), None) is not None:
             return
@@ -200,7 +200,7 @@ class KVCacheManager:
             pool.publish(blocks[index], key)
             for pool, blocks in zip(self.pools, table, strict=True)
         ]
-        return added[self._main]
+        return added[self.main_group]
 
     def forget(self) -> int:
         """Drop all keys; return the number of blocks that are free now."""

@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -70,6 +70,8 @@ class DiskTier:
         self._most = 2 * max(each.block_bytes for each in identity.layouts) + (1 << 16)
         self.counts: Counter[str] = Counter()
         """Records "written", and those "missing", "damaged", "foreign" and "stale"."""
+        self.on_drop: Callable[[Place], None] | None = None
+        """Called with each block that is removed, on any thread; returns at once."""
         self._sizes: OrderedDict[str, int] = OrderedDict()
         """Bytes of each file, the least recently used first."""
         self.used_bytes = 0
@@ -203,7 +205,12 @@ class DiskTier:
         while self._sizes and self.used_bytes + size > self.capacity:
             name, dropped = self._sizes.popitem(last=False)
             self.used_bytes -= dropped
-            self._folder.remove(name)
+            self._remove(name)
+
+    def _remove(self, name: str) -> None:
+        self._folder.remove(name)
+        if self.on_drop is not None:
+            self.on_drop(_place_of(name))
 
     def _drop(self, name: str, kind: str, error: Exception) -> None:
         """Remove a record that cannot be used."""
@@ -211,7 +218,7 @@ class DiskTier:
             self.used_bytes -= self._sizes.pop(name, 0)
             self.counts[kind] += 1
             is_first = self.counts[kind] == 1
-        self._folder.remove(name)
+        self._remove(name)
         if is_first and kind != "missing":
             log.warning(
                 "KV cache in %s: block %s is %s (%s) and is computed again; further "
@@ -265,3 +272,9 @@ def name_of(place: Place) -> str:
     """Return the name of a block's file."""
     group, key = place
     return f"{key.hex()}.{group}{SUFFIX}"
+
+
+def _place_of(name: str) -> Place:
+    """Return the block of a file."""
+    key, group, _ = name.split(".")
+    return int(group), bytes.fromhex(key)

@@ -21,6 +21,11 @@ FORGOTTEN = 0.99
 """Factor of the cost of loading with each refusal."""
 
 
+OnPlace = Callable[[int, bytes, str | None], None]
+"""Called with the group and the key of a block, and the name of the tier that has it
+now, if one has. On any thread; returns at once."""
+
+
 class Costs:
     """Measured seconds to compute a token of a prompt, and to load a block of a tier.
 
@@ -30,6 +35,13 @@ class Costs:
     def __init__(self) -> None:
         self._token_seconds: float | None = None
         self._block_seconds: dict[str, float] = {}
+
+    def relative(self, tier: str, tokens: float) -> float | None:
+        """Return the time to load a block by that to compute ``tokens``, if known."""
+        seconds = self._block_seconds.get(tier)
+        if seconds is None or self._token_seconds is None:
+            return None
+        return seconds / (self._token_seconds * tokens)
 
     def computed(self, tokens: int, seconds: float) -> None:
         """Record a step of prompts."""
@@ -82,6 +94,9 @@ class BlockTiers:
         """Blocks that were loaded from "host" and "disk"."""
         self.generation = 0
         """Times that all blocks were dropped."""
+        self.on_place: OnPlace | None = None
+        if disk is not None:
+            disk.on_drop = self._tell
         self._fetched: dict[Place, tuple[str, Parts]] = {}
         self._taken: Counter[str] = Counter()
         """Blocks of each tier that were taken since the last call of :meth:`loaded`."""
@@ -100,8 +115,9 @@ class BlockTiers:
         return self.costs.pays(Counter(map(self._tier_of, places)), tokens)
 
     def _tier_of(self, place: Place) -> str:
-        if place in self._fetched:
-            return self._fetched[place][0]
+        fetched = self._fetched.get(place)
+        if fetched is not None:
+            return fetched[0]
         return "host" if place in self.host else "disk"
 
     def fetch(self, places: Sequence[Place]) -> bool:
@@ -148,6 +164,16 @@ class BlockTiers:
         for other, dropped in self.host.put(place, parts):
             if self.disk is not None:
                 self.disk.put(other, dropped)
+            self._tell(other)
+        self._tell(place)
+
+    def _tell(self, place: Place) -> None:
+        """Report where a block is now, on the thread that has moved it."""
+        if self.on_place is not None:
+            is_stored = place in self.host
+            if not is_stored and self.disk is not None:
+                is_stored = place in self.disk
+            self.on_place(*place, self._tier_of(place) if is_stored else None)
 
     def forget_fetched(self) -> None:
         """Drop what was fetched for steps that are not submitted any more."""

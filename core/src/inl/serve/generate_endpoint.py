@@ -48,10 +48,11 @@ class GeneratingModel(Protocol):
     def name(self) -> str:
         """Its name in requests."""
 
-    @property
-    def identity(self) -> str:
+    def identity_of(self, model: str | None) -> str:
         """Digest of what decides which tokens follow a prompt; empty if streams cannot
         go on behind another connection.
+
+        model: as in requests, which may name an adapter.
         """
 
     def generate(
@@ -105,7 +106,8 @@ class GenerateEndpoint:
             model = self._models.find(exchange.job.model)
             record.model = model.name
             if exchange.job.stream:
-                name_stream(exchange, scope, body, model.identity, given)
+                identity = model.identity_of(exchange.job.model)
+                name_stream(exchange, scope, body, identity, given)
             del body
             async with disconnect_cancels(receive):
                 job = await self._images.completed(exchange.job)

@@ -70,9 +70,6 @@ class ModelSlot:
     keeps it. executor: loads and unloads one model at a time.
     """
 
-    identity = ""
-    """Streams end with their connections."""
-
     def __init__(
         self,
         source: ModelSource,
@@ -111,6 +108,10 @@ class ModelSlot:
         self._lost_tests = 0
         self._reloads: deque[float] = deque(maxlen=MOST_RELOADS)
         metrics.observe(admission, lambda: self.engine)
+
+    def identity_of(self, model: str | None) -> str:  # noqa: ARG002 - of none
+        """Return nothing: streams end with their connections."""
+        return ""
 
     @property
     def adapters(self) -> tuple[str, ...]:

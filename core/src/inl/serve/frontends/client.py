@@ -36,9 +36,6 @@ class EngineClient:
     drain: called with :class:`Drain`, and when the engine's process has ended.
     """
 
-    identity = ""
-    """Streams end with their connections."""
-
     def __init__(self, drain: Callable[[bool], None]) -> None:
         self.settings: asyncio.Future[Settings] = (
             asyncio.get_running_loop().create_future()
@@ -55,6 +52,10 @@ class EngineClient:
     async def connect(self, end: socket.socket) -> None:
         """Use one end of a socket pair."""
         self._link = await Link.open(end, self._receive, self._lost)
+
+    def identity_of(self, model: str | None) -> str:  # noqa: ARG002 - of none
+        """Return nothing: streams end with their connections."""
+        return ""
 
     def numbers(self, count: int) -> int:
         """Return the first of ``count`` numbers that nothing else has."""

@@ -120,6 +120,30 @@ class Pong(msgspec.Struct, array_like=True, tag="pong"):
     problem: str | None = None
 
 
+class Follow(msgspec.Struct, array_like=True, tag="follow"):
+    """Ask for all blocks of prompts that an engine has, and for what changes.
+
+    Answered with :class:`Prefixes`. Engines of version 1 do not know it.
+    """
+
+
+class Prefixes(msgspec.Struct, array_like=True, tag="prefixes"):
+    """Blocks of prompts that an engine has.
+
+    number: of the message; the next one has the next number. is_whole: whether these
+    are all blocks, and otherwise changes. levels: keys of those of the device, host
+    memory and files, eight bytes each. removed: keys of those that it has no more.
+    costs: time to read a token from host memory and from files, by that to compute it,
+    0 if it is not known; empty without tiers.
+    """
+
+    number: int
+    is_whole: bool
+    levels: list[bytes]
+    removed: bytes
+    costs: Sequence[float]
+
+
 class Ready(msgspec.Struct, array_like=True, tag="ready"):
     """The front-end accepts connections."""
 
@@ -299,11 +323,11 @@ class News(msgspec.Struct, array_like=True, tag="news"):
 
 ToEngine = (
     Ready | Trouble | Named | Ping | Pong | Submit | Stop | Leave | Check | Forward
-    | StoreResponse | ReadResponse | Hello | Knock | Recall
+    | StoreResponse | ReadResponse | Hello | Knock | Recall | Follow
 )  # fmt: skip
 ToFrontEnd = (
     Settings | Names | Ping | Pong | Drain | Answered | Forwarded | StoredResponse
-    | News | Hello | Refused | Replica | Recalled
+    | News | Hello | Refused | Replica | Recalled | Prefixes
 )  # fmt: skip
 Message = ToEngine | ToFrontEnd
 

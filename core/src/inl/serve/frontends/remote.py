@@ -54,10 +54,11 @@ class Client(Protocol):
     def names(self) -> Mapping[str, int]:
         """Names of models and adapters -> positions of the models."""
 
-    @property
-    def identity(self) -> str:
+    def identity_of(self, model: str | None) -> str:
         """Digest of what decides which tokens follow a prompt; empty if streams cannot
         go on behind another connection.
+
+        model: as in requests, which may name an adapter.
         """
 
     @property
@@ -89,10 +90,9 @@ class RemoteModel:
         # The engine's process knows nothing of errors of texts here.
         self._health = Health(self.name, self._test, self._report)
 
-    @property
-    def identity(self) -> str:
+    def identity_of(self, model: str | None) -> str:
         """That of :class:`Client`."""
-        return self._client.identity
+        return self._client.identity_of(model)
 
     async def opened(self) -> ModelText:
         """Return the text side of the model; raises :class:`ApiError` 503."""

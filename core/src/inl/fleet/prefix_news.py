@@ -1,0 +1,62 @@
+"""What engines tell of the blocks of prompts that they have, in order."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from inl.fleet.block_feed import unpacked
+from inl.fleet.router import ASSUMED_TIER_COSTS
+
+if TYPE_CHECKING:
+    from collections import Counter
+
+    from inl.fleet.engine_link import EngineLink
+    from inl.fleet.router import Router
+    from inl.serve.frontends.messages import Prefixes
+
+log = logging.getLogger("inl.serve")
+
+
+class PrefixNews:
+    """Applies messages to the router's index. counts: totals to add to."""
+
+    def __init__(self, router: Router, counts: Counter[str]) -> None:
+        self._router, self._counts = router, counts
+        self._numbers: dict[int, int] = {}
+        """Of the next message of each engine that is connected."""
+
+    def apply(self, engine: EngineLink, news: Prefixes) -> None:
+        """Apply a message; asks for all blocks if one before it is missing."""
+        expected = self._numbers.get(engine.number)
+        if news.is_whole:
+            levels = [unpacked(keys) for keys in news.levels]
+            self._router.report(engine.number, levels)
+        elif expected is None:
+            return  # all of them are on their way
+        elif news.number < expected:
+            return  # of an engine that had nothing to tell
+        elif news.number > expected:
+            log.warning(
+                "engine %s: missed %d messages of what its cache has; asks for all",
+                engine.address, news.number - expected,
+            )  # fmt: skip
+            self._counts["prefix_gaps"] += 1
+            del self._numbers[engine.number]
+            engine.follow()
+            return
+        else:
+            index = self._router.index
+            index.withdraw(engine.number, unpacked(news.removed))
+            for level, keys in enumerate(news.levels):
+                index.report(engine.number, unpacked(keys), level)
+        self._numbers[engine.number] = news.number + 1
+        if news.costs:
+            self._router.loads[engine.number].tier_costs = [
+                cost or assumed
+                for cost, assumed in zip(news.costs, ASSUMED_TIER_COSTS, strict=True)
+            ]
+
+    def leave(self, engine: EngineLink) -> None:
+        """Forget an engine."""
+        self._numbers.pop(engine.number, None)
