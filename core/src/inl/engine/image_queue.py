@@ -47,12 +47,24 @@ class Pace:
         self._clock = clock
         self._left = clock()
         """When the last turn ended."""
+        self._patches = 0
+        """Of this batch."""
         self._per_part = 0.0
         """Least seconds of a part of this batch; 0 before its first turn."""
 
-    def begin_batch(self) -> None:
+    @property
+    def most_patches(self) -> int:
+        """Patches whose parts take :data:`MOST_SECONDS`, by those of the last batch.
+
+        0 before there was one: its first image is then alone.
+        """
+        if not self._per_part:
+            return 0
+        return int(self._patches * MOST_SECONDS / self._per_part)
+
+    def begin_batch(self, patches: int) -> None:
         """Forget the time of a part, which depends on the batch."""
-        self._per_part = 0.0
+        self._patches, self._per_part = patches, 0.0
 
     def run(self, advance: Callable[[int], None]) -> None:
         """Compute parts, for as long as the steps since the last turn have taken.
@@ -76,7 +88,8 @@ class ImageQueue:
     A turn computes parts of a program, and a step of the decoder is between two turns
     while requests are open. Thread-safe: the threads that wait compute what all wait
     for, one at a time. load: returns the encoder, in a turn. budget: most patches of
-    the images of a program, beside one image of more.
+    the images of a program, beside one image of more; fewer where a part of as many
+    would take longer than :data:`MOST_SECONDS`.
     """
 
     def __init__(
@@ -169,7 +182,8 @@ class ImageQueue:
         """Begin a batch of the first images that fit into a program."""
         self._images = []
         distinct: dict[bytes, Patches] = {}
-        patches, rows = self.budget, MAX_SEQUENCES
+        patches = budget = min(self.budget, self._pace.most_patches)
+        rows = MAX_SEQUENCES
         while self._waiting:
             first = self._waiting[0]
             if first.dropped:
@@ -190,7 +204,7 @@ class ImageQueue:
         if distinct:
             images = [(each, digest) for digest, each in distinct.items()]
             self._batch = encoder.begin(images)
-            self._pace.begin_batch()
+            self._pace.begin_batch(budget - patches)
 
     def _finish(self, encoder: VisionEncoder, batch: ImageBatch) -> None:
         found = {each.digest: each for each in batch.results()}
