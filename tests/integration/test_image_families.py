@@ -28,7 +28,14 @@ from transformers.models.smolvlm.processing_smolvlm import (  # noqa: E402
 
 from byte_tokens import byte_rules  # noqa: E402
 from depth import scaled  # noqa: E402
-from image_models import Made, encoded, fill, picture, random_pictures  # noqa: E402
+from image_models import (  # noqa: E402
+    Made,
+    encoded,
+    encoded_together,
+    fill,
+    picture,
+    random_pictures,
+)
 from inl import EngineConfig, InferenceEngine  # noqa: E402
 from inl.errors import RequestError  # noqa: E402
 from inl.executor.encoder_executor import load_encoder  # noqa: E402
@@ -213,18 +220,21 @@ def test_features_are_those_of_transformers(model, device):
     executor = load_encoder(vision, make_backend(device), config)
     encoder = VisionEncoder(vision, executor)
     # transformers cannot split the features of an image of one.
-    for seed, size in enumerate(SIZES[:2]):
-        image = picture(*size, seed)
+    images = [picture(*size, seed) for seed, size in enumerate(SIZES[:2])]
+    together = encoded_together(encoder, images)
+    for image, joint in zip(images, together, strict=True):
         given, _ = processed(model, image)
         with torch.no_grad():
             visual = model.model.model.get_image_features(**given, return_dict=True)
         expected = torch.cat(list(visual.pooler_output)).numpy()
-        features = encoded(encoder, image).features
-        if model.model.config.model_type == "gemma3":
-            features = features * 8  # it multiplies embeddings by the root of 64
-        assert features.shape == expected.shape
-        error = np.abs(features - expected).max()
-        assert error <= 1e-4 * np.abs(expected).max()
+        alone = encoded(encoder, image)
+        assert (joint.grid, joint.parts) == (alone.grid, alone.parts)
+        for features in (alone.features, joint.features):
+            if model.model.config.model_type == "gemma3":
+                features = features * 8  # it multiplies embeddings by the root of 64
+            assert features.shape == expected.shape
+            error = np.abs(features - expected).max()
+            assert error <= 1e-4 * np.abs(expected).max()
     encoder.close()
 
 

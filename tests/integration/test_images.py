@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import importlib
 import io
+import itertools
 import json
+import threading
+import time
 import weakref
 from dataclasses import replace
 
@@ -23,6 +27,7 @@ from image_models import (  # noqa: E402
     PAD,
     START,
     encoded,
+    encoded_together,
     picture,
     random_pictures,
     tiny_model,
@@ -31,9 +36,10 @@ from inl import EngineConfig, InferenceEngine  # noqa: E402
 from inl.backend.base import DeviceMemory  # noqa: E402
 from inl.cli.main import main  # noqa: E402
 from inl.device import Device  # noqa: E402
+from inl.engine.image_queue import Pace  # noqa: E402
 from inl.errors import RequestError  # noqa: E402
 from inl.executor.cache_sizing import LEAST_SHARE, vision_bytes  # noqa: E402
-from inl.executor.encoder_executor import load_encoder  # noqa: E402
+from inl.executor.encoder_executor import PartialEncoding, load_encoder  # noqa: E402
 from inl.executor.load_plan import LoadPlan  # noqa: E402
 from inl.executor.model_loader import open_model  # noqa: E402
 from inl.executor.vision_encoder import VisionEncoder  # noqa: E402
@@ -98,23 +104,26 @@ def encoder_on(name, vision, monkeypatch):
 def test_features_are_those_of_transformers(model, device, monkeypatch):
     made, folder, _ = model
     encoder = encoder_on(device, open_model(folder).vision, monkeypatch)
-    for seed, size in enumerate(SIZES):
-        image = picture(*size, seed)
+    images = [picture(*size, seed) for seed, size in enumerate(SIZES)]
+    together = encoded_together(encoder, images)
+    for image, joint in zip(images, together, strict=True):
         given = model.processor(images=[image], return_tensors="pt")
         with torch.no_grad():
             visual = made.model.visual(given["pixel_values"], given["image_grid_thw"])
         found = encoded(encoder, image)
         added = getattr(visual, "deepstack_features", None) or []
         assert found.added.shape[1] == len(added)
-        pairs = zip(
-            [visual.pooler_output, *added],
-            [found.features, *found.added.swapaxes(0, 1)],
-            strict=True,
-        )
-        for expected, features in pairs:
-            assert features.shape == expected.shape
-            error = np.abs(features - expected.numpy()).max()
-            assert error <= 1e-4 * expected.abs().max()
+        assert (joint.grid, joint.digest) == (found.grid, found.digest)
+        for each in (found, joint):
+            pairs = zip(
+                [visual.pooler_output, *added],
+                [each.features, *each.added.swapaxes(0, 1)],
+                strict=True,
+            )
+            for expected, features in pairs:
+                assert features.shape == expected.shape
+                error = np.abs(features - expected.numpy()).max()
+                assert error <= 1e-4 * expected.abs().max()
     encoder.close()
 
 
@@ -369,6 +378,100 @@ def test_chat_attaches_images(model, tmp_path, monkeypatch, capsys):
     with pytest.raises(AssertionError):
         chat(f"/image {tmp_path / 'none.png'}")
     assert "No such file" in capsys.readouterr().err
+
+
+def watched(engine, monkeypatch):
+    """The events of an engine: steps, and parts with the number of open requests."""
+    events = []
+    advance, step = PartialEncoding.advance, engine._core.step
+
+    def counted(self, parts):
+        before = self.computed
+        advance(self, parts)
+        events.append((self.computed - before, len(engine._core.live)))
+
+    def stepped():
+        events.append("step")
+        return step()
+
+    monkeypatch.setattr(PartialEncoding, "advance", counted)
+    monkeypatch.setattr(engine._core, "step", stepped)
+    ticks = itertools.count()
+    # Time that goes on by one with each look: a turn then has one part.
+    queue = engine._encoder.images._queue
+    monkeypatch.setattr(queue, "_pace", Pace(lambda: float(next(ticks))))
+    return events
+
+
+@pytest.mark.parametrize("driver", ["none", "thread", "asyncio"])
+def test_a_step_is_between_the_parts_of_an_image(model, expected, driver, monkeypatch):
+    """So a large image stalls those who decode for a part, whoever computes steps."""
+    ids, images, answer = expected[1]
+    text = list(range(3, 40))
+    options = {"max_tokens": 9, "ignore_eos": True}
+    with opened(model, "cpu") as engine:
+        alone = engine.generate(text, max_tokens=60, ignore_eos=True).token_ids
+        events = watched(engine, monkeypatch)
+        handle = engine.submit(text, max_tokens=60, ignore_eos=True)
+        thread = None
+        if driver == "thread":
+            thread = threading.Thread(target=handle.result)
+            thread.start()
+        elif driver == "asyncio":
+
+            async def other():
+                return await engine.agenerate(text, **options)
+
+            thread = threading.Thread(target=lambda: asyncio.run(other()))
+            thread.start()
+        found = engine.generate(ids, images=images, **options)
+        assert list(found.token_ids) == answer
+        assert handle.result().token_ids == alone
+        if thread is not None:
+            thread.join()
+    turns = [at for at, event in enumerate(events) if event != "step"]
+    # Of each of two images: before the layers, three of them, and the results.
+    assert [events[at][0] for at in turns] == [1] * 10
+    # Other threads may have computed all steps of their requests by then.
+    assert driver != "none" or all(events[at][1] for at in turns)
+    for first, second in itertools.pairwise(turns):
+        assert second - first > 1 or not events[first][1], events
+
+
+def test_images_of_concurrent_requests_share_programs(model, expected, monkeypatch):
+    """Those that come while a batch is computed are the next one, equal ones once."""
+    ids, images, answer = expected[2]
+    sizes = []
+    begin = VisionEncoder.begin
+    with opened(model, "cpu") as engine:
+        queue = engine._encoder.images._queue
+        monkeypatch.setattr(queue, "_pace", Pace(lambda: 0.0))  # a part takes no time
+
+        def counted(self, pairs):
+            sizes.append(len(pairs))
+            if len(sizes) == 1:
+                # All others are waiting when the first program is complete.
+                for thread in threads:
+                    thread.start()
+                while len(queue._waiting) < 9:
+                    time.sleep(0.001)
+            return begin(self, pairs)
+
+        monkeypatch.setattr(VisionEncoder, "begin", counted)
+        answers = []
+
+        def ask():
+            found = engine.generate(ids, images=images, max_tokens=9, ignore_eos=True)
+            answers.append(list(found.token_ids))
+
+        threads = [threading.Thread(target=ask) for _ in range(3)]
+        engine.generate(
+            prompt_of(model, [picture(28, 28)]), images=[picture(28, 28)], max_tokens=1
+        )
+        for thread in threads:
+            thread.join()
+    assert answers == [answer] * 3
+    assert sizes == [1, 3]
 
 
 def test_the_cache_leaves_room_for_the_encoder(model, monkeypatch):

@@ -104,6 +104,20 @@ def encoded(encoder, image):
     return encoder.encode(patches, found.digest)
 
 
+def encoded_together(encoder, images):
+    """The features of images of one program, computed part by part."""
+    pairs = []
+    for image in images:
+        found = ImageDecoder().decode(image)
+        patches = encoder.vision.settings.patches(found.pixels, "image")
+        pairs.append((patches, found.digest))
+    batch = encoder.begin(pairs)
+    while not batch.encoding.is_done:
+        batch.encoding.advance(1)
+    assert batch.encoding.parts > 3
+    return batch.results()
+
+
 class Made(NamedTuple):
     """A model of transformers, its folder and its processor of images."""
 

@@ -39,6 +39,8 @@ class RequestDispatcher:
         self._core = core
         self._open: dict[int, RequestHandle] = {}
         self._cancelled: deque[RequestHandle] = deque()
+        self.steps = 0
+        """Number of steps that were computed for open requests."""
         self._is_unsettled = False
         """Whether events of the core may be missing from their handles."""
         self._is_closed = False
@@ -114,11 +116,21 @@ class RequestDispatcher:
         self.lock.run(self._step)
         self._try_drain_cancelled()
 
+    def step_after(self, steps: int) -> None:
+        """Compute a step if requests are open and :attr:`steps` has not grown since."""
+        self.lock.run(partial(self._step_after, steps))
+        self._try_drain_cancelled()
+
+    def _step_after(self, steps: int) -> None:
+        if self._open and self.steps == steps:
+            self._step()
+
     def _step(self) -> None:
         self._drain_cancelled()
         if self._is_closed and not self._open:
             return  # a thread was about to compute what its last request had left
         self._is_unsettled = True
+        self.steps += bool(self._open)
         events = self._core.step()
         now, opened = time.perf_counter(), self._open.get
         for event in events:

@@ -1,21 +1,26 @@
-"""Encodes the images of prompts, in turns with the steps that generate."""
+"""Images of prompts: their tokens, their patches and their features."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from inl.engine.fair_lock import FairLock
+from inl.engine.image_queue import ImageQueue, QueuedImage
 from inl.engine.prompt_images import PromptImages, check_count, expanded, placed
 from inl.errors import NoKernel, RequestError
 from inl.executor.vision_encoder import EncodedImage, VisionEncoder
 from inl.images.decoding import ImageDecoder
+from inl.images.qwen_patches import Patches
 from inl.workers.address import parse_worker
 
 if TYPE_CHECKING:
     from inl.config import EngineConfig
+    from inl.engine.dispatcher import RequestDispatcher
     from inl.executor.model_loader import LanguageModel
     from inl.executor.vision_model import VisionModel
     from inl.images.decoding import Size
@@ -26,8 +31,8 @@ MAX_PIXELS: Final = 1 << 29
 """Most pixels of all images of a prompt, such as 44 photos of 12 megapixels: seconds of
 decoding."""
 
-
-T = TypeVar("T")
+NO_PATCHES: Final = Patches(np.zeros((0, 0), np.float32), (0, 0))
+"""Of an image whose features are known."""
 
 
 class ImagePrompts:
@@ -39,10 +44,10 @@ class ImagePrompts:
         self._model, self._tokenizer = model, tokenizer
         self._config: EngineConfig | None = None
         self._encoder: VisionEncoder | None = None
-        self._lock: FairLock | None = None
+        self._queue: ImageQueue | None = None
         self._decoder = ImageDecoder()
         self._preparing = FairLock()
-        """Around a decoded image and its patches: some 200 MiB, of one at a time."""
+        """Around a decoded image, which may take 200 MiB: one at a time."""
         self._reason = "no encoder is loaded in this process"
 
     def enable(self, config: EngineConfig) -> None:
@@ -59,11 +64,11 @@ class ImagePrompts:
             return
         self._config = config
 
-    def share(self, lock: FairLock, limits: Limits) -> None:
-        """Take turns at a lock; limits: of the runner that computes the prompts."""
-        self._lock = lock
+    def share(self, dispatcher: RequestDispatcher, limits: Limits) -> None:
+        """Encode between steps; limits: of the runner that computes the prompts."""
         if self._model.vision is None:
             return  # an encoder of texts has no inputs of steps
+        self._queue = ImageQueue(dispatcher, self._loaded, budget=limits.token_budget)
         inputs = self._model.model.inputs(self._model.config)
         if inputs.axes > limits.axes or len(inputs.feature_layers) > len(
             limits.feature_layers
@@ -104,17 +109,25 @@ class ImagePrompts:
     def embeddings(self, ids: Sequence[int], images: Sequence[Any]) -> PromptImages:
         """Return the features of images at their placeholders in token ids.
 
-        Each image is computed in a turn of its own between steps, and prepared outside
-        of it. Raises :class:`~inl.errors.RequestError`.
+        Images are prepared outside of the turns that encode them, several in a program.
+        Raises :class:`~inl.errors.RequestError`.
         """
-        vision = self._vision
-        self._check_enabled()
+        vision, queue = self._vision, self._check_enabled()
         for number, size in enumerate(self._sizes(images)):
             vision.settings.grid_of(*size, f"images[{number}]")
-        encoded = [
-            self._preparing.run(partial(self._encode, image, f"images[{number}]"))
-            for number, image in enumerate(images)
-        ]
+        encoded: list[EncodedImage] = []
+        prepared: list[QueuedImage] = []
+        patches = 0
+        for number, image in enumerate(images):
+            where = f"images[{number}]"
+            each = self._preparing.run(partial(self._prepare, image, where, queue))
+            count = 0 if each.done else len(each.patches.values)
+            if prepared and patches + count > queue.budget:
+                encoded += queue.encode(prepared)
+                prepared, patches = [], 0
+            prepared.append(each)
+            patches += count
+        encoded += queue.encode(prepared)
         inputs = self._model.model.inputs(self._model.config)
         return placed(
             ids, vision.placeholder, encoded, has_axes=bool(inputs.axes),
@@ -148,18 +161,18 @@ class ImagePrompts:
                 )
             yield size
 
-    def _encode(self, image: Any, where: str) -> EncodedImage:
-        """Return the features of an image."""
-        picture = self._decoder.decode(image, where)
-        found = self._in_turn(lambda encoder: encoder.cached(picture.digest))
+    def _prepare(self, image: Any, where: str, queue: ImageQueue) -> QueuedImage:
+        """Return an image for the queue: its patches, or the features of before."""
+        picture, encoder = self._decoder.decode(image, where), self._encoder
+        found = None if encoder is None else encoder.cached(picture.digest)
         if found is not None:
-            return found
-        patches = self._vision.settings.patches(picture.pixels, where)
-        return self._in_turn(lambda encoder: encoder.encode(patches, picture.digest))
-
-    def _in_turn(self, work: Callable[[VisionEncoder], T]) -> T:
-        """Use the encoder in a turn between steps."""
-        return self._check_enabled().run(lambda: work(self._loaded()))
+            return QueuedImage(NO_PATCHES, picture.digest, found)
+        patches, digest = (
+            self._vision.settings.patches(picture.pixels, where), picture.digest,
+        )  # fmt: skip
+        del picture
+        queue.make_room(len(patches.values))
+        return QueuedImage(patches, digest)
 
     def _loaded(self) -> VisionEncoder:
         """Return the encoder, which the first image loads."""
@@ -173,11 +186,11 @@ class ImagePrompts:
                 raise RequestError(f"images: cannot be encoded: {error}") from error
         return self._encoder
 
-    def _check_enabled(self) -> FairLock:
-        """Return the lock of the turns; raises if there are none."""
-        if self._config is None or self._lock is None:
+    def _check_enabled(self) -> ImageQueue:
+        """Return the queue; raises if there is none."""
+        if self._config is None or self._queue is None:
             raise RequestError(f"images: cannot be encoded: {self._reason}")
-        return self._lock
+        return self._queue
 
     def close(self) -> None:
         """Free the encoder and end the decoder; encodes no more images."""

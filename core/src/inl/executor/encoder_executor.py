@@ -16,7 +16,13 @@ from inl.ops.full_attention import starts_of
 from inl.progress import Progress, ProgressReporter
 from inl.protocol.runner import Limits
 from inl.spec.dispatch import ResolvedOps, Tracer
-from inl.spec.encoder import Encoder, SequenceBatch, TokenSequence, encode
+from inl.spec.encoder import (
+    Encoder,
+    SequenceBatch,
+    TokenSequence,
+    encode,
+    encode_part,
+)
 from inl.spec.step import Bucket
 from inl.spec.tree import tree_map
 from inl.weights.load import load_weights, stored_specs
@@ -59,7 +65,8 @@ class EncoderExecutor:
         self.backend, self.loaded, self.limits = backend, loaded, limits
         self._has_static_shapes = bool(backend.buckets(limits))
         self._ops: dict[Bucket, ResolvedOps] = {}
-        self._programs: dict[Bucket, Any] = {}
+        self._programs: dict[tuple[Bucket, int | None], Any] = {}
+        """By bucket and part; ``None`` computes all parts."""
 
     def encode(self, sequences: Sequence[TokenSequence]) -> NDArray[np.float32]:
         """Return the results [n, K] of up to :data:`MAX_SEQUENCES` sequences."""
@@ -72,8 +79,19 @@ class EncoderExecutor:
         self, batch: SequenceBatch, bucket: Bucket
     ) -> list[NDArray[np.float32]]:
         """Return the results of a batch on the host, which fills ``bucket``."""
+        results = self.program(bucket)(self.loaded.weights, self._tensors(batch))
+        return self.on_host(results)
+
+    def begin(self, batch: SequenceBatch, bucket: Bucket) -> PartialEncoding:
+        """Return a batch, which fills ``bucket``, to be computed in parts."""
+        return PartialEncoding(self, self._tensors(batch), bucket)
+
+    def _tensors(self, batch: SequenceBatch) -> SequenceBatch:
         tensors: SequenceBatch = tree_map(self._tensor, batch)
-        results = self._program(bucket)(self.loaded.weights, tensors)
+        return tensors
+
+    def on_host(self, results: Sequence[Any]) -> list[NDArray[np.float32]]:
+        """Return results of a program on the host."""
         numpy = self.backend.numpy
         return [np.asarray(widen(numpy(each)), np.float32) for each in results]
 
@@ -105,15 +123,67 @@ class EncoderExecutor:
             size *= 2
         return Bucket(tokens=size, rows=1 if rows == 1 else MAX_SEQUENCES)
 
-    def _program(self, bucket: Bucket) -> Any:
+    def program(self, bucket: Bucket, part: int | None = None) -> Any:
+        """Return the compiled program of a bucket, or of one part of it."""
         # Without static shapes one program computes every size.
-        key = bucket if self._has_static_shapes else EXACT
-        if key not in self._programs:
-            ops = ResolvedOps(self.tracer(key))
-            body = partial(encode, ops, self.loaded.model, self.loaded.config)
-            info = info_of("encode", None, self.limits)
-            self._programs[key] = compile_program(self.backend, body, info)
-        return self._programs[key]
+        size = bucket if self._has_static_shapes else EXACT
+        if (size, part) not in self._programs:
+            if size not in self._ops:
+                self._ops[size] = ResolvedOps(self.tracer(size))
+            given = self._ops[size], self.loaded.model, self.loaded.config
+            if part is None:
+                name, body = "encode", partial(encode, *given)
+            else:
+                name, body = "encode_part", partial(encode_part, *given, part)
+            info = info_of(name, None, self.limits)
+            program = compile_program(self.backend, body, info)
+            self._programs[size, part] = program
+        return self._programs[size, part]
+
+
+class PartialEncoding:
+    """A batch that is computed in parts: before the layers, each layer, the results.
+
+    All of it is one part where the encoder has no ``layers``.
+    """
+
+    def __init__(
+        self, executor: EncoderExecutor, batch: SequenceBatch, bucket: Bucket
+    ) -> None:
+        self._executor, self._batch, self._bucket = executor, batch, bucket
+        loaded = executor.loaded
+        in_layers = loaded.model.layers is not None
+        self.parts = loaded.config.layers + 2 if in_layers else 1
+        """Number of all parts."""
+        self.computed = 0
+        """Number of parts that have been computed."""
+        self._arrays: Any = ()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all parts have been computed."""
+        return self.computed == self.parts
+
+    def advance(self, parts: int) -> None:
+        """Compute the next parts, as many as there are of so many; waits for them."""
+        executor = self._executor
+        if self.parts == 1:
+            program = executor.program(self._bucket)
+            self._arrays = program(executor.loaded.weights, self._batch)
+            self.computed = 1
+            return
+        row = None
+        for part in range(self.computed, min(self.computed + parts, self.parts)):
+            row, self._arrays = executor.program(self._bucket, part)(
+                executor.loaded.weights, self._batch, self._arrays
+            )
+            self.computed = part + 1
+        if row is not None:
+            executor.backend.numpy(row)
+
+    def results(self) -> list[NDArray[np.float32]]:
+        """Return the results on the host, once all parts have been computed."""
+        return self._executor.on_host(self._arrays)
 
 
 def padded(sequences: Sequence[TokenSequence], bucket: Bucket) -> SequenceBatch:

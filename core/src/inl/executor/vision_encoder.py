@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -44,13 +46,69 @@ class EncodedImage:
         return self.features.nbytes + self.added.nbytes
 
 
+class ImageBatch:
+    """Images that are encoded by one program, in parts.
+
+    images: patches and digest of each.
+    """
+
+    def __init__(
+        self, vision: VisionModel, executor: EncoderExecutor,
+        images: Sequence[tuple[Patches, bytes]],
+    ) -> None:  # fmt: skip
+        self._settings, self._images = vision.settings, images
+        patches = [each for each, _ in images]
+        tokens = sum(len(values) for values, _ in patches)
+        rows = sum(sequences_of(vision, each) for each in patches)
+        bucket = executor.bucket(tokens, rows)
+        config: Any = executor.loaded.config
+        batch, self._order = vision.family.image_batch(config, patches, bucket)
+        self._merge = config.merge
+        self.encoding = executor.begin(batch, bucket)
+
+    def results(self) -> list[EncodedImage]:
+        """Return the features of each image, once all parts have been computed."""
+        results = np.stack(self.encoding.results())[:, : len(self._order)]
+        features = np.empty_like(results)
+        features[:, self._order] = results
+        found, first = [], 0
+        for (values, grid), digest in self._images:
+            end = first + len(values) // self._merge
+            found.append(self._encoded(features[:, first:end], grid, digest))
+            first = end
+        return found
+
+    def _encoded(
+        self, features: NDArray[np.float32], grid: tuple[int, int], digest: bytes
+    ) -> EncodedImage:
+        pieces = self._settings.pieces(grid)
+        parts = tuple(each for each in pieces if isinstance(each, int))
+        side = self._settings.merge_size
+        size = grid[0] // side, grid[1] // side
+        added = np.ascontiguousarray(features[1:].swapaxes(0, 1))
+        return EncodedImage(features[0].copy(), size, parts, digest, added)
+
+
+def sequences_of(vision: VisionModel, patches: Patches) -> int:
+    """Return the sequences of an image: its tiles and the whole one, or one."""
+    values, (rows, columns) = patches
+    # Beside tiles, whose patches the grid counts, there is the whole image.
+    if len(values) == rows * columns:
+        return 1
+    return sum(isinstance(each, int) for each in vision.settings.pieces(patches.grid))
+
+
 class VisionEncoder:
-    """A vision encoder with its weights on a device. Not thread-safe."""
+    """A vision encoder with its weights on a device.
+
+    Thread-safe are ``cached`` and ``keep``; one thread at a time computes.
+    """
 
     def __init__(self, vision: VisionModel, executor: EncoderExecutor) -> None:
         self.vision, self.executor = vision, executor
         self._cache: OrderedDict[bytes, EncodedImage] = OrderedDict()
         self._cached_bytes = 0
+        self._lock = threading.Lock()
 
     @classmethod
     def load(cls, vision: VisionModel, config: EngineConfig) -> VisionEncoder:
@@ -62,42 +120,40 @@ class VisionEncoder:
 
     def cached(self, digest: bytes) -> EncodedImage | None:
         """Return the features of an image that was encoded before, if they are kept."""
-        found = self._cache.pop(digest, None)
-        if found is not None:
-            self._cache[digest] = found
+        with self._lock:
+            found = self._cache.pop(digest, None)
+            if found is not None:
+                self._cache[digest] = found
         return found
 
+    def keep(self, image: EncodedImage) -> None:
+        """Cache the features of an image in place of those that were used long ago."""
+        with self._lock:
+            if (old := self._cache.pop(image.digest, None)) is not None:
+                self._cached_bytes -= old.nbytes
+            self._cached_bytes += image.nbytes
+            self._cache[image.digest] = image
+            while self._cached_bytes > MAX_CACHED_BYTES and len(self._cache) > 1:
+                _, dropped = self._cache.popitem(last=False)
+                self._cached_bytes -= dropped.nbytes
+
+    def begin(self, images: Sequence[tuple[Patches, bytes]]) -> ImageBatch:
+        """Return a batch of images, by their patches and digests, to be computed."""
+        return ImageBatch(self.vision, self.executor, images)
+
     def encode(self, patches: Patches, digest: bytes) -> EncodedImage:
-        """Return the features of an image by its patches; waits for the device."""
-        found = self._compute(patches, digest)
-        self._cached_bytes += found.nbytes
-        self._cache[digest] = found
-        while self._cached_bytes > MAX_CACHED_BYTES and len(self._cache) > 1:
-            _, dropped = self._cache.popitem(last=False)
-            self._cached_bytes -= dropped.nbytes
+        """Return the features of one image; waits for the device."""
+        batch = self.begin([(patches, digest)])
+        batch.encoding.advance(batch.encoding.parts)
+        (found,) = batch.results()
+        self.keep(found)
         return found
 
     def close(self) -> None:
         """Free the weights. Closing twice is allowed."""
-        self._cache.clear()
-        self._cached_bytes = 0
+        with self._lock:
+            self._cache.clear()
+            self._cached_bytes = 0
         self.executor.release()
         if (cached := self.executor.backend.offers(CachedMemory)) is not None:
             cached.release()
-
-    def _compute(self, patches: Patches, digest: bytes) -> EncodedImage:
-        values, grid = patches
-        config: Any = self.executor.loaded.config
-        pieces = self.vision.settings.pieces(grid)
-        parts = tuple(each for each in pieces if isinstance(each, int))
-        # Beside tiles, whose patches the grid counts, there is the whole image.
-        is_tiled = len(values) > grid[0] * grid[1]
-        bucket = self.executor.bucket(len(values), len(parts) if is_tiled else 1)
-        batch, order = self.vision.family.image_batch(config, values, grid, bucket)
-        results = np.stack(self.executor.compute(batch, bucket))[:, : len(order)]
-        features = np.empty_like(results)
-        features[:, order] = results
-        side = self.vision.settings.merge_size
-        size = grid[0] // side, grid[1] // side
-        added = np.ascontiguousarray(features[1:].swapaxes(0, 1))
-        return EncodedImage(features[0], size, parts, digest, added)

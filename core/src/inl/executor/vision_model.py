@@ -51,6 +51,8 @@ class VisionFamily(NamedTuple):
 
     encoder: Encoder
     image_batch: Callable[..., tuple[SequenceBatch, Any]]
+    """(config of the encoder, patches of images, bucket) -> their batch, and the places
+    of its features in the order of the images."""
     fields: Callable[[Mapping[str, Any]], Mapping[str, Any]]
     """(config of the whole model) -> that of the encoder."""
     names: Mapping[str, str]

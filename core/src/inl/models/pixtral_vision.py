@@ -23,12 +23,14 @@ from inl.models.vision_layers import (
     changed,
     flat_patches,
     hidden_and_heads,
+    padded,
+    sequence_starts,
     squares,
 )
 from inl.ops.linear import Linear
 from inl.ops.norm import Norm
 from inl.ops.rope import RopeScaling
-from inl.spec.encoder import Encoder, SequenceBatch
+from inl.spec.encoder import Encoder, EncoderLayers, SequenceBatch
 from inl.spec.step import Array
 from inl.spec.strict_array import StrictArray
 from inl.spec.weights import Group, Param
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from inl.checkpoints.adapted import AdaptedCheckpoint
     from inl.checkpoints.checkpoint import Checkpoint
     from inl.dtypes import HostArray
+    from inl.images.qwen_patches import Patches
     from inl.ops.protocol import Ops
     from inl.spec.step import Bucket
 
@@ -163,26 +166,40 @@ def turning(dim: int, theta: float) -> RopeScaling:
     return RopeScaling("divided", divisors=tuple(divisors.tolist()), axes=axes)
 
 
-def encode(ops: Ops, c: VisionConfig, w: Weights, batch: SequenceBatch) -> Array:
-    """Return the hidden states [T, H] of patches in squares."""
+def begin(
+    ops: Ops, c: VisionConfig, w: Weights, batch: SequenceBatch
+) -> tuple[Array, ...]:
+    """Return the hidden states [T, H] of patches in squares.
+
+    Behind them are the tables of the rotation.
+    """
     x = ops.rms_norm(ops.linear(batch.tokens, w.patch), w.first_norm, eps=EPS)
     dim = c.hidden_size // c.heads
-    rope = ops.axis_rope_table(
+    cos, sin = ops.axis_rope_table(
         batch.positions, dim=dim, theta=c.theta, scaling=turning(dim, c.theta)
     )
-    for layer in w.layers:
-        y = ops.rms_norm(x, layer.norm, eps=EPS)
-        x = x + attention(ops, c, layer, y, batch.starts, rope)
-        y = ops.rms_norm(x, layer.mlp_norm, eps=EPS)
-        x = x + mlp.feed_forward(ops, y, layer.mlp, c.activation)
-    return x
+    return x, cos, sin
+
+
+def layer(
+    ops: Ops, c: VisionConfig, w: Weights, batch: SequenceBatch,
+    arrays: tuple[Array, ...], index: int,
+) -> tuple[Array, ...]:  # fmt: skip
+    """Return the arrays of :func:`begin` after a layer."""
+    (x, cos, sin), own = arrays, w.layers[index]
+    y = ops.rms_norm(x, own.norm, eps=EPS)
+    x = x + attention(ops, c, own, y, batch.starts, (cos, sin))
+    y = ops.rms_norm(x, own.mlp_norm, eps=EPS)
+    x = x + mlp.feed_forward(ops, y, own.mlp, c.activation)
+    return x, cos, sin
 
 
 def pool(
-    ops: Ops, c: VisionConfig, w: Weights, hidden: Array, _batch: SequenceBatch
-) -> Array:
+    ops: Ops, c: VisionConfig, w: Weights, hidden: tuple[Array, ...],
+    _batch: SequenceBatch,
+) -> Array:  # fmt: skip
     """Return the features [T / merge, out] of squares of patches."""
-    x = ops.rms_norm(hidden, w.norm, eps=c.norm_eps)
+    x = ops.rms_norm(hidden[0], w.norm, eps=c.norm_eps)
     x = x.reshape(x.shape[0] // c.merge, c.merge * c.hidden_size)
     x = ops.linear(ops.linear(x, w.merge), w.first)
     return ops.linear(ops.activate(x, kind=c.last_activation), w.second)
@@ -212,24 +229,18 @@ def specs(c: VisionConfig, bucket: Bucket) -> SequenceBatch:
 
 
 def image_batch(
-    c: VisionConfig, values: NDArray[np.float32], grid: tuple[int, int], bucket: Bucket
+    c: VisionConfig, images: Sequence[Patches], bucket: Bucket
 ) -> tuple[SequenceBatch, NDArray[np.intp]]:
-    """Return the batch of an image in the size of a bucket, and the order of features.
-
-    values: patches [T, patch] in squares. grid: rows and columns of patches.
-    """
-    used = len(values)
-    tokens = np.zeros((bucket.tokens, c.patch), np.float32)
-    tokens[:used] = values
-    positions = np.zeros((2, bucket.tokens), np.int32)
-    positions[:, :used] = squares(grid, c.merge).reshape(2, used)
+    """Return the batch of images in the size of a bucket, and the order of features."""
+    places = [squares(grid, c.merge).reshape(2, -1) for _, grid in images]
     batch = SequenceBatch(
-        tokens=tokens,
-        positions=positions,
+        tokens=padded([values for values, _ in images], bucket.tokens),
+        positions=padded(places, bucket.tokens, axis=1).astype(np.int32),
         kinds=np.zeros(bucket.tokens, np.int32),
-        starts=np.array([0] + [used] * bucket.rows, np.int32),
+        starts=sequence_starts([len(values) for values, _ in images], bucket.rows),
     )
-    return batch, np.arange(used // c.merge)
+    return batch, np.arange(sum(len(values) for values, _ in images) // c.merge)
 
 
-MODEL = Encoder(config, weights, encode, pool, adapt, specs=specs)
+LAYERS: Final = EncoderLayers(begin, layer)
+MODEL = Encoder(config, weights, LAYERS.encode, pool, adapt, specs=specs, layers=LAYERS)

@@ -6,7 +6,7 @@ Its patches are in the order of windows; features leave it in that order too, se
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -24,12 +24,14 @@ from inl.models.vision_layers import (
     changed,
     flat_patches,
     hidden_and_heads,
+    padded,
+    sequence_starts,
     squares,
 )
 from inl.ops.linear import Linear
 from inl.ops.norm import Norm
 from inl.ops.rope import RopeScaling
-from inl.spec.encoder import Encoder, SequenceBatch
+from inl.spec.encoder import Encoder, EncoderLayers, SequenceBatch
 from inl.spec.step import Array
 from inl.spec.strict_array import StrictArray
 from inl.spec.weights import Group
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 
     from inl.checkpoints.adapted import AdaptedCheckpoint
     from inl.checkpoints.checkpoint import Checkpoint
+    from inl.images.qwen_patches import Patches
     from inl.ops.protocol import Ops
     from inl.spec.step import Bucket
 
@@ -154,27 +157,41 @@ def turning(dim: int) -> RopeScaling:
     return RopeScaling("divided", divisors=tuple(divisors.tolist()), axes=axes)
 
 
-def encode(ops: Ops, c: VisionConfig, w: Weights, batch: SequenceBatch) -> Array:
-    """Return the hidden states [T, H] of patches in the order of windows."""
+def begin(
+    ops: Ops, c: VisionConfig, w: Weights, batch: SequenceBatch
+) -> tuple[Array, ...]:
+    """Return the hidden states [T, H] of patches in the order of windows.
+
+    Behind them are the tables of the rotation.
+    """
     x = ops.linear(batch.tokens, w.patch)
     dim = c.hidden_size // c.heads
-    rope = ops.axis_rope_table(
+    cos, sin = ops.axis_rope_table(
         batch.positions, dim=dim, theta=THETA, scaling=turning(dim)
     )
-    for index, layer in enumerate(w.layers):
-        bounds = batch.starts if index in c.full_layers else batch.windows
-        y = ops.rms_norm(x, layer.norm, eps=EPS)
-        x = x + attention(ops, c, layer, y, bounds, rope)
-        y = ops.rms_norm(x, layer.mlp_norm, eps=EPS)
-        x = x + mlp.feed_forward(ops, y, layer.mlp, c.activation)
-    return x
+    return x, cos, sin
+
+
+def layer(
+    ops: Ops, c: VisionConfig, w: Weights, batch: SequenceBatch,
+    arrays: tuple[Array, ...], index: int,
+) -> tuple[Array, ...]:  # fmt: skip
+    """Return the arrays of :func:`begin` after a layer."""
+    (x, cos, sin), own = arrays, w.layers[index]
+    bounds = batch.starts if index in c.full_layers else batch.windows
+    y = ops.rms_norm(x, own.norm, eps=EPS)
+    x = x + attention(ops, c, own, y, bounds, (cos, sin))
+    y = ops.rms_norm(x, own.mlp_norm, eps=EPS)
+    x = x + mlp.feed_forward(ops, y, own.mlp, c.activation)
+    return x, cos, sin
 
 
 def pool(
-    ops: Ops, c: VisionConfig, w: Weights, hidden: Array, _batch: SequenceBatch
-) -> Array:
+    ops: Ops, c: VisionConfig, w: Weights, hidden: tuple[Array, ...],
+    _batch: SequenceBatch,
+) -> Array:  # fmt: skip
     """Return the features [T / merge, out] of squares of patches."""
-    x = ops.rms_norm(hidden, w.norm, eps=EPS)
+    x = ops.rms_norm(hidden[0], w.norm, eps=EPS)
     x = x.reshape(x.shape[0] // c.merge, c.merge * c.hidden_size)
     return ops.linear(ops.activate(ops.linear(x, w.first), kind="gelu"), w.second)
 
@@ -213,29 +230,30 @@ def window_order(c: VisionConfig, rows: int, columns: int) -> tuple[Any, Any]:
 
 
 def image_batch(
-    c: VisionConfig, values: NDArray[np.float32], grid: tuple[int, int], bucket: Bucket
+    c: VisionConfig, images: Sequence[Patches], bucket: Bucket
 ) -> tuple[SequenceBatch, NDArray[np.intp]]:
-    """Return the batch of an image in the size of a bucket, and the order of features.
-
-    values: patches [T, patch] in squares. grid: rows and columns of patches.
-    """
-    side, used = int(c.merge**0.5), len(values)
-    rows, columns = grid[0] // side, grid[1] // side
-    order, bounds = window_order(c, rows, columns)
-    tokens = np.zeros((bucket.tokens, c.patch), np.float32)
-    tokens[:used] = values.reshape(rows * columns, -1)[order].reshape(used, c.patch)
-    positions = np.zeros((2, bucket.tokens), np.int32)
-    positions[:, :used] = squares(grid, c.merge)[:, order].reshape(2, used)
+    """Return the batch of images in the size of a bucket, and the order of features."""
+    side, used = int(c.merge**0.5), 0
+    tokens, positions, orders, ends = [], [], [], [np.zeros(1, np.int32)]
+    for values, grid in images:
+        order, bounds = window_order(c, grid[0] // side, grid[1] // side)
+        tokens.append(values.reshape(len(order), -1)[order].reshape(-1, c.patch))
+        positions.append(squares(grid, c.merge)[:, order].reshape(2, -1))
+        orders.append(order + used // c.merge)
+        ends.append(bounds[1:] + used)
+        used += len(values)
     windows = np.full(bucket.tokens // c.merge + 1, used, np.int32)
-    windows[: len(bounds)] = bounds
+    joined = np.concatenate(ends)
+    windows[: len(joined)] = joined
     batch = SequenceBatch(
-        tokens=tokens,
-        positions=positions,
+        tokens=padded(tokens, bucket.tokens),
+        positions=padded(positions, bucket.tokens, axis=1).astype(np.int32),
         kinds=np.zeros(bucket.tokens, np.int32),
-        starts=np.array([0] + [used] * bucket.rows, np.int32),
+        starts=sequence_starts([len(values) for values, _ in images], bucket.rows),
         windows=windows,
     )
-    return batch, order
+    return batch, np.concatenate(orders)
 
 
-MODEL = Encoder(config, weights, encode, pool, adapt, specs=specs)
+LAYERS: Final = EncoderLayers(begin, layer)
+MODEL = Encoder(config, weights, LAYERS.encode, pool, adapt, specs=specs, layers=LAYERS)

@@ -6,7 +6,7 @@ first layers of the language model add (DeepStack, Meng et al., 2024).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -23,12 +23,14 @@ from inl.models.vision_layers import (
     VisionSizes,
     attention,
     hidden_and_heads,
+    padded,
+    sequence_starts,
     squares,
 )
 from inl.ops.embedding import Embedding
 from inl.ops.linear import Linear
 from inl.ops.norm import LayerNorm
-from inl.spec.encoder import Encoder, SequenceBatch
+from inl.spec.encoder import Encoder, EncoderLayers, SequenceBatch
 from inl.spec.step import Array
 from inl.spec.strict_array import StrictArray
 from inl.spec.weights import Group
@@ -36,6 +38,7 @@ from inl.spec.weights import Group
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from inl.images.qwen_patches import Patches
     from inl.ops.protocol import Ops
     from inl.spec.step import Bucket
 
@@ -152,13 +155,13 @@ def _merger(c: VisionConfig, at: str, normed: int) -> Merger:
     )
 
 
-def encode(
+def begin(
     ops: Ops, c: VisionConfig, w: Weights, batch: SequenceBatch
 ) -> tuple[Array, ...]:
-    """Return the hidden states [T, H] of the last layer and of those that are tapped.
+    """Return the hidden states [T, H] of patches, and the tables of the rotation.
 
-    ``batch.kinds`` has the rows of the table of places [taps, T], and
-    ``batch.weights`` their weights [taps, T, 1].
+    Layers append the states that are tapped. ``batch.kinds`` has the rows of the table
+    of places [taps, T], and ``batch.weights`` their weights [taps, T, 1].
     """
     x = ops.linear(batch.tokens, w.patch)
     assert batch.weights is not None, "image_batch() gives them"
@@ -166,18 +169,24 @@ def encode(
         place = ops.embedding(batch.kinds[tap], w.places)
         x = x + place * batch.weights[tap]
     dim = c.hidden_size // c.heads
-    rope = ops.axis_rope_table(
+    cos, sin = ops.axis_rope_table(
         batch.positions, dim=dim, theta=THETA, scaling=turning(dim)
     )
-    tapped = []
-    for index, layer in enumerate(w.layers):
-        y = ops.layer_norm(x, layer.norm, eps=EPS)
-        x = x + attention(ops, c, layer, y, batch.starts, rope)
-        y = ops.layer_norm(x, layer.mlp_norm, eps=EPS)
-        x = x + mlp.feed_forward(ops, y, layer.mlp, c.activation)
-        if index in c.tapped:
-            tapped.append(x)
-    return x, *tapped
+    return x, cos, sin
+
+
+def layer(
+    ops: Ops, c: VisionConfig, w: Weights, batch: SequenceBatch,
+    arrays: tuple[Array, ...], index: int,
+) -> tuple[Array, ...]:  # fmt: skip
+    """Return the arrays of :func:`begin` after a layer."""
+    x, cos, sin, *tapped = arrays
+    own = w.layers[index]
+    y = ops.layer_norm(x, own.norm, eps=EPS)
+    x = x + attention(ops, c, own, y, batch.starts, (cos, sin))
+    y = ops.layer_norm(x, own.mlp_norm, eps=EPS)
+    x = x + mlp.feed_forward(ops, y, own.mlp, c.activation)
+    return x, cos, sin, *tapped, *([x] if index in c.tapped else [])
 
 
 def pool(
@@ -185,7 +194,7 @@ def pool(
     _batch: SequenceBatch,
 ) -> tuple[Array, ...]:  # fmt: skip
     """Return the features [T / merge, out] of each of the hidden states."""
-    last, *tapped = hidden
+    last, _cos, _sin, *tapped = hidden
 
     def merged(x: Array, w: Merger) -> Array:
         inner = ops.activate(ops.linear(x, w.first), kind="gelu")
@@ -214,34 +223,35 @@ def specs(c: VisionConfig, bucket: Bucket) -> SequenceBatch:
 
 
 def image_batch(
-    c: VisionConfig, values: NDArray[np.float32], grid: tuple[int, int], bucket: Bucket
+    c: VisionConfig, images: Sequence[Patches], bucket: Bucket
 ) -> tuple[SequenceBatch, NDArray[np.intp]]:
-    """Return the batch of an image in the size of a bucket, and the order of features.
-
-    values: patches [T, patch] in squares. grid: rows and columns of patches.
-    """
-    used = len(values)
-    tokens = np.zeros((bucket.tokens, c.patch), np.float32)
-    positions = np.zeros((2, bucket.tokens), np.int32)
-    rows = np.zeros((TAPS, bucket.tokens), np.int32)
-    weights = np.zeros((TAPS, bucket.tokens, 1), np.float32)
-    tokens[:used] = values
-    positions[:, :used] = squares(grid, c.merge).reshape(2, used)
-    (above, above_share), (left, left_share) = (
-        _taps(place, size, c.side)
-        for place, size in zip(positions[:, :used], grid, strict=True)
-    )
-    rows[:, :used] = (above[:, None] * c.side + left).reshape(TAPS, used)
-    shares = above_share[:, None] * left_share
-    weights[:, :used, 0] = shares.reshape(TAPS, used)
+    """Return the batch of images in the size of a bucket, and the order of features."""
+    places = [squares(grid, c.merge).reshape(2, -1) for _, grid in images]
+    tapped = [
+        _table_taps(c, place, grid)
+        for place, (_, grid) in zip(places, images, strict=True)
+    ]
     batch = SequenceBatch(
-        tokens=tokens,
-        positions=positions,
-        kinds=rows,
-        starts=np.array([0] + [used] * bucket.rows, np.int32),
-        weights=weights,
+        tokens=padded([values for values, _ in images], bucket.tokens),
+        positions=padded(places, bucket.tokens, axis=1).astype(np.int32),
+        kinds=padded([rows for rows, _ in tapped], bucket.tokens, axis=1),
+        starts=sequence_starts([len(values) for values, _ in images], bucket.rows),
+        weights=padded([shares for _, shares in tapped], bucket.tokens, axis=1),
     )
-    return batch, np.arange(used // c.merge)
+    return batch, np.arange(sum(len(values) for values, _ in images) // c.merge)
+
+
+def _table_taps(
+    c: VisionConfig, places: NDArray[np.intp], grid: tuple[int, int]
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Return rows of the table [TAPS, T] and their weights [TAPS, T, 1] of places."""
+    (above, above_share), (left, left_share) = (
+        _taps(place.astype(np.int32), size, c.side)
+        for place, size in zip(places, grid, strict=True)
+    )
+    rows = above[:, None] * c.side + left
+    shares = (above_share[:, None] * left_share).astype(np.float32)
+    return rows.reshape(TAPS, -1), shares.reshape(TAPS, -1, 1)
 
 
 def _taps(places: NDArray[np.int32], size: int, side: int) -> tuple[Any, Any]:
@@ -252,4 +262,8 @@ def _taps(places: NDArray[np.int32], size: int, side: int) -> tuple[Any, Any]:
     return np.minimum([first, first + 1], side - 1), np.stack([1 - share, share])
 
 
-MODEL = Encoder(config, weights, encode, pool, qwen25_vision.adapt, specs=specs)
+LAYERS: Final = EncoderLayers(begin, layer)
+MODEL = Encoder(
+    config, weights, LAYERS.encode, pool, qwen25_vision.adapt, specs=specs,
+    layers=LAYERS,
+)  # fmt: skip

@@ -26,12 +26,14 @@ from inl.models.vision_layers import (
     changed,
     flat_patches,
     hidden_and_heads,
+    padded,
+    sequence_starts,
     squares,
 )
 from inl.ops.embedding import Embedding
 from inl.ops.linear import Linear
 from inl.ops.norm import LayerNorm, Norm
-from inl.spec.encoder import Encoder, SequenceBatch
+from inl.spec.encoder import Encoder, EncoderLayers, SequenceBatch
 from inl.spec.step import Array
 from inl.spec.strict_array import StrictArray
 from inl.spec.weights import Group, Param
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from inl.checkpoints.adapted import AdaptedCheckpoint
     from inl.checkpoints.checkpoint import Checkpoint
     from inl.dtypes import HostArray
+    from inl.images.qwen_patches import Patches
     from inl.ops.protocol import Ops
     from inl.spec.step import Bucket
 
@@ -168,27 +171,37 @@ def _layer(c: VisionConfig, at: str) -> Layer[LayerNorm]:
     )
 
 
-def encode(ops: Ops, c: VisionConfig, w: Weights, batch: SequenceBatch) -> Array:
+def begin(
+    ops: Ops, _c: VisionConfig, w: Weights, batch: SequenceBatch
+) -> tuple[Array, ...]:
     """Return the hidden states [T, H] of patches in squares.
 
     ``batch.kinds`` has their rows of the table of places.
     """
-    x = ops.linear(batch.tokens, w.patch) + ops.embedding(batch.kinds, w.places)
-    for layer in w.layers:
-        y = ops.layer_norm(x, layer.norm, eps=c.eps)
-        x = x + attention(ops, c, layer, y, batch.starts)
-        y = ops.layer_norm(x, layer.mlp_norm, eps=c.eps)
-        x = x + mlp.feed_forward(ops, y, layer.mlp, c.activation)
-    return ops.layer_norm(x, w.norm, eps=c.eps)
+    return (ops.linear(batch.tokens, w.patch) + ops.embedding(batch.kinds, w.places),)
+
+
+def layer(
+    ops: Ops, c: VisionConfig, w: Weights, batch: SequenceBatch,
+    arrays: tuple[Array, ...], index: int,
+) -> tuple[Array, ...]:  # fmt: skip
+    """Return the hidden states after a layer."""
+    (x,), own = arrays, w.layers[index]
+    y = ops.layer_norm(x, own.norm, eps=c.eps)
+    x = x + attention(ops, c, own, y, batch.starts)
+    y = ops.layer_norm(x, own.mlp_norm, eps=c.eps)
+    return (x + mlp.feed_forward(ops, y, own.mlp, c.activation),)
 
 
 def pool(
-    ops: Ops, c: VisionConfig, w: Weights, hidden: Array, batch: SequenceBatch
-) -> Array:
+    ops: Ops, c: VisionConfig, w: Weights, arrays: tuple[Array, ...],
+    batch: SequenceBatch,
+) -> Array:  # fmt: skip
     """Return the features [T / merge, out] of squares of patches.
 
     Those of Gemma 3 are divided by what it multiplies all embeddings with.
     """
+    hidden = ops.layer_norm(arrays[0], w.norm, eps=c.eps)
     if w.mean_norm is not None:
         x = ops.pool(hidden, batch.windows, kind="mean")
         x = ops.rms_norm(x, w.mean_norm, eps=c.eps)
@@ -223,28 +236,28 @@ def specs(c: VisionConfig, bucket: Bucket) -> SequenceBatch:
 
 
 def image_batch(
-    c: VisionConfig, values: NDArray[np.float32], grid: tuple[int, int], bucket: Bucket
+    c: VisionConfig, images: Sequence[Patches], bucket: Bucket
 ) -> tuple[SequenceBatch, NDArray[np.intp]]:
-    """Return the batch of an image in the size of a bucket, and the order of features.
+    """Return the batch of images in the size of a bucket, and the order of features.
 
-    values: patches [T, patch] of tiles and of the whole image, in squares. grid: rows
-    and columns of patches of all tiles; there are none if these are all patches.
+    Patches are those of tiles and of the whole image. A grid counts those of all tiles;
+    there are none if these are all patches.
     """
-    used = len(values)
-    tile = isqrt(used - grid[0] * grid[1]) or grid[0]
-    tokens = np.zeros((bucket.tokens, c.patch), np.float32)
-    tokens[:used] = values
-    places = np.arange(tile) if c.averages else _places(tile, c.side)
-    rows, columns = places[squares((tile, tile), c.merge)]
-    kinds = np.zeros(bucket.tokens, np.int32)
-    kinds[:used] = np.tile((rows * c.side + columns).ravel(), used // tile**2)
-    starts = np.minimum(np.arange(bucket.rows + 1) * tile**2, used)
+    kinds, lengths = [], []
+    for values, grid in images:
+        tile = isqrt(len(values) - grid[0] * grid[1]) or grid[0]
+        places = np.arange(tile) if c.averages else _places(tile, c.side)
+        rows, columns = places[squares((tile, tile), c.merge)]
+        count = len(values) // tile**2
+        kinds.append(np.tile((rows * c.side + columns).ravel(), count))
+        lengths += [tile**2] * count
+    used = sum(lengths)
     windows = np.minimum(np.arange(bucket.tokens // c.merge + 1) * c.merge, used)
     batch = SequenceBatch(
-        tokens=tokens,
+        tokens=padded([values for values, _ in images], bucket.tokens),
         positions=np.zeros(bucket.tokens, np.int32),
-        kinds=kinds,
-        starts=starts.astype(np.int32),
+        kinds=padded(kinds, bucket.tokens).astype(np.int32),
+        starts=sequence_starts(lengths, bucket.rows),
         windows=windows.astype(np.int32),
     )
     return batch, np.arange(used // c.merge)
@@ -260,4 +273,5 @@ def _places(count: int, side: int) -> NDArray[np.intp]:
     return np.searchsorted(bounds, at, side="right")
 
 
-MODEL = Encoder(config, weights, encode, pool, adapt, specs=specs)
+LAYERS: Final = EncoderLayers(begin, layer)
+MODEL = Encoder(config, weights, LAYERS.encode, pool, adapt, specs=specs, layers=LAYERS)

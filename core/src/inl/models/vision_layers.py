@@ -12,6 +12,7 @@ from inl.checkpoints.adapted import AdaptedCheckpoint, Piece
 from inl.errors import CheckpointError
 from inl.models import mlp
 from inl.models.config import whole
+from inl.ops.full_attention import starts_of
 from inl.ops.linear import Linear, QkvLinear
 from inl.spec.step import Array
 from inl.spec.weights import Group
@@ -103,6 +104,20 @@ def squares(grid: tuple[int, int], merge: int) -> NDArray[np.intp]:
     places = np.indices(grid).reshape(2, rows, side, columns, side)
     found: NDArray[np.intp] = places.transpose(0, 1, 3, 2, 4)
     return found.reshape(2, rows * columns, merge)
+
+
+def padded(parts: Sequence[NDArray[Any]], size: int, *, axis: int = 0) -> NDArray[Any]:
+    """Return parts one after the other, and zeros up to ``size`` along an axis."""
+    joined = np.concatenate(parts, axis)
+    widths = [(0, 0)] * joined.ndim
+    widths[axis] = (0, size - joined.shape[axis])
+    return np.pad(joined, widths)
+
+
+def sequence_starts(lengths: Sequence[int], rows: int) -> NDArray[np.int32]:
+    """Return the bounds [rows + 1] of sequences; those beyond the last are empty."""
+    found: NDArray[np.int32] = starts_of([*lengths, *[0] * (rows - len(lengths))])
+    return found
 
 
 def flat_patches(c: VisionSizes) -> Change:

@@ -54,6 +54,27 @@ def no_state(_config: Any) -> tuple[()]:
     return ()
 
 
+class EncoderLayers(NamedTuple):
+    """An encoder layer by layer, so that steps are computed between its layers.
+
+    A config has ``layers``, their number.
+    """
+
+    begin: Callable[..., tuple[Array, ...]]
+    """(ops, config, w, batch) -> arrays, the first of which is [T, H] hidden states."""
+    layer: Callable[..., tuple[Array, ...]]
+    """(ops, config, w, batch, arrays, index) -> the arrays after a layer."""
+
+    def encode(
+        self, ops: Any, config: Any, w: Any, batch: SequenceBatch
+    ) -> tuple[Array, ...]:
+        """Return the arrays after all layers: ``encode`` of the :class:`Encoder`."""
+        arrays = self.begin(ops, config, w, batch)
+        for index in range(config.layers):
+            arrays = self.layer(ops, config, w, batch, arrays, index)
+        return arrays
+
+
 @dataclass(frozen=True, slots=True)
 class Encoder:
     """An architecture whose programs encode sequences, beside :class:`Model`.
@@ -67,7 +88,8 @@ class Encoder:
     weights: Callable[[Any], Any]
     """(config) -> NamedTuple whose leaves are groups."""
     encode: Callable[..., Any]
-    """(ops, config, w, batch) -> hidden states [T, H] of a :class:`SequenceBatch`."""
+    """(ops, config, w, batch) -> hidden states [T, H] of a :class:`SequenceBatch`, or
+    the arrays of ``layers``."""
     pool: Callable[..., Any]
     """(ops, config, w, hidden, batch) -> a result [N, K] of each sequence, or of each
     group of patches; or a tuple of them."""
@@ -76,6 +98,8 @@ class Encoder:
     state: Callable[[Any], tuple[()]] = no_state
     specs: Callable[[Any, Bucket], SequenceBatch] = text_specs
     """(config, bucket) -> specs of a batch."""
+    layers: EncoderLayers | None = None
+    """What ``encode`` computes, layer by layer; ``None``: at once only."""
 
 
 class Pooling(NamedTuple):
@@ -101,5 +125,34 @@ def encode(
 ) -> tuple[Array, ...]:
     """Encode sequences: the function of the program "encode"."""
     hidden = model.encode(ops, config, weights, batch)
+    return _pooled(ops, model, config, weights, hidden, batch)
+
+
+def encode_part(
+    ops: Any, model: Encoder, config: Any, part: int, weights: Any,
+    batch: SequenceBatch, arrays: tuple[Array, ...],
+) -> tuple[Array, tuple[Array, ...]]:  # fmt: skip
+    """Compute a part of an encoder: the function of the program "encode_part".
+
+    part: 0 is what is before the layers, ``n`` the ``n``-th layer, and that after the
+    last layer the results. arrays: of the part before, ``()`` for part 0. Returns one
+    row of the first array, which the host reads to wait for the part, and the arrays
+    or results.
+    """
+    layers = model.layers
+    assert layers is not None, "others are computed at once"
+    if part == 0:
+        arrays = layers.begin(ops, config, weights, batch)
+    elif part <= config.layers:
+        arrays = layers.layer(ops, config, weights, batch, arrays, part - 1)
+    else:
+        arrays = _pooled(ops, model, config, weights, arrays, batch)
+    return arrays[0][:1], arrays
+
+
+def _pooled(
+    ops: Any, model: Encoder, config: Any, weights: Any, hidden: Any,
+    batch: SequenceBatch,
+) -> tuple[Array, ...]:  # fmt: skip
     results = model.pool(ops, config, weights, hidden, batch)
     return results if isinstance(results, tuple) else (results,)

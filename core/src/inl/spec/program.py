@@ -16,6 +16,7 @@ PROGRAMS = {
     "pool": "(weights, message, state) -> (hidden, state)",
     "score": "(weights, message, state) -> (scores, state)",
     "encode": "(weights, sequences) -> (results,)",
+    "encode_part": "(weights, sequences, arrays) -> (row, arrays)",
     "masked": "(logits, masks, step, state) -> (tokens, state)",
     "draft": "(weights, message, hidden, state) -> (tokens, hidden, state)",
     "admit": "(messages, state) -> (state,)",
@@ -35,7 +36,9 @@ the vocabulary; "score" computes the :class:`~inl.spec.step.Scores` of given tok
 one after each token of the step, whose message :func:`inl.spec.scored_tokens.with_next`
 has extended; "encode" computes the results [N, K] of an
 :class:`~inl.spec.encoder.Encoder` for a :class:`~inl.spec.encoder.SequenceBatch` of any
-shape (its bucket is ``None``) and consumes nothing; "draft" computes a step of a draft
+shape (its bucket is ``None``) and consumes nothing; "encode_part" computes a part of it
+(:func:`~inl.spec.encoder.encode_part`) likewise, so that steps run between parts;
+"draft" computes a step of a draft
 head from hidden states, of any shapes (its bucket is ``None``); "admit" applies
 admissions and releases, int32 [n, words]; those of blocks and slots copy contents of
 the cache, see :mod:`inl.backend.block_io`, and consume the state only if they return

@@ -77,7 +77,7 @@ CAPABILITIES: dict[str, tuple[type, ...]] = {
 """Capabilities, and the values that belong to them, by heading."""
 
 BETWEEN_STEPS = ("admit", "set_token_bias", "read_blocks", "write_blocks", "read_slot",
-                 "write_slot", "encode")  # fmt: skip
+                 "write_slot", "encode", "encode_part")  # fmt: skip
 
 
 def contract_page() -> str:
