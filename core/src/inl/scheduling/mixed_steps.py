@@ -22,7 +22,7 @@ PART = 4
 LEAST_BUDGET = 2048
 """Token budgets up to this one are not divided."""
 
-WAITING_PART = 16
+WAITING_PART = 8
 """Steps have this part of the prompts that wait, if that is more."""
 
 LEAST_TOKENS = 64
