@@ -183,7 +183,7 @@ def check(
     assert found.token_ids == wanted.token_ids, (found.token_ids, wanted.token_ids)
 
 
-def decoding(options: argparse.Namespace, host: str | None) -> list[float]:
+def decoding(options: argparse.Namespace, host: str) -> list[float]:
     """Return tokens per second of all sequences in a cache without free blocks.
 
     Of each run: in those with host memory, that of the first ones is allocated.
@@ -240,7 +240,7 @@ def main() -> None:
         print(f"the disk reads {rate / 1e9:.2f} GB/s", flush=True)
     if "decoding" not in options.measure:
         return
-    plain, behind = decoding(options, None), decoding(options, options.kv_host)
+    plain, behind = decoding(options, "0"), decoding(options, options.kv_host)
     start = options.growing
     for what, rates in (("plain", plain), ("with write-behind", behind)):
         each = ", ".join(f"{rate:.0f}" for rate in rates)

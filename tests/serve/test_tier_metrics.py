@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
+import subprocess
 from collections import Counter
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("prometheus_client")
 
+import inl.serve
+from http_servers import HashServer, hash_engine
+from inl.config import EngineConfig
 from inl.serve.metrics import Metrics
+from inl.serve.server import engine_config
+
+PAGE = Path(inl.serve.__file__).parent / "page"
 
 
 def exported(engine):
@@ -60,3 +71,89 @@ def test_prompts_of_other_engines_are_counted_by_kind():
     }  # fmt: skip
     assert len(found) == 7
     assert "inl:remote_prefill_total{" not in exported(engine_of(None))
+
+
+class TieredServer(HashServer):
+    """A server whose engine has host memory for blocks, and files."""
+
+    def __init__(self, folder):
+        self._folder = folder
+        super().__init__(max_batch=1)
+
+    def _open(self, on_step):
+        config = engine_config(EngineConfig(), self.config, self._max_batch)
+        config = replace(config, kv_host="64KiB", kv_disk=f"1GiB:{self._folder}")
+        self.engine = hash_engine(self._max_batch, config=config, on_step=on_step)
+        return self.engine
+
+    def ask(self, first):
+        body = {"prompt": [first] * 600, "max_tokens": 1}
+        assert self.send("POST", "/v1/completions", body)[0] == 200
+        self.wait_idle()
+
+    def metrics(self):
+        return self.send("GET", "/metrics")[2].decode()
+
+
+def hits(text):
+    pattern = r'^inl:kv_tier_hit_blocks_total\{.*tier="(\w+)".*\} (\S+)$'
+    return {tier: float(count) for tier, count in re.findall(pattern, text, re.M)}
+
+
+@pytest.fixture(scope="module")
+def readings(tmp_path_factory):
+    """Texts of /metrics before and after a prompt of each tier, and the blocks."""
+    with TieredServer(tmp_path_factory.mktemp("tiers") / "kv") as server:
+        for first in range(20):
+            server.ask(first)
+        before = server.metrics()
+        tiers, places = server.engine.tiers, server.engine.core.scheduler.kv_cache.pools
+        for pool in places:
+            pool.forget()
+        server.engine.tiers.disk.flush()
+        server.ask(16)
+        middle = server.metrics()
+        server.ask(0)
+        yield before, middle, server.metrics(), dict(tiers.hits)
+
+
+def test_a_server_counts_the_blocks_of_each_tier(readings):
+    before, middle, after, counts = readings
+    assert hits(before) == {"host": 0, "disk": 0}
+    assert hits(middle).keys() == hits(after).keys() == {"host", "disk"}
+    assert sum(hits(middle).values()) == 37  # 600 tokens but the last, in blocks of 16
+    assert hits(after) == counts
+    assert counts["host"] > 0
+    assert counts["disk"] > 0
+
+
+SCRIPT = """
+const vm = require("vm");
+const target = Object.assign(() => any, { [Symbol.iterator]: () => [].values() });
+const any = new Proxy(target, {
+  get: (_, name) => name === "value" ? "hash" : name === "hidden" ? true
+    : name === Symbol.toPrimitive ? () => "" : any,
+  set: () => true, apply: () => any,
+});
+const context = { element: () => any, document: { hidden: true }, headers: () => any,
+  setTimeout: () => 0, performance, out: null };
+const { code, texts } = JSON.parse(require("fs").readFileSync(0, "utf8"));
+vm.runInNewContext(code + `;out = (before, after) => Object.fromEntries(
+  Object.entries(CHARTS).map(([title, read]) =>
+    [title, read(parse(after), parse(before), 2)]));`, context);
+console.log(JSON.stringify(context.out(...texts)));
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs Node.js")
+def test_the_page_shows_the_blocks_of_each_tier(readings):
+    before, _, after, counts = readings
+    code = (PAGE / "charts.js").read_text()
+    done = subprocess.run(
+        ["node", "-e", SCRIPT], input=json.dumps({"code": code,
+        "texts": [before, after]}), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(done.stdout)
+    assert shown["Blocks from host memory, 1/s"] == counts["host"] / 2
+    assert shown["Blocks from files, 1/s"] == counts["disk"] / 2

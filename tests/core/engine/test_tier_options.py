@@ -12,6 +12,7 @@ from inl.kv_tiers import host_size, host_tier
 from inl.runners.local_runner import LocalRunner
 from inl.spec.limits import Limits
 from inl.testing.hash_runner import HashRunner
+from lora_files import LoraFiles
 
 PROMPT = list(range(40, 110))
 """Four full blocks of 16 tokens."""
@@ -50,6 +51,36 @@ def test_a_tenant_finds_no_blocks_of_another(engines, tmp_path):
     second = engines(kv_disk=disk)
     assert second.generate(PROMPT, max_tokens=2, cache_salt="two").cached_tokens == 0
     assert second.generate(PROMPT, max_tokens=2, cache_salt="one").cached_tokens == 64
+
+
+def test_an_adapter_finds_no_blocks_of_another(engines, tiny_made, tmp_path):
+    """Adapters go by their contents: names and numbers of another start differ."""
+    one, two = (
+        LoraFiles(tiny_made[1], seed=seed).write(tmp_path / name)
+        for seed, name in ((1, "one"), (2, "two"))
+    )
+    settings = {"kv_disk": f"1GiB:{tmp_path / 'kv'}", "max_adapters": 2}
+
+    def answers(adapters):
+        engine = engines(**settings)
+        engine.tiers.costs.pays = lambda blocks, tokens: True  # whatever a clock says
+        for name, folder in adapters.items():
+            engine.load_adapter(name, folder)
+        options = {"max_tokens": 5, "temperature": 0}
+        found = [
+            engine.generate(PROMPT, adapter=name, **options)
+            for name in (None, *sorted(adapters))
+        ]
+        engine.close()
+        return [(each.token_ids, each.cached_tokens) for each in found]
+
+    base, first = answers({"a": one})
+    assert (base[1], first[1]) == (0, 0)
+    again, second, renamed = answers({"a": two, "b": one})
+    assert again == (base[0], 64)
+    assert second[1] == 0
+    assert renamed == (first[0], 64)
+    assert len({base[0], first[0], second[0]}) == 3
 
 
 def test_a_reset_forgets_memory_and_files(engines, tmp_path):

@@ -41,20 +41,33 @@ class Side:
         tiles = data.reshape(cache.blocks, self._heads, self._tiles, -1)
         at = LANES * self._width * stored.itemsize
         self._numbers = tiles[..., :at].view(stored)
+        self.dtype = stored
         self._scales = tiles[..., at:].view(np.float32)
 
-    def read(self, blocks: Array) -> Array:
-        """Return the stored numbers [n, block_size, kv_heads, head_dim]."""
-        found, packed = self._numbers[blocks], self._packed
-        tiles = (*found.shape[:3],)
+    def shape(self, count: int) -> tuple[int, ...]:
+        """Return the shape of the numbers of so many blocks."""
+        return count, self.size, self._heads, self.dim
+
+    def read(self, blocks: Array, out: Array) -> None:
+        """Copy the stored numbers to ``out`` [n, block_size, kv_heads, head_dim]."""
+        # A slice of one block is no copy of it.
+        is_one = len(blocks) == 1
+        found = self._numbers[slice(blocks[0], blocks[0] + 1) if is_one else blocks]
+        packed, shape = self._packed, found.shape[:3]
         if self._is_value:
-            cells = found.reshape(*tiles, LANES // packed, self._width, packed)
+            cells = found.reshape(*shape, LANES // packed, self._width, packed)
             cells = cells.transpose(0, 2, 3, 5, 1, 4)
         else:
-            cells = found.reshape(*tiles, self._width // packed, LANES, packed)
+            cells = found.reshape(*shape, self._width // packed, LANES, packed)
             cells = cells.transpose(0, 2, 4, 1, 3, 5)
+        if (self._tiles * LANES, self._width) == (self.size, self.dim):
+            to = out.reshape(cells.shape)
+            if not self._is_value and packed > 1:  # neighbors are 4 bytes in both
+                cells, to = cells.view(np.uint32), to.view(np.uint32)
+            to[...] = cells
+            return
         rows = cells.reshape(len(blocks), -1, self._heads, self._width)
-        return rows[:, : self.size, :, : self.dim]
+        out[...] = rows[:, : self.size, :, : self.dim]
 
     def write(self, blocks: Array, cells: Array) -> None:
         """Overwrite numbers by ``cells`` of :meth:`read`."""
@@ -97,7 +110,9 @@ def sides(state: State, group: Paged) -> list[Side]:
 
 def read(state: State, group: Paged, blocks: Array) -> Blocks:
     each = sides(state, group)
-    cells = np.stack([side.read(blocks) for side in each])
+    cells = np.empty((len(each), *each[0].shape(len(blocks))), each[0].dtype)
+    for side, out in zip(each, cells, strict=True):
+        side.read(blocks, out)
     cells = cells.reshape(len(group.layers), 2, *cells.shape[1:])
     if group.dtype != "int8":
         return Blocks(cells)
