@@ -76,11 +76,9 @@ def main() -> None:
         print("held", flush=True)
 
     async def serve():
-        server = Server(
-            [ModelSource("hash", open_engine, place=given.get("model"))],
-            server_config,
-            max_batch=max_batch,
-        )
+        adapters, place = given.get("adapters", {}), given.get("model")
+        source = ModelSource("hash", open_engine, adapters, place)
+        server = Server([source], server_config, max_batch=max_batch)
         address = given.get("address", "127.0.0.1:0")
         server.port = EnginePort(server, address, secret, listening)
         handle_signals(server.stop)
