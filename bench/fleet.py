@@ -276,30 +276,48 @@ def draw(figures: dict[str, list[float]], title: str, path: Path) -> None:
 
 def look_up(options: argparse.Namespace) -> None:
     """Print times of look-ups, and the memory of the index."""
-    print("| replicas | look-up µs | choice µs | record µs | blocks | bytes a block |")
-    print("|---|---|---|---|---|---|")
+    print(
+        "| replicas | look-up µs | choice µs | record µs | report µs a block | blocks "
+        "| bytes a block | if it is reported |\n|---|---|---|---|---|---|---|---|"
+    )
     for replicas in (1, 10, 100, 1000, 10_000):
         prompts = [turn.keys for turn in turns(4_000, 200.0, options.seed)]
-        tracemalloc.start()
-        router = Router(PrefixIndex(options.max_blocks))
-        for number in range(replicas):
-            router.add(number, PLACES, CACHE_BLOCKS * BLOCK_TOKENS)
-        before = tracemalloc.get_traced_memory()[0]
+        told, reported = filled(replicas, prompts, options, PrefixIndex.report)
+        began = time.thread_time()
         for number, keys in enumerate(prompts):
-            router.index.add(number % replicas, keys)
-        memory = tracemalloc.get_traced_memory()[0] - before
-        tracemalloc.stop()
+            told.index.report(number % replicas, keys)
+        report = (time.thread_time() - began) / sum(map(len, prompts)) * 1e6
+        router, memory = filled(replicas, prompts, options, PrefixIndex.add)
         blocks = len(router.index)
         find = timed(partial(_find, router), prompts)
         choose = timed(partial(_choose, router), prompts)
         record = timed(partial(_record, router, cycle(range(replicas))), prompts)
         print(
             f"| {replicas:,} | {find:.1f} | {choose:.1f} | {record:.1f} "
-            f"| {blocks:,} | {memory / blocks:.0f} |"
+            f"| {report:.2f} | {blocks:,} | {memory:.0f} | {reported:.0f} |"
         )
     prompt = list(range(4096))
     seconds = timed(lambda _: block_keys(prompt), [[]] * 1000)
     print(f"\nkeys of a prompt of {len(prompt)} tokens: {seconds:.0f} µs")
+
+
+def filled(
+    replicas: int,
+    prompts: list[list[int]],
+    options: argparse.Namespace,
+    put: Callable[[PrefixIndex, int, list[int]], None],
+) -> tuple[Router, float]:
+    """Return a router that knows prompts, and the bytes of a block of its index."""
+    tracemalloc.start()
+    router = Router(PrefixIndex(options.max_blocks))
+    for number in range(replicas):
+        router.add(number, PLACES, CACHE_BLOCKS * BLOCK_TOKENS)
+    before = tracemalloc.get_traced_memory()[0]
+    for number, keys in enumerate(prompts):
+        put(router.index, number % replicas, keys)
+    memory = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    return router, memory / len(router.index)
 
 
 def _find(router: Router, keys: list[int]) -> None:

@@ -1,7 +1,7 @@
 """Two CPU engines beside one: cached prompt tokens and time to the first token.
 
-    python bench/fleet_prefixes.py --rounds 3
-    python bench/fleet_prefixes.py --vllm-router .venv-router/bin/vllm-router
+    python bench/fleet_prefixes.py
+    python bench/fleet_prefixes.py --rounds 3 --vllm-router PATH
 
 Some clients hold conversations of some turns that begin with one of a few system
 prompts, at the same time:
@@ -9,8 +9,8 @@ prompts, at the same time:
 - with one engine that has all threads,
 - with two of half the threads each, in turns (round robin),
 - with those behind ``inl serve --replica``,
-- with those behind vllm-router (``make test-router`` makes its environment), by events
-  of the KV cache and in turns.
+- with those behind vllm-router, if ``make test-router`` has made its environment, by
+  events of the KV cache and in turns.
 
 Each way has processes of its own in each round, so that caches are empty. The cache of
 an engine holds about half of the conversations. Printed are medians of the rounds.
@@ -245,12 +245,15 @@ def wait_ready(host: str, port: int, path: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--talks", type=int, default=24)
     parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--vllm-router", help="its command")
+    router = Path(".venv-router/bin/vllm-router")
+    parser.add_argument(
+        "--vllm-router", help="its command", default=router if router.exists() else None
+    )
     given = parser.parse_args()
     ways = Ways(given).all
     found: dict[str, list[Figures]] = {name: [] for name in ways}

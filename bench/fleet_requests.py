@@ -2,6 +2,7 @@
 
     python bench/fleet_requests.py --requests 2000
     python bench/fleet_requests.py --path
+    python bench/fleet_requests.py --all
 
 One client sends requests of one token, one after the other, in turns to
 
@@ -18,6 +19,9 @@ in front-end and engine. On a busy machine only p10 and processor time say much.
 front-end's work: it admits it, chooses an engine, and passes the answer on. Messages
 are encoded and decoded, but no other process or network is asked, so that other
 programs count little; printed is processor time for prompts of several lengths.
+
+``--all`` prints both, and the index's times and memory from 1 to 10,000 replicas
+(``fleet.py --lookup``).
 """
 
 from __future__ import annotations
@@ -37,6 +41,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from fleet import look_up
 from serve_instant import instant_engine
 
 from inl.config import EngineConfig
@@ -236,16 +241,8 @@ def p10_p50_p99(seconds: list[float]) -> list[float]:
     return [1e3 * cuts[at - 1] for at in (10, 50, 99)]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--requests", type=int, default=1000)
-    parser.add_argument("--tokens", type=int, default=1)
-    parser.add_argument("--stream", action="store_true")
-    parser.add_argument("--path", action="store_true")
-    given = parser.parse_args()
-    if given.path:
-        asyncio.run(measure_path(given.requests))
-        return
+def measure_requests(given: argparse.Namespace) -> None:
+    """Print times of requests to one engine and to a fleet of one."""
     targets = [
         Target("one engine", "engine"),
         Target("its front-end process", "front-end"),
@@ -275,6 +272,24 @@ def main() -> None:
         )
         target.close()
     print(f"\nload {os.getloadavg()[0]:.1f}, {len(os.sched_getaffinity(0))} cores")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--requests", type=int, default=1000)
+    parser.add_argument("--tokens", type=int, default=1)
+    parser.add_argument("--stream", action="store_true")
+    parser.add_argument("--path", action="store_true")
+    parser.add_argument("--all", action="store_true")
+    given = parser.parse_args()
+    if given.all:
+        look_up(argparse.Namespace(seed=0, max_blocks=1 << 22))
+        print()
+    if given.path or given.all:
+        asyncio.run(measure_path(given.requests))
+        print()
+    if not given.path:
+        measure_requests(given)
 
 
 if __name__ == "__main__":

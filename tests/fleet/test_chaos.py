@@ -1,9 +1,21 @@
-"""Many streams while engines and front-ends are killed, stopped, cut off and rolled."""
+"""Many streams while engines and front-ends are killed, stopped, cut off and rolled.
+
+At long depth each test takes ``INL_CHAOS_SECONDS``, by default 600; the real model is
+the default one, or ``INL_CHAOS_MODEL``:
+
+    INL_TEST_DEPTH=long pytest -s tests/fleet/test_chaos.py
+    INL_TEST_DEPTH=long INL_CHAOS_SECONDS=90 pytest -s tests/fleet/test_chaos.py -k real
+
+Printed are the streams, what front-ends have counted, and the seconds of each kind of
+disturbance: from the loss to its noticing by a front-end, from there to the next token,
+and what a client sees of both.
+"""
 
 from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 import threading
 import time
@@ -22,6 +34,11 @@ from waiting import until
 
 SLOW = {"max_batch": 16, "seconds": 0.01}
 SERVER = {"keep_alive_seconds": 0.5, "drain_seconds": 1}
+
+SECONDS = float(os.environ.get("INL_CHAOS_SECONDS", 600))
+MODEL = os.environ.get("INL_CHAOS_MODEL")
+
+NOTICED, CONTINUED = "noticed", "continued after that"
 
 ACTS = (
     "kill an engine", "kill a front-end", "stop a front-end", "cut off half",
@@ -127,7 +144,10 @@ class Fleet:
         self.urls = [each.url for each in self.front_ends]
         self.ended = threading.Semaphore(0)
         """Counts streams."""
-        names = "continued", "resumed", "diverged", "failed"
+        self.times = Pauses()
+        self._continued = set()
+        """Times of front-ends that were noted."""
+        names = "lost", "continued", "resumed", "diverged", "failed", "prefix_gaps"
         self.counts = {f"fleet_{name}": 0 for name in names}
         self._draw = draw
 
@@ -142,13 +162,33 @@ class Fleet:
             self._count(each)
 
     def _count(self, front_end):
+        self._note_continued(front_end)
         for name in self.counts:
             self.counts[name] += front_end.count(name)
 
-    def _until_lost(self, engines):
-        places = [self.engines.index(each) for each in engines]
-        for each in self.front_ends:
-            until(lambda each=each: all(each.states()[at] != "ready" for at in places))
+    def _note_continued(self, front_end):
+        """Note the times of completions that went on since the last call."""
+        for seconds in front_end.load()["continue_seconds"]:
+            if (front_end, seconds) not in self._continued:
+                self._continued.add((front_end, seconds))
+                self.times.note(CONTINUED, seconds)
+
+    def _until_lost(self, engines, began):
+        """Wait until all front-ends have noticed, and note when they did."""
+        for each, engine in itertools.product(self.front_ends, engines):
+            at = self.engines.index(engine)
+            found = []
+
+            def is_lost(each=each, at=at, found=found):
+                before = time.monotonic()
+                row = each.load()["replicas"][at]
+                middle = (before + time.monotonic()) / 2
+                found[:] = [middle - row["state_seconds"] - began]
+                return row["state"] != "ready"
+
+            until(is_lost)
+            if found[0] > 0:  # it was not lost before, on a busy machine
+                self.times.note(NOTICED, found[0])
 
     def until_streams_end(self, count):
         """Wait until so many streams end from now on."""
@@ -173,14 +213,15 @@ class Fleet:
     def disturb(self, act):
         """Do one of ``ACTS``, and wait until all is well again."""
         engine, front_end = self._busy()
+        self.times.act, began = act, time.monotonic()
         match act:
             case "kill an engine":
                 engine.process.kill()
-                self._until_lost([engine])
+                self._until_lost([engine], began)
                 engine.start()
             case "stop an engine":
                 engine.process.stop()
-                self._until_lost([engine])
+                self._until_lost([engine], began)
                 engine.process.go_on()
             case "roll an engine":
                 engine.process.terminate()
@@ -190,7 +231,7 @@ class Fleet:
                 half = self._draw.sample(self.engines, len(self.engines) // 2)
                 for each in half:
                     each.proxy.partition()
-                self._until_lost(half)
+                self._until_lost(half, began)
                 self.until_streams_end(2)
                 for each in half:
                     each.proxy.heal()
@@ -224,6 +265,8 @@ class Fleet:
                 raise AssertionError(act)
         self.until_ready()
         self.until_streams_end(1)
+        for each in self.front_ends:
+            self._note_continued(each)
 
 
 def is_idle(load):
@@ -233,7 +276,7 @@ def is_idle(load):
 
 def check(fleet, requests, wanted, clients, acts):
     """Ask for streams until everything has happened, and each of them at least once."""
-    over, pauses, counts = threading.Event(), Pauses(), [0] * clients
+    over, counts, began = threading.Event(), [0] * clients, time.monotonic()
 
     def ask_all(first):
         draw, count = Random(f"{SEED} {first}"), len(requests)
@@ -241,7 +284,7 @@ def check(fleet, requests, wanted, clients, acts):
             if over.is_set() and number >= count:
                 return
             path, body = requests[number % count]
-            events = whole_stream(fleet.urls, path, body, draw, pauses)
+            events = whole_stream(fleet.urls, path, body, draw, fleet.times)
             assert said(events) == wanted[number % count], number
             check_structure(body, events)
             counts[first] += 1
@@ -258,7 +301,13 @@ def check(fleet, requests, wanted, clients, acts):
             each.result()
     fleet.until_idle()
     found = ", ".join(f"{name} {count:g}" for name, count in fleet.counts.items())
-    print(f"{sum(counts)} streams; {found}\n{pauses}")
+    print(
+        f"\n{sum(counts)} streams of {len(requests)} requests in "
+        f"{time.monotonic() - began:.0f} s, each as the undisturbed one: tokens, "
+        f"texts, structures, usage, every event once; none failed\n{found}\n"
+        f"{fleet.times}\nload {os.getloadavg()[0]:.1f}, "
+        f"{len(os.sched_getaffinity(0))} cores"
+    )
     assert fleet.counts["fleet_continued"], "engines were disturbed"
     assert fleet.counts["fleet_resumed"], "front-ends were disturbed"
     assert not fleet.counts["fleet_diverged"]
@@ -266,10 +315,13 @@ def check(fleet, requests, wanted, clients, acts):
 
 
 def repeated(draw, seconds):
-    """Yield acts, in another order each time, for some time."""
+    """Yield acts, each once, and then in another order each time, for some time."""
     end = time.monotonic() + seconds
+    yield from ACTS
     while time.monotonic() < end:
-        yield from draw.sample(ACTS, len(ACTS))
+        for act in draw.sample(ACTS, len(ACTS)):
+            if time.monotonic() < end:
+                yield act
 
 
 @pytest.mark.timeout(3600)
@@ -278,7 +330,7 @@ def test_every_stream_is_the_undisturbed_one_whatever_happens():
         (12, 4, 2, 2), (32, 8, 3, 2), (1000, 32, 4, 3)
     )
     draw = Random(SEED)
-    acts = scaled(ACTS[:4], ACTS, repeated(draw, 600))
+    acts = scaled(ACTS[:4], ACTS, repeated(draw, SECONDS))
     named = scaled(("schema",), tuple(NAMED))
     requests = [request_of(number, named) for number in range(streams)]
     with HashServer(max_batch=8) as plain:
@@ -294,12 +346,14 @@ def test_every_stream_is_the_undisturbed_one_whatever_happens():
 def test_every_stream_of_a_real_model_is_the_undisturbed_one():
     # Streams beside others are equal to the last bit.
     options = {"is_real": True, "max_batch": 8, "config": {"invariant": True}}
+    options["model"] = MODEL
     requests = [real_request(number) for number in range(6)]
     with ExitStack() as stack:
-        fleet = Fleet(stack, 2, 2, options, Random(SEED))
+        draw = Random(SEED)
+        fleet = Fleet(stack, 2, 2, options, draw)
         fleet.until_ready()
         wanted = [undisturbed(fleet.front_ends[0].process, *each) for each in requests]
-        check(fleet, requests, wanted, 3, ACTS)
+        check(fleet, requests, wanted, 3, repeated(draw, SECONDS))
 
 
 def real_request(number):

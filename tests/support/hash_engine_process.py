@@ -1,6 +1,7 @@
 """An engine on hashes that serves front-ends: ``python hash_engine_process.py JSON``.
 
-With ``is_real`` it is the default model on the CPU; ``digest`` is that of its weights.
+With ``is_real`` it is the default model on the CPU, or that of ``model``; ``digest`` is
+that of its weights.
 Writes its address to the standard output. It ends when its standard input is closed.
 With the number of a socket in place of JSON, it is one that
 :class:`~inl.fleet.local_engines.LocalEngines` starts, with ``--connect`` one of
@@ -53,7 +54,9 @@ def main() -> None:
             EngineConfig(**given.get("config", {})), server_config, max_batch
         )
         if given.get("is_real"):
-            return InferenceEngine.from_pretrained(None, config, on_step=on_step)
+            return InferenceEngine.from_pretrained(
+                given.get("model"), config, on_step=on_step
+            )
         engine = hash_engine(
             max_batch,
             seconds=given.get("seconds", 0.0),
@@ -73,9 +76,9 @@ def main() -> None:
         print("held", flush=True)
 
     async def serve():
-        server = Server(
-            [ModelSource("hash", open_engine)], server_config, max_batch=max_batch
-        )
+        adapters, place = given.get("adapters", {}), given.get("model")
+        source = ModelSource("hash", open_engine, adapters, place)
+        server = Server([source], server_config, max_batch=max_batch)
         address = given.get("address", "127.0.0.1:0")
         server.port = EnginePort(server, address, secret, listening)
         handle_signals(server.stop)

@@ -6,6 +6,7 @@ import http.client
 import json
 import time
 from collections import defaultdict
+from math import ceil
 from urllib.parse import urlsplit
 
 from http_clients import WAIT_SECONDS
@@ -22,19 +23,26 @@ LAST = ("message_stop", "response.completed", "response.incomplete")
 
 
 class Pauses:
-    """Seconds from the last event before a disturbance to the next one, by cause."""
+    """Seconds that something takes, by cause, and by what has happened last.
+
+    What clients note is from the last event before a disturbance to the next one.
+    """
 
     def __init__(self):
         self.seconds = defaultdict(list)
+        self.act = ""
+        """What happens now."""
 
     def note(self, cause, seconds):
         self.seconds[cause].append(seconds)
+        if self.act:
+            self.seconds[f"{cause}, {self.act}"].append(seconds)
 
     def __str__(self):
         lines = []
         for cause, found in sorted(self.seconds.items()):
             found.sort()
-            at = [found[int(share * (len(found) - 1))] for share in (0.5, 0.99, 1)]
+            at = [found[ceil(share * len(found)) - 1] for share in (0.5, 0.99, 1)]
             lines.append(
                 f"{cause}: {len(found)}, p50 {at[0]:.3f} s, p99 {at[1]:.3f} s, "
                 f"most {at[2]:.3f} s"

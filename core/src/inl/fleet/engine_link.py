@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import socket
 import ssl
 import time
@@ -38,15 +39,22 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("inl.serve")
 
-BEAT_SECONDS = 0.2
+BEAT_SECONDS = 0.1
 """Time between two messages to an engine that has nothing else to answer."""
 
-SILENT_BEATS = 4
-"""Beats without a byte from an engine after which its requests go on elsewhere.
+SILENT_BEATS, MOST_SILENT_BEATS = 5, 8
+"""Beats without a byte from an engine after which its requests go on elsewhere: of one
+that answers at once, and of one whose host is so busy that answers come late.
 
 They are counted, not timed: an engine is not to blame if this process was stopped."""
 
-LOST_BEATS = 150
+LATE_TIMES = 4
+"""Times of the latest answer, of the last ones, that an engine has at least."""
+
+LATE_DECAY = 0.99
+"""Factor of that time with each beat, which halves it in 7 s."""
+
+LOST_BEATS = 300
 """Beats without a byte after which its link is closed and opened again."""
 
 CLOCK_SECONDS = 5.0
@@ -123,6 +131,12 @@ class EngineLink:
         self.is_warming = False
         """Whether it computes recent prompts and gets no requests yet."""
         self._is_open = False
+        self.changed_at = time.monotonic()
+        """When it has come to its state."""
+        self._pinged_at = 0.0
+        """When it was asked for the sign of life that it owes; 0 if it owes none."""
+        self._late_seconds = 0.0
+        """The longest time that it took to answer, of the last ones."""
         self._problem = ""
         """What the engine says is wrong with it."""
         self._ended = asyncio.Event()
@@ -184,11 +198,18 @@ class EngineLink:
                 silent = 0 if link.received_bytes != seen else silent + 1
                 seen = link.received_bytes
             if self._is_open:
-                self._judge("does not answer" if silent >= SILENT_BEATS else "")
+                self._judge("does not answer" if silent >= self._patience() else "")
+                self._late_seconds *= LATE_DECAY
+                self._pinged_at = self._pinged_at or time.monotonic()
                 link.send(Ping())
             elif silent * BEAT_SECONDS > CONNECT_SECONDS:
                 break  # such as a port whose process is stopped
         self._fail("does not answer")
+
+    def _patience(self) -> int:
+        """Return after how many beats without a byte it is silent."""
+        beats = math.ceil(LATE_TIMES * self._late_seconds / BEAT_SECONDS)
+        return min(max(beats, SILENT_BEATS), MOST_SILENT_BEATS)
 
     def _judge(self, problem: str) -> None:
         """Set the state of an engine that is connected."""
@@ -224,6 +245,10 @@ class EngineLink:
 
     def _receive_open(self, message: Message) -> None:
         if isinstance(message, Pong):
+            if self._pinged_at and self.state is not State.SILENT:
+                seconds = time.monotonic() - self._pinged_at
+                self._late_seconds = max(self._late_seconds, seconds)
+            self._pinged_at = 0.0
             self._problem = message.problem or ""
             if self._problem:
                 self._judge("")
@@ -245,6 +270,9 @@ class EngineLink:
             self._refuse(reason)
             return
         self._is_open, self.is_draining, self._problem = True, False, ""
+        self._pinged_at = 0.0
+        # A process that has just started answers late, so that patience begins high.
+        self._late_seconds = MOST_SILENT_BEATS * BEAT_SECONDS / LATE_TIMES
         log.info("engine %s: connected, on %s", self.address, self.device)
         self.clock_seconds = described.time - time.time() if described.time else 0.0
         if abs(self.clock_seconds) >= CLOCK_SECONDS:
@@ -287,6 +315,8 @@ class EngineLink:
 
     def _set(self, state: State, reason: str) -> None:
         before, self.state, self.reason = self.state, state, reason
+        if before is not state:
+            self.changed_at = time.monotonic()
         if before is not state and self._is_open:
             if state is State.SILENT:
                 log.warning("engine %s: %s", self.address, reason)

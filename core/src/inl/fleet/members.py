@@ -76,6 +76,7 @@ class Members:
                 {
                     "address": engine.address,
                     "state": engine.state.value,
+                    "state_seconds": round(time.monotonic() - engine.changed_at, 3),
                     "reason": engine.reason,
                     "device": engine.device,
                     "clock_seconds": engine.clock_seconds,

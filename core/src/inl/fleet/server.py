@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("inl.serve")
 
+SHOWN_TIMES = 64
+"""Newest times of ``/load``."""
+
 
 class FleetServer:
     """Engines behind an HTTP server.
@@ -243,6 +246,7 @@ class FleetServer:
             "drain_rate": admission.drain_rate,
             "context": described and described.context,
             "continued": client.counts["continued"],
+            "continue_seconds": client.continue_seconds[-SHOWN_TIMES:],
             "replicas": self.membership.rows(),
         }
         return json_response(body)
