@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from shutil import copyfile
 
 import numpy as np
@@ -43,6 +44,7 @@ from inl.executor.model_loader import open_model  # noqa: E402
 from inl.executor.vision_encoder import VisionEncoder  # noqa: E402
 from inl.images.decoding import ImageDecoder  # noqa: E402
 from inl.plugin import make_backend  # noqa: E402
+from projector_files import gguf_tokens, write_projector, write_text  # noqa: E402
 
 EOS, IMAGE, BREAK, END, AROUND, WHOLE = range(256, 262)
 TILES = [f"<row_{row}_col_{column}>" for row in (1, 2, 3) for column in (1, 2, 3)]
@@ -348,6 +350,27 @@ def test_a_preempted_request_gives_the_same_tokens(model, expected, monkeypatch)
         found = [list(handle.result().token_ids) for handle in handles]
         assert engine.stats.preemptions
     assert found == [answer] * 2
+
+
+def test_a_gguf_file_with_its_projector_gives_the_same(model, expected, tmp_path):
+    """Answers are those of transformers, of files beside each other."""
+    text, projector = tmp_path / "text.gguf", tmp_path / "mmproj-text.gguf"
+    tokens = gguf_tokens(SPECIAL)
+    if model.model.config.model_type == "mistral3":
+        tokens[IMAGE] = "[IMG]"
+    write_text(model.model, text, tokens)
+    write_projector(model.model, projector)
+    config = EngineConfig(backend="cpu", dtype="float32")
+    settings = open_model(model.folder).vision.settings
+    language = open_model(text)
+    found, theirs = language.vision.settings, settings.normalization
+    assert replace(found, normalization=theirs) == settings
+    assert found.normalization.mean == pytest.approx(theirs.mean, rel=1e-7)
+    assert found.normalization.std == pytest.approx(theirs.std, rel=1e-7)
+    with InferenceEngine(language, config=config) as engine:
+        for ids, image, answer in expected:
+            found = engine.generate(ids, images=[image], max_tokens=6, ignore_eos=True)
+            assert list(found.token_ids) == answer
 
 
 @pytest.mark.parametrize("model", ["gemma3"], indirect=True)

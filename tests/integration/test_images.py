@@ -25,6 +25,7 @@ from image_models import (  # noqa: E402
     END,
     KINDS,
     PAD,
+    SPECIAL,
     START,
     encoded,
     encoded_together,
@@ -45,6 +46,7 @@ from inl.executor.model_loader import open_model  # noqa: E402
 from inl.executor.vision_encoder import VisionEncoder  # noqa: E402
 from inl.images.decoding import ImageDecoder  # noqa: E402
 from inl.plugin import make_backend  # noqa: E402
+from projector_files import gguf_tokens, write_projector, write_text  # noqa: E402
 
 SIZES = ((70, 45), (200, 310), (28, 28), (1, 60))
 """Width and height of images."""
@@ -378,6 +380,21 @@ def test_chat_attaches_images(model, tmp_path, monkeypatch, capsys):
     with pytest.raises(AssertionError):
         chat(f"/image {tmp_path / 'none.png'}")
     assert "No such file" in capsys.readouterr().err
+
+
+def test_a_gguf_file_with_its_projector_gives_the_same(model, expected, tmp_path):
+    """Answers are those of transformers, of files beside each other."""
+    text, projector = tmp_path / "text.gguf", tmp_path / "mmproj-text.gguf"
+    write_text(model.model, text, gguf_tokens(SPECIAL, 264))
+    alone = open_model(text)
+    assert alone.vision is None
+    alone.checkpoint.close()
+    write_projector(model.model, projector)
+    config = EngineConfig(backend="cpu", dtype="float32")
+    with InferenceEngine(open_model(text), config=config) as engine:
+        for ids, images, answer in expected:
+            found = engine.generate(ids, images=images, max_tokens=9, ignore_eos=True)
+            assert list(found.token_ids) == answer
 
 
 def watched(engine, monkeypatch):

@@ -94,6 +94,10 @@ class EngineConfig:
     loaded: "int8" (8.5 bits a weight), "fp8" (E4M3, 8.25 bits) or "int4" (5 bits), each
     with a scale for 32 weights. The error is measured and logged. Embeddings, head,
     norms and routers stay as stored. ``None`` loads what the checkpoint has."""
+    mmproj: str | None = None
+    """GGUF file with the vision encoder of a language model in a GGUF file. ``None``:
+    the first file beside it whose name begins with "mmproj" and that is of the model,
+    if there is one."""
     use_kv_cache: bool = True
     """Whether keys and values are cached. ``False`` computes the whole sequence again
     for each token."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inl.checkpoints.wrapped import WrappedCheckpoint
 from inl.dtypes import HostArray
@@ -24,7 +24,6 @@ class Piece(NamedTuple):
     """Combines the stored tensors; ``None`` returns the single source unchanged."""
 
 
-@final
 class AdaptedCheckpoint(WrappedCheckpoint):
     """Wraps a checkpoint and renames or combines its tensors as ``pieces`` describes.
 

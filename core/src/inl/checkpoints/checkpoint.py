@@ -25,6 +25,9 @@ ACCEPTED = (
 )
 
 
+PROCESSOR = "preprocessor_config.json"
+
+
 class Checkpoint(ABC):
     """A model on disk. Tensors are read on access, not at construction."""
 
@@ -109,6 +112,17 @@ class Checkpoint(ABC):
     @abstractmethod
     def close(self) -> None:
         """Close the files. Returned arrays stay valid; repeated calls do nothing."""
+
+    @property
+    def image_processor(self) -> Mapping[str, Any]:
+        """Fields of ``preprocessor_config.json``; empty without one.
+
+        Raises :class:`CheckpointError`.
+        """
+        from inl.checkpoints.files.json_text import read_json
+
+        file = self.path / PROCESSOR
+        return read_json(file) if file.is_file() else {}
 
     def missing(self, name: str) -> CheckpointError:
         """Return the error for an unknown tensor name."""

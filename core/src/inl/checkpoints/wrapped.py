@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
 from inl.checkpoints.checkpoint import Checkpoint
 
@@ -49,6 +49,10 @@ class WrappedCheckpoint(Checkpoint):
     @property
     def chat_template(self) -> ChatTemplate | None:
         return self._inner.chat_template
+
+    @property
+    def image_processor(self) -> Mapping[str, Any]:
+        return self._inner.image_processor
 
     def close(self) -> None:
         self._inner.close()

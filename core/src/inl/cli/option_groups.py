@@ -132,6 +132,14 @@ class EngineOptions(KernelOptions):
 class SpeculativeOptions(EngineOptions):
     """Settings of an engine whose output is used."""
 
+    mmproj: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="GGUF file with the vision encoder of a GGUF model. [default: one "
+            "beside it]",
+        ),
+    ] = None
     kv_host: Annotated[
         str | None,
         typer.Option(

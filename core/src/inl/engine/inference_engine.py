@@ -597,6 +597,8 @@ class InferenceEngine(AdapterLoading, TextScoring):
         self._dispatcher.lock.run(self._close_runner)
         self._encoder.close()
         self.model.checkpoint.close()
+        if self.model.vision is not None:
+            self.model.vision.checkpoint.close()  # may be a file of its own
         if self.speculation is not None:
             self.speculation.drafter.close()
         self.recorder.close()  # last: it raises if the trace has ended early

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inl.adapters.stacks import AdapterStacks
@@ -30,6 +31,7 @@ from inl.executor.pipeline import Stage, check_stages, stage_of
 from inl.executor.repeated_frames import with_programs
 from inl.executor.tied_weights import without_copies
 from inl.executor.tuning_results import load_tuning_results
+from inl.executor.vision_model import open_projector
 from inl.placement.mesh import EXPERT, mesh_of
 from inl.placement.placement import Placement
 from inl.placement.ranks import (
@@ -274,6 +276,11 @@ def configure(language: LanguageModel, config: EngineConfig) -> LanguageModel:
     Raises :class:`~inl.errors.RequestError` for a setting that it does not have.
     """
     language = _with_context(language, config.context or 0)
+    if config.mmproj is not None:
+        vision = open_projector(Path(config.mmproj), language.text_file)
+        if language.vision is not None:
+            language.vision.checkpoint.close()
+        language = replace(language, vision=vision)
     if config.quantize is not None:
         language = language.quantized(config.quantize)
     if config.velocity is None:

@@ -12,7 +12,7 @@ from inl.checkpoints.counts import check_counts
 from inl.checkpoints.quantized.kv_cache_scheme import FIELD
 from inl.errors import CheckpointError
 from inl.executor.checkpoint_formats import open_checkpoint
-from inl.executor.vision_model import VisionModel, find_vision
+from inl.executor.vision_model import VisionModel, find_projector, find_vision
 from inl.models.fields import Fields, refuse_fields
 from inl.models.registry import find_model
 from inl.spec.cache import Slotted
@@ -45,6 +45,8 @@ class LanguageModel:
     """The encoder of images, if the files have one that is supported."""
     unadapted: Checkpoint | None = None
     """The checkpoint before its layout was adapted to the architecture's."""
+    opened: Checkpoint | None = None
+    """The checkpoint as it was opened, before that of the language model was chosen."""
 
     @property
     def encoder(self) -> Encoder | None:
@@ -56,6 +58,11 @@ class LanguageModel:
     def files(self) -> Checkpoint:
         """The checkpoint with the layers that predict further tokens."""
         return self.unadapted or self.checkpoint
+
+    @property
+    def text_file(self) -> Checkpoint:
+        """The checkpoint as it was opened, with the names of its files."""
+        return self.opened or self.files
 
     @property
     def name(self) -> str:
@@ -102,7 +109,8 @@ def read_model(checkpoint: Checkpoint) -> LanguageModel:
     Logs a warning that names the config fields that are ignored. Raises
     :class:`~inl.errors.ModelError`.
     """
-    vision = find_vision(checkpoint)
+    opened = checkpoint
+    vision = find_vision(checkpoint) or find_projector(checkpoint)
     checkpoint = causal(checkpoint)
     if checkpoint.config.get(FIELD):
         from inl.checkpoints.quantized.checkpoint import quantized
@@ -123,7 +131,9 @@ def read_model(checkpoint: Checkpoint) -> LanguageModel:
     stored = stored_specs(checkpoint)
     groups = plan_weights(model.weights(config), (), stored)
     check_tensors(groups, stored, str(checkpoint.path))
-    return LanguageModel(model, config, checkpoint, vision=vision, unadapted=unadapted)
+    return LanguageModel(
+        model, config, checkpoint, vision=vision, unadapted=unadapted, opened=opened
+    )
 
 
 def _warn_of(fields: Fields, checkpoint: Checkpoint) -> None:

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from inl.checkpoints.adapted import AdaptedCheckpoint, Piece
-from inl.checkpoints.files.json_text import read_json
+from inl.checkpoints.gguf.checkpoint import GgufCheckpoint
+from inl.checkpoints.gguf.projector import ProjectorCheckpoint, projectors_beside
 from inl.errors import CheckpointError
 from inl.images import pixtral_patches, qwen_patches, square_patches
-from inl.images.normalization import FILE
 from inl.models import pixtral_vision, qwen3_vision, qwen25_vision, siglip_vision
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import numpy as np
     from numpy.typing import NDArray
 
     from inl.checkpoints.checkpoint import Checkpoint
     from inl.images.qwen_patches import Patches
     from inl.spec.encoder import Encoder, SequenceBatch
+
+
+log = logging.getLogger("inl")
 
 
 class ImageSettings(Protocol):
@@ -139,13 +145,11 @@ def find_vision(checkpoint: Checkpoint) -> VisionModel | None:
     pieces = {
         own: Piece((name,), checkpoint.spec(name)[1]) for own, name in names.items()
     }
-    file = checkpoint.path / FILE
     try:
         fields = family.fields(config)
         renamed = AdaptedCheckpoint(checkpoint, pieces, config=fields)
         shaped, adapted = family.encoder.adapt(family.encoder.config(fields), renamed)
-        given = read_json(file) if file.is_file() else {}
-        settings = family.settings(given, fields)
+        settings = family.settings(checkpoint.image_processor, fields)
     except CheckpointError as error:
         raise CheckpointError(f"{checkpoint.path}: {error}") from None
     placeholder = config.get(
@@ -157,6 +161,37 @@ def find_vision(checkpoint: Checkpoint) -> VisionModel | None:
             "expected a token id"
         )
     return VisionModel(family, shaped, adapted, settings, placeholder)
+
+
+def find_projector(checkpoint: Checkpoint) -> VisionModel | None:
+    """Return the vision encoder in a file beside that of a GGUF model.
+
+    Files that are not of this model are passed over; of several, the first by name is
+    used.
+    """
+    if not isinstance(checkpoint, GgufCheckpoint):
+        return None
+    for path in projectors_beside(checkpoint.path):
+        try:
+            return open_projector(path, checkpoint)
+        except CheckpointError as error:
+            log.info("not used as a vision encoder: %s", error)
+    return None
+
+
+def open_projector(path: Path, checkpoint: Checkpoint) -> VisionModel:
+    """Return the vision encoder in a GGUF file.
+
+    checkpoint: of the language model. Raises :class:`CheckpointError` for other files.
+    """
+    if not isinstance(checkpoint, GgufCheckpoint):
+        raise CheckpointError(
+            f"{path}: found a vision encoder beside {checkpoint.path}; accepted: the "
+            "one in the files of a model that is no GGUF file"
+        )
+    found = find_vision(ProjectorCheckpoint(path, checkpoint))
+    assert found is not None, "its model_type is a family's"
+    return found
 
 
 def _own_name(name: str, prefixes: Mapping[str, str]) -> str | None:

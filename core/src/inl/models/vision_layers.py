@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 import numpy as np
 
 from inl.checkpoints.adapted import AdaptedCheckpoint, Piece
+from inl.dtypes import SIZES
 from inl.errors import CheckpointError
 from inl.models import mlp
 from inl.models.config import whole
@@ -129,9 +130,27 @@ def flat_patches(c: VisionSizes) -> Change:
 
 
 def changed(checkpoint: Checkpoint, changes: Mapping[str, Change]) -> AdaptedCheckpoint:
-    """Return a checkpoint in which the tensors of these names are others."""
+    """Return a checkpoint in which the tensors of these names are others.
+
+    They are tensors of numbers: reading a quantized one raises
+    :class:`CheckpointError`.
+    """
+
+    def numbers_only(name: str) -> Change:
+        shape, make = changes[name]
+
+        def made(stored: Sequence[HostArray]) -> HostArray:
+            if stored[0].dtype not in SIZES:
+                raise CheckpointError(
+                    f"{checkpoint.path}: tensor {name!r}: found {stored[0].dtype}, "
+                    f"accepted: {', '.join(SIZES)}"
+                )
+            return make(stored)
+
+        return shape, made
+
     pieces = {
-        name: Piece((name,), *changes[name])
+        name: Piece((name,), *numbers_only(name))
         if name in changes
         else Piece((name,), checkpoint.spec(name)[1])
         for name in checkpoint.names()

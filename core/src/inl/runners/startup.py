@@ -44,6 +44,7 @@ PARENT_FIELDS = frozenset(
         "kv_disk",
         "kv_host",
         "kv_peer",
+        "mmproj",
         "on_worker_loss",
         "placement",
         "restart_device",

@@ -102,6 +102,11 @@ class GgufCheckpoint(Checkpoint):
         drafting = tuple(f"blk.{layer}." for layer in layers)
         return [each for each in self._gguf.tensors if not each.startswith(drafting)]
 
+    @property
+    def fields(self) -> Mapping[str, Any]:
+        """The metadata of the file."""
+        return self._gguf.metadata
+
     def names(self) -> list[str]:
         return list(self._stored)
 

@@ -542,9 +542,32 @@ def _nemotron_h(field: _Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _axes(field: _Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of Qwen-VL: planes that turn by positions along three axes."""
+    key = "rope.dimension_sections"
+    sizes = np.asarray(field.metadata.get(f"{field.name}.{key}", ()))
+    if sizes.shape not in ((3,), (4,)) or sizes.dtype.kind not in "iu":
+        field.refuse(key, sizes.tolist(), "three or four integers")
+    scaling = {
+        **(fields["rope_scaling"] or {"rope_type": "default"}),
+        "mrope_section": [int(size) for size in sizes[:3]],
+    }
+    if field.name == "qwen2vl":
+        return {"rope_scaling": scaling}
+    deepstack = field.metadata.get(f"{field.name}.n_deepstack_layers", 0)
+    if type(deepstack) is not int or not 0 <= deepstack <= fields["num_hidden_layers"]:
+        field.refuse("n_deepstack_layers", deepstack, "a number of layers")
+    return {
+        "rope_scaling": {**scaling, "mrope_interleaved": True},
+        "deepstack_visual_indexes": list(range(deepstack)),
+    }
+
+
 EXTRAS: Final[Mapping[str, Callable[[_Fields, Mapping[str, Any]], dict[str, Any]]]] = {
     "gemma2": _gemma2,
     "gemma3": _gemma3,
+    "qwen2vl": _axes,
+    "qwen3vl": _axes,
     "phi3": _phi3,
     "olmo2": _olmo2,
     "qwen3next": _delta,

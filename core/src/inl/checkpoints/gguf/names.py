@@ -208,6 +208,8 @@ FAMILIES: Final = {
     "llama": Family("LlamaForCausalLM", "llama", LAYER_NAMES, permuted=True),
     "qwen2": Family("Qwen2ForCausalLM", "qwen2", LAYER_NAMES),
     "qwen3": Family("Qwen3ForCausalLM", "qwen3", QWEN3_NAMES),
+    "qwen2vl": Family("Qwen2ForCausalLM", "qwen2", LAYER_NAMES),
+    "qwen3vl": Family("Qwen3ForCausalLM", "qwen3", QWEN3_NAMES),
     "gemma2": Family("Gemma2ForCausalLM", "gemma2", GEMMA2_NAMES, norm_offset=1.0),
     "gemma3": Family("Gemma3ForCausalLM", "gemma3_text", GEMMA3_NAMES, norm_offset=1.0),
     "phi3": Family("Phi3ForCausalLM", "phi3", PHI3_NAMES),
