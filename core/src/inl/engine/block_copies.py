@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from inl.recording.recorder import Recorder
     from inl.scheduling.plan import Plan
 
-LEAST_THREADED, COPIES = 1 << 18, min(os.cpu_count() or 1, 8)
+LEAST_THREADED, COPIES = 1 << 20, min(os.cpu_count() or 1, 8)
 """Bytes of blocks that are copied in memory on several threads, and how many."""
 
 LEAST_TOKENS = 32
