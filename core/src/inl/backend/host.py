@@ -6,7 +6,7 @@ import ctypes
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from inl.backend.base import DeviceMemory
 
@@ -15,7 +15,28 @@ if TYPE_CHECKING:
 
 ASSUMED: Final = 8 << 30
 """Total bytes where the system does not report them."""
-CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+class Cgroup(NamedTuple):
+    """Names of the files that limit the memory of a container."""
+
+    folder: str
+    limit: str
+    usage: str
+    files: tuple[str, ...]
+    """Fields of ``memory.stat``: pages of files, which the system drops when needed."""
+
+
+CGROUPS = (
+    Cgroup(
+        "/sys/fs/cgroup", "memory.max", "memory.current",
+        ("active_file", "inactive_file"),
+    ),
+    Cgroup(
+        "/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes",
+        ("total_active_file", "total_inactive_file"),
+    ),
+)  # fmt: skip
 
 
 def host_memory() -> DeviceMemory:
@@ -25,15 +46,27 @@ def host_memory() -> DeviceMemory:
     """
     if sys.platform == "win32":
         return _windows_memory()
-    total = _total()
-    for name in CGROUPS:
-        limit = read_text(Path(name))
-        if limit.isdigit():
-            total = min(total, int(limit))
+    total, free = _total(), None
     for line in read_text(Path("/proc/meminfo")).splitlines():
         if line.startswith("MemAvailable:"):
-            return DeviceMemory(total, min(total, int(line.split()[1]) * 1024))
-    return DeviceMemory(total, total // 2)
+            free = int(line.split()[1]) * 1024
+    for group in CGROUPS:
+        limit = read_text(Path(group.folder, group.limit))
+        if limit.isdigit() and int(limit) < total:
+            total = int(limit)
+            free = min(total if free is None else free, total - _used(group))
+    return DeviceMemory(total, total // 2 if free is None else max(free, 0))
+
+
+def _used(group: Cgroup) -> int:
+    """Return the bytes of a cgroup that the system cannot take back."""
+    usage = read_text(Path(group.folder, group.usage))
+    if not usage.isdigit():
+        return 0
+    lines = read_text(Path(group.folder, "memory.stat")).splitlines()
+    stat = dict(line.split() for line in lines if line.count(" ") == 1)
+    files = (stat.get(name, "0") for name in group.files)
+    return int(usage) - sum(int(count) for count in files if count.isdigit())
 
 
 def is_host_memory(backend: Backend) -> bool:
