@@ -131,15 +131,20 @@ def test_answers_do_not_depend_on_batching(name, random_checkpoint, byte_tokeniz
     assert (lost > 0) == (name != "mistral")
 
 
-def test_samples_of_recurrent_models_share_nothing(random_checkpoint, byte_tokenizer):
+@pytest.mark.parametrize(("size", "hits"), [(None, 64), ("1MiB", 64), ("0", 0)])
+def test_samples_of_recurrent_models_share_a_snapshot(
+    size, hits, random_checkpoint, byte_tokenizer
+):
     language = opened_language("qwen3_next", random_checkpoint)
-    prompt, config = [*range(40)], EngineConfig(backend="reference", context=96)
+    config = EngineConfig(backend="reference", context=96, snapshot_host=size)
+    prompt = [*range(70)]
     with InferenceEngine(language, byte_tokenizer, config) as engine:
         alone = engine.generate(prompt, max_tokens=8).token_ids
         found = engine.generate(prompt, max_tokens=8, n=3)
         several = [found, *found.alternatives]
         assert {one.token_ids for one in several} == {alone}
-        assert engine.stats.prefix_hit_tokens == 0
+        assert engine.stats.prefix_hit_tokens == 3 * hits
+        assert (engine.snapshots is not None) == bool(hits)
 
 
 def test_recurrent_models_refuse_drafts(random_checkpoint, byte_tokenizer):
