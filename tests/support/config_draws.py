@@ -194,6 +194,7 @@ FAMILIES: dict[str, dict[str, list[Any]]] = {
         "partial_rotary_factor": [0.5, 0.25, ABSENT],
         "use_parallel_residual": [*[False] * 4, ABSENT, True],
     },
+    "apertus": {"hidden_act": ["xielu", "xielu", "relu", "silu", ABSENT, "mish"]},
     "nemotron": {
         "norm_eps": [0.1, ABSENT], "partial_rotary_factor": [0.5, 0.25, ABSENT, 1.0],
     },

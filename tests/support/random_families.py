@@ -130,6 +130,7 @@ FIELDS = {
         "layer_types": ["sliding_attention", "full_attention"] * 2,
     },
     "nemotron": {"head_dim": 12, "mlp_bias": True},
+    "apertus": {"head_dim": 12, "attention_bias": True},
     "stablelm": {"use_qkv_bias": True, "num_attention_heads": 4,
                  "num_key_value_heads": 2, "partial_rotary_factor": 0.5},
     "ernie4_5_moe": {

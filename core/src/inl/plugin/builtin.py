@@ -58,6 +58,7 @@ FAMILIES = (
     ("MistralForCausalLM", "mistral", "mistral"),
     ("MixtralForCausalLM", "mixtral", "mixtral"),
     ("NemotronForCausalLM", "nemotron", "nemotron"),
+    ("ApertusForCausalLM", "apertus", "apertus"),
     ("NemotronHForCausalLM", "nemotron_h", "nemotron_h"),
     ("OlmoForCausalLM", "olmo", "olmo"),
     ("OlmoeForCausalLM", "olmoe", "olmoe"),
