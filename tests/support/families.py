@@ -267,6 +267,23 @@ FAMILIES = {
         "Exaone4",
         rope() | {"sliding_window": WINDOW, "sliding_window_pattern": 3},
     ),
+    "exaone-moe": (
+        "ExaoneMoe",
+        rope()
+        | {
+            "head_dim": 12,
+            "sliding_window": WINDOW,
+            "sliding_window_pattern": 3,
+            "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "num_shared_experts": 2,
+            "moe_intermediate_size": 24,
+            "n_group": 3,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.7,
+        },
+    ),
     "gemma": ("Gemma", rope() | {"head_dim": 16, "hidden_act": "gelu"}),
     "ministral3": (
         "Ministral3",

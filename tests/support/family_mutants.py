@@ -433,6 +433,7 @@ MUTANTS = {
         ),
     },
     "exaone4": ROPE | SPLIT | NORMS | SILU | HEAD_NORMS | AFTER | TURNS,
+    "exaone-moe": ROPE | SPLIT | NORMS | SILU | HEAD_NORMS | TURNS | SIGMOID,
     "gemma": ROPE | NORMS | GELU | {
         "scale of embeddings": field(embed_scale=1.0),
         "offset of norms": field(norm_offset=0.0),
