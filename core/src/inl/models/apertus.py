@@ -22,8 +22,10 @@ DEFAULTS: Final = {
     "max_position_embeddings": 65536, "hidden_act": XIELU, "rms_norm_eps": 1e-5,
 }  # fmt: skip
 """Defaults of config fields that differ from Llama's."""
+THETA: Final = 12e6
+"""Default base frequency of the rotation."""
 ROTATION: Final = {
-    "rope_type": "llama3", "rope_theta": 12e6, "factor": 8.0, "low_freq_factor": 1.0,
+    "rope_type": "llama3", "rope_theta": THETA, "factor": 8.0, "low_freq_factor": 1.0,
     "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
 }  # fmt: skip
 """The rotation of a config that names none."""
@@ -46,7 +48,7 @@ def config(hf: Mapping[str, Any]) -> llama.LlamaConfig:
         hf = changed(hf, hidden_act="relu")
     if not hf.get("rope_parameters") and not hf.get("rope_scaling"):
         hf = changed(hf, rope_parameters=ROTATION)
-    base = replace(llama.config(hf), head_norm=True)
+    base = replace(llama.config(hf, theta=THETA), head_norm=True)
     return replace(base, activation=XIELU) if has_xielu else base
 
 
