@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
 
 import numpy as np
 import pytest
 
 from byte_tokens import bytes_as_tokens
 from depth import mostly_full
+from inl.cli.main import main
 from inl.config import EngineConfig
 from inl.device import Device
 from inl.engine.inference_engine import InferenceEngine
@@ -159,6 +161,26 @@ def test_warm_answers_are_those_of_transformers(name, made):
     assert found == answers_of(one, prompts, found)
     assert hits == [0, 0, 85 // size * size, 99 // size * size]
     assert counts["restored"] == 2
+
+
+@pytest.mark.full
+def test_a_worker_restores_the_same_state_and_its_trace_replays(made, tmp_path, capsys):
+    one, trace = made("qwen3.5"), tmp_path / "trace"
+    prompts = prompts_of(one)
+    place = f"worker:{sys.executable}/cpu:0"
+    config = EngineConfig(backend=place, dtype="float32", max_batch=2, trace=trace)
+    with InferenceEngine(open_model(one.path), bytes_as_tokens(), config) as engine:
+        found = [
+            list(engine.generate(each, max_tokens=COUNT, ignore_eos=True).token_ids)
+            for each in prompts
+        ]
+        assert engine.snapshots.counts["restored"] == 2
+    assert found == answers_of(one, prompts, found)
+    capsys.readouterr()
+    assert main(["replay", str(trace), "--device", "cpu"]) == 0
+    printed = capsys.readouterr().out
+    assert "0 skipped" in printed
+    assert "every token is the same" in printed
 
 
 def test_state_of_another_prefix_changes_the_answers(made, monkeypatch):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 
 import pytest
 
 from hash_oracle import expected
 from inl.backend.base import DeviceMemory
 from inl.engine.core import EngineCore
-from inl.errors import OutOfMemory
+from inl.errors import OutOfMemory, WorkerLost
 from inl.kv_tiers import state_snapshots
 from inl.kv_tiers.state_snapshots import StateSnapshots, automatic_snapshot_bytes
 from inl.scheduling.plan import SchedulerConfig
@@ -25,12 +25,14 @@ CONFIG = SchedulerConfig(recurrent=True, snapshot_tokens=8, snapshot_interval=16
 class Served:
     """An engine on a runner with recurrent state."""
 
-    def __init__(self, limits=LIMITS, capacity=1 << 20, runner=HashRunner, **config):
+    def __init__(
+        self, limits=LIMITS, capacity=1 << 20, runner=HashRunner, replace=None, **config
+    ):
         self.limits, self.stops = limits, []
         self.snapshots = StateSnapshots(capacity)
         self.engine = EngineCore(
-            runner(limits, recurrent=True), replace(CONFIG, **config),
-            snapshots=self.snapshots,
+            runner(limits, recurrent=True), dataclasses.replace(CONFIG, **config),
+            snapshots=self.snapshots, replace=replace,
         )  # fmt: skip
 
     def answer(self, *prompts, **fields):
@@ -132,7 +134,7 @@ def test_a_forgotten_prefix_cache_forgets_snapshots():
 
 def test_a_row_that_stops_in_a_repeated_step_leaves_no_snapshot():
     """Its state is not that of the border at which it was planned to end."""
-    prompt, limits = text(12), replace(LIMITS, depth=1, decode_steps=8)
+    prompt, limits = text(12), dataclasses.replace(LIMITS, depth=1, decode_steps=8)
     plain, _ = expected(Request(prompt, max_tokens=9), limits, 99, (), recurrent=True)
     served = Served(limits, decode_steps=8, repeat_seconds=float("inf"))
     ends = plain.index(plain[2]) + 1
@@ -143,6 +145,26 @@ def test_a_row_that_stops_in_a_repeated_step_leaves_no_snapshot():
     assert request.output_ids == plain[:ends]
     for key in served.engine.scheduler.block_keys(request)[3:]:
         assert not served.snapshots.holds(key)
+
+
+def test_a_new_runner_begins_without_snapshots():
+    class Mortal(HashRunner):
+        left = 12
+
+        def collect(self):
+            self.left -= 1
+            if not self.left:
+                raise WorkerLost("killed")
+            return super().collect()
+
+    def fresh(_error):
+        assert len(served.snapshots) > 0
+        return HashRunner(LIMITS, recurrent=True)
+
+    served = Served(runner=Mortal, replace=fresh)
+    assert served.answer(text(30), max_tokens=20) == [0]
+    assert served.engine.restarts == 1
+    assert served.answer(text(30)) == [28]
 
 
 @pytest.mark.parametrize("kind", ["read", "step"])

@@ -152,6 +152,7 @@ class RunningRequests:
             self._restores.append(Restore(request.slot, keys[shared - 1]))
         # Where blocks are cached beyond the snapshots, another prompt was different.
         ends = {self.kv_cache.cached_prefix(keys), len(keys)}
+        ends.add(min((request.prompt_tokens - 1) // size, len(keys)))
         borders: list[int] = []
         for border in sorted(end * size for end in ends):
             last = borders[-1] if borders else request.scheduled
