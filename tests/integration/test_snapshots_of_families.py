@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import json
 import sys
 
 import numpy as np
@@ -161,6 +162,19 @@ def test_warm_answers_are_those_of_transformers(name, made):
     assert found == answers_of(one, prompts, found)
     assert hits == [0, 0, 85 // size * size, 99 // size * size]
     assert counts["restored"] == 2
+
+
+def test_the_plan_counts_recurrent_state(made, capsys):
+    """Of LFM2: two inputs of 48 channels in each of three layers, in float32."""
+    path = str(made("lfm2").path)
+    words = ["plan", path, "--devices", "1x1GB", "--batch", "3"]
+    assert main([*words, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["state_bytes"] == 3 * 3 * 2 * 48 * 4
+    assert main(words) == 0
+    assert (
+        "each snapshot of recurrent state takes 1,152 bytes" in capsys.readouterr().out
+    )
 
 
 @pytest.mark.full
