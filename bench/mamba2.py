@@ -2,13 +2,16 @@
 
     python bench/mamba2.py [--device cpu:0] [--prompts 512 2048] [--dtype bfloat16]
     python bench/mamba2.py --device cuda:0 --prompts 512 2048 32768 131072 --peer
+    python bench/mamba2.py --device cuda:0 --prompts 2048 32768 --warm
 
 One request at a time: seconds of a prompt to its first token, and milliseconds of each
 of ``--tokens`` later ones. All layers but one are recurrent, so that the
 time of a token hardly grows with the context. ``--peer`` measures the same shape in
 transformers, by torch alone, on the same device: its prompts take 4 MiB of memory a
 token and layer, so that longer ones than ``--most`` are left out. ``--cpu-time`` counts
-processor time of all threads, for a machine that others share.
+processor time of all threads, for a machine that others share. ``--warm`` measures
+the first token of a prompt that was not seen, with and without snapshots of recurrent
+state, and of the same prompt with 16 tokens more.
 """
 
 from __future__ import annotations
@@ -66,6 +69,40 @@ def ours(given):
         measured("inl", given, generate)
 
 
+def warm(given):
+    """Print times to the first token of new and of continued prompts."""
+    context = max(given.prompts) + given.tokens + 64
+    language = random_language(SHAPE, context, given.layers)
+    for size in ("0", "4GiB"):
+        config = EngineConfig(
+            backend=given.device, max_batch=1, context=context, dtype=given.dtype,
+            snapshot_host=size,
+        )  # fmt: skip
+        with InferenceEngine(language, config=config) as engine:
+            for count in given.prompts:
+                times = turns(engine, count, given)
+                new, again = (1e3 * min(each) for each in zip(*times, strict=True))
+                taken = dict(engine.snapshots.counts) if engine.snapshots else {}
+                print(
+                    f"snapshots {size:>4} {count:>7} tokens: new {new:8.2f} ms, "
+                    f"continued {again:8.2f} ms; {taken}",
+                    flush=True,
+                )
+
+
+def turns(engine, count, given):
+    """Return times of a new prompt, and of its next turn, of each run."""
+    times, ids = [], prompt_of(count)
+    for run in range(1 + given.runs):
+        new = [run + 1, *ids[1:]]
+        pair = [
+            timed(lambda: engine.generate([each], max_tokens=1), given)  # noqa: B023
+            for each in (new, [*new, *ids[:16]])
+        ]
+        times.append(pair)
+    return times[1:]  # the first one compiles
+
+
 def theirs(given):
     import torch
     from transformers import BambaConfig, BambaForCausalLM
@@ -104,8 +141,12 @@ def main():
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--cpu-time", action="store_true")
     parser.add_argument("--peer", action="store_true")
+    parser.add_argument("--warm", action="store_true")
     parser.add_argument("--most", type=int, default=2048)
     given = parser.parse_args()
+    if given.warm:
+        warm(given)
+        return
     ours(given)
     if given.peer:
         theirs(given)

@@ -237,6 +237,7 @@ PAIRS = {
         "vocab": (128256, 32000), "step_tokens": (4096, 512),
         "device": (None, "cuda"), "tied": (False, True),
         "heads": (32, 64), "experts": (1, 8), "expert_params": (0, int(7e9)),
+        "state_bytes": (0, int(1e8)),
     }),
     "PipelineSchedule": (
         optimizers.PipelineSchedule,

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 pytest.importorskip("prometheus_client")
@@ -18,6 +19,8 @@ pytest.importorskip("prometheus_client")
 import inl.serve
 from http_servers import HashServer, hash_engine
 from inl.config import EngineConfig
+from inl.dtypes import wrap
+from inl.kv_tiers.state_snapshots import StateSnapshots
 from inl.serve.metrics import Metrics
 from inl.serve.server import engine_config
 
@@ -30,11 +33,16 @@ def exported(engine):
     return metrics.text().decode()
 
 
-def engine_of(tiers, remote=None):
+def engine_of(tiers, remote=None, snapshots=None):
     stats = SimpleNamespace(preemptions=0)
     core = SimpleNamespace(running_requests=0, kv_usage=0, failed_steps=0)
     return SimpleNamespace(
-        core=core, stats=stats, speculation=None, tiers=tiers, remote_prefill=remote
+        core=core,
+        stats=stats,
+        speculation=None,
+        tiers=tiers,
+        remote_prefill=remote,
+        snapshots=snapshots,
     )
 
 
@@ -60,6 +68,21 @@ def test_hits_are_counted_by_tier_and_records_by_kind():
 
 def test_without_tiers_there_are_no_counts():
     assert "inl:kv_tier_hit_blocks_total{" not in exported(engine_of(None))
+
+
+def test_snapshots_are_counted_by_what_became_of_them():
+    snapshots = StateSnapshots(12)
+    snapshots.put(b"a", {"x": wrap(np.zeros(2, np.float32))})
+    snapshots.put(b"b", {"x": wrap(np.zeros(2, np.float32))})
+    snapshots.take(b"b")
+    text = exported(engine_of(None, snapshots=snapshots))
+    pattern = r'^inl:state_snapshots_total\{.*kind="(\w+)".*\} (\S+)$'
+    found = dict(re.findall(pattern, text, re.M))
+    assert {kind: float(count) for kind, count in found.items()} == {
+        "taken": 2, "restored": 1, "dropped": 1,
+    }  # fmt: skip
+    assert re.search(r"^inl:state_snapshot_bytes\{.*\} 8.0$", text, re.M)
+    assert "inl:state_snapshots_total{" not in exported(engine_of(None))
 
 
 def test_prompts_of_other_engines_are_counted_by_kind():

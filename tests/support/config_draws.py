@@ -194,6 +194,15 @@ FAMILIES: dict[str, dict[str, list[Any]]] = {
         "partial_rotary_factor": [0.5, 0.25, ABSENT],
         "use_parallel_residual": [*[False] * 4, ABSENT, True],
     },
+    "exaone_moe": {
+        "sliding_window": [5, 64, ABSENT], "sliding_window_pattern": [2, 3, ABSENT],
+        "num_experts": [4], "num_experts_per_tok": [1, 2],
+        "moe_intermediate_size": [12], "num_shared_experts": [1, 2, ABSENT],
+        "first_k_dense_replace": [0, 1, ABSENT], "n_group": [2, 1, ABSENT],
+        "topk_group": [1, ABSENT], "routed_scaling_factor": [0.5, ABSENT],
+        "norm_topk_prob": [True, False, ABSENT],
+    },
+    "apertus": {"hidden_act": ["xielu", "xielu", "relu", "silu", ABSENT, "mish"]},
     "nemotron": {
         "norm_eps": [0.1, ABSENT], "partial_rotary_factor": [0.5, 0.25, ABSENT, 1.0],
     },

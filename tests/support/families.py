@@ -267,6 +267,23 @@ FAMILIES = {
         "Exaone4",
         rope() | {"sliding_window": WINDOW, "sliding_window_pattern": 3},
     ),
+    "exaone-moe": (
+        "ExaoneMoe",
+        rope()
+        | {
+            "head_dim": 12,
+            "sliding_window": WINDOW,
+            "sliding_window_pattern": 3,
+            "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "num_shared_experts": 2,
+            "moe_intermediate_size": 24,
+            "n_group": 3,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.7,
+        },
+    ),
     "gemma": ("Gemma", rope() | {"head_dim": 16, "hidden_act": "gelu"}),
     "ministral3": (
         "Ministral3",
@@ -335,6 +352,7 @@ FAMILIES = {
         "Nemotron",
         rope(partial_rotary_factor=0.5) | {"head_dim": 12, "attention_bias": True},
     ),
+    "apertus": ("Apertus", LLAMA3 | {"head_dim": 12, "attention_bias": True}),
     "ernie4.5-moe": (
         "Ernie4_5_Moe",
         rope()
@@ -498,9 +516,11 @@ def _random(key, shape, source, *, centered):
     values = torch.randn(shape, generator=source)
     if key.endswith("A_log"):
         return values - 2  # so that many tokens are remembered
+    if key.endswith("act_fn.eps"):
+        return torch.full(shape, -1e-6)
     if key.endswith("bias"):
         return 0.5 * values
-    if len(shape) == 1:
+    if len(shape) < 2:
         return 0.3 * values + (0 if centered else 1)
     if "embed_tokens" in key:
         return values

@@ -78,6 +78,18 @@ def in_group(block, group, change):
     return in_layers(changed)
 
 
+def in_xielu(**changes):
+    """Other parameters of the activation of every layer."""
+
+    def changed(layer):
+        inner = layer.mlp.mlp
+        new = {name: make(getattr(inner.xielu, name)) for name, make in changes.items()}
+        inner = inner._replace(xielu=inner.xielu._replace(**new))
+        return layer._replace(mlp=layer.mlp._replace(mlp=inner))
+
+    return in_layers(changed)
+
+
 def entered_plain(_ops, _config, carry, _norm):
     total = carry.residual + carry.delta
     return total, total
@@ -421,6 +433,7 @@ MUTANTS = {
         ),
     },
     "exaone4": ROPE | SPLIT | NORMS | SILU | HEAD_NORMS | AFTER | TURNS,
+    "exaone-moe": ROPE | SPLIT | NORMS | SILU | HEAD_NORMS | TURNS | SIGMOID,
     "gemma": ROPE | NORMS | GELU | {
         "scale of embeddings": field(embed_scale=1.0),
         "offset of norms": field(norm_offset=0.0),
@@ -432,6 +445,11 @@ MUTANTS = {
     "dots1": ROPE | SPLIT | NORMS | SILU | HEAD_NORMS | SIGMOID,
     "stablelm": ROPE | NORMS | SILU | BIAS | TURNED | {
         "mean in norms": Mutant(patch=(layer_norm, "enter", entered_uncentered)),
+    },
+    "apertus": ROPE | SCALED | NORMS | HEAD_NORMS | BIAS | OUT_BIAS | {
+        "squares": in_xielu(positive=lambda w: 0 * w),
+        "exponentials": in_xielu(negative=lambda w: 0 * w),
+        "slope": in_xielu(slope=lambda w: 0 * w),
     },
     "nemotron": ROPE | NORMS | BIAS | TURNED | {
         "activation": field(activation="relu"),

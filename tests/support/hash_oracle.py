@@ -64,17 +64,18 @@ def value_of_adapter(digest):
     )
 
 
-def expected(request, limits, context, stops):
+def expected(request, limits, context, stops, recurrent=False):
     """The output that HashRunner documents, computed without blocks, slots or steps."""
     grammar = request.guide and request.guide.grammar
     adapter = value_of_adapter(request.adapter_digest)
     totals, ids = [[0] for _ in limits.blocks], list(request.prompt)
     windows = limits.windows or (None,) * limits.groups
+    state = 0
     for at in range(min(len(ids) + request.max_tokens, context)):
         if at >= request.prompt_tokens:
             extra = noise(request.seed, at) if request.temperature else 0
             extra ^= special(request, ids[request.prompt_tokens :])
-            total = sum(sum(last) for last in totals)
+            total = sum(sum(last) for last in totals) + state
             number = scrambled((total + at) % WORDS ^ extra)
             allowed = request.allowed_token_ids or range(limits.vocab)
             if grammar is not None:
@@ -87,17 +88,21 @@ def expected(request, limits, context, stops):
             ):
                 return ids[request.prompt_tokens :], "stop"
         add(totals, windows, at, (adapter << 32) + ids[at] + 1)
+        if recurrent:
+            state = scrambled((state + (adapter << 32) + ids[at] + 1) % WORDS)
     return ids[request.prompt_tokens :], "length"
 
 
-def expected_hidden(request, limits):
+def expected_hidden(request, limits, recurrent=False):
     """The hidden state that HashRunner documents, of the whole prompt."""
     adapter = value_of_adapter(request.adapter_digest)
-    totals = [[0] for _ in limits.blocks]
+    totals, state = [[0] for _ in limits.blocks], 0
     windows = limits.windows or (None,) * limits.groups
     for at, token in enumerate(request.prompt):
         add(totals, windows, at, (adapter << 32) + token + 1)
-    total = (sum(map(sum, totals)) + request.prompt_tokens) % WORDS
+        if recurrent:
+            state = scrambled((state + (adapter << 32) + token + 1) % WORDS)
+    total = (sum(map(sum, totals)) + state + request.prompt_tokens) % WORDS
     return [scrambled((total + at) % WORDS) % 2**24 + 1 for at in range(8)]
 
 

@@ -107,6 +107,10 @@ FIELDS = {
     "ernie4_5": {"head_dim": 12, "use_bias": True},
     "exaone4": {"sliding_window": 7, "sliding_window_pattern": 2},
     "gemma1": {"head_dim": 16},
+    "exaone_moe": {
+        "head_dim": 12, "sliding_window": 7, "sliding_window_pattern": 2,
+        "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+    },
     "glm4_moe": SIGMOID | {"head_dim": 12, "use_qk_norm": True},
     "hunyuan_v1_dense": {},
     "minimax_m2": {"head_dim": 12, "rotary_dim": 6, "num_local_experts": 6,
@@ -130,6 +134,7 @@ FIELDS = {
         "layer_types": ["sliding_attention", "full_attention"] * 2,
     },
     "nemotron": {"head_dim": 12, "mlp_bias": True},
+    "apertus": {"head_dim": 12, "attention_bias": True},
     "stablelm": {"use_qkv_bias": True, "num_attention_heads": 4,
                  "num_key_value_heads": 2, "partial_rotary_factor": 0.5},
     "ernie4_5_moe": {

@@ -40,6 +40,8 @@ class Parts:
     """Whether adapters are loaded, replaced and used."""
     pooled: bool = False
     """Whether some requests are pooled."""
+    snapshots: type | None = None
+    """Stores recurrent state, which the runner then has."""
     stages: int = 1
     """Of the pipeline that the runner is."""
 
@@ -73,7 +75,13 @@ class World:
         pools = [
             parts.pool(blocks, self.limits.block_size) for blocks in self.limits.blocks
         ]
-        memory = parts.kv_cache(pools, self.limits.windows)
+        self.snapshots, states = None, {}
+        if parts.snapshots is not None:
+            self.snapshots = parts.snapshots(8 * Random(self.name).choice([3, 20, 500]))
+            states = {"snapshots": self.snapshots}
+            sizes = {"snapshot_tokens": 2, "snapshot_interval": 8}
+            self.config = replace(self.config, recurrent=True, **sizes)
+        memory = parts.kv_cache(pools, self.limits.windows, **states)
         self.now = self.groups = 0
         options = {"clock": lambda: self.now}
         if parts.speculation is not None:
@@ -85,9 +93,12 @@ class World:
         self.scheduler = parts.scheduler(
             self.limits, self.config, kv_cache=memory, **options
         )
-        self.runner = parts.runner(self.limits, lag=random if lag else None)
+        recurrent = {"recurrent": True} if self.snapshots is not None else {}
+        self.runner = parts.runner(
+            self.limits, lag=random if lag else None, **recurrent
+        )
         self.engine = EngineCore(
-            self.runner, scheduler=self.scheduler, on_step=self.see_step
+            self.runner, scheduler=self.scheduler, on_step=self.see_step, **states
         )
         self.prefixes = [self.ids(random.randint(1, 30)) for _ in range(4)]
         self.requests, self.answers, self.live = {}, {}, []
@@ -240,7 +251,10 @@ class World:
         if request.pooled:
             self.check_hidden(request, found, reason)
             return
-        want, end = expected(request, self.limits, context, request.stop_ids | eos)
+        want, end = expected(
+            request, self.limits, context, request.stop_ids | eos,
+            self.snapshots is not None,
+        )  # fmt: skip
         if reason in ("cancelled", "deadline"):
             want, end = want[: len(found)], reason
         if (found, reason) != (want, end):
@@ -254,7 +268,7 @@ class World:
         if reason in ("cancelled", "deadline"):
             assert request.hidden is None
             return
-        want = expected_hidden(request, self.limits)
+        want = expected_hidden(request, self.limits, self.snapshots is not None)
         if reason != "stop" or request.hidden.tolist() != want:
             raise WrongText(f"{request.id}: {request.hidden} {reason}, not {want}")
         self.counts["hidden states"] += 1
@@ -304,6 +318,10 @@ class World:
         self.counts.update(steps=stats.steps, tokens=stats.tokens, rows=stats.rows)
         self.counts["preemptions"] += stats.preemptions
         self.counts["prefix hit tokens"] += stats.prefix_hit_tokens
+        if self.snapshots is not None:
+            for name, count in self.snapshots.counts.items():
+                self.counts[f"snapshots {name}"] += count
+            assert self.snapshots.used_bytes <= self.snapshots.capacity
         if self.scheduler.speculation is not None:
             self.counts["drafts"] += self.scheduler.speculation.drafted
             self.counts["accepted drafts"] += self.scheduler.speculation.accepted

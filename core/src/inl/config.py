@@ -128,6 +128,10 @@ class EngineConfig:
     kv_disk: str | None = None
     """Files for blocks that the host's memory has no room for, which later processes
     read too: a size and a folder, such as "100GiB:/var/cache/inl". ``None``: none."""
+    snapshot_host: str | None = None
+    """Host memory for snapshots of recurrent state, such as "2GiB". Models that have it
+    share leading tokens of prompts only up to a snapshot. ``None``: an eighth of the
+    memory that is free, 8 GiB at most. "0": none, so that nothing is shared."""
     role: str = "both"
     """"prefill" computes prompts for other engines too, which connect to ``kv_peer``;
     "decode" lets the engines at ``kv_peer`` compute long prompts, and computes itself
@@ -276,6 +280,9 @@ class EngineConfig:
         accepted = 'None or a size, such as "8GiB"'
         size = self.kv_host
         self._check("kv_host", size is None or size_of(size) is not None, accepted)
+        size = self.snapshot_host
+        valid = size is None or size_of(size) is not None
+        self._check("snapshot_host", valid, accepted)
         accepted = 'None, or a size and a folder, such as "100GiB:/var/cache/inl"'
         size, _, folder = str(self.kv_disk).partition(":")
         valid = self.kv_disk is None or (bool(folder) and bool(size_of(size)))

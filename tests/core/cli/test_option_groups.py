@@ -58,6 +58,7 @@ def test_each_option_sets_its_field(each):
         "speculation": "ngram",
         "draft_model": "m", "draft_device": "cpu", "max_drafts": 3,
         "generation_config": "none", "kv_host": "8GiB", "kv_disk": "1TiB:folder",
+        "snapshot_host": "2GiB",
     }  # fmt: skip
     value = values.get(each.name, not each.default)
     needs = {"draft_model": "model", "draft_device": "model"}

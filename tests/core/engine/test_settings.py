@@ -76,6 +76,7 @@ ELSEWHERE = {
     "trace": "core/recording/test_drafts.py",
     "kv_host": "core/engine/test_tier_options.py",
     "kv_disk": "core/engine/test_tier_options.py",
+    "snapshot_host": "core/models/test_families.py",
     "role": "core/engine/test_remote_prefill.py",
     "kv_peer": "core/engine/test_remote_prefill.py",
 }  # fmt: skip

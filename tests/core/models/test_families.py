@@ -123,8 +123,7 @@ def test_answers_do_not_depend_on_batching(name, random_checkpoint, byte_tokeniz
     )
     cached, hits, _ = answers(max_batch=4, token_budget=16)
     assert cached == plain
-    # Blocks do not hold recurrent state, so that none are shared.
-    assert hits > len(shared) or (name in RECURRENT and not hits)
+    assert hits > len(shared)
     count = 9 if name in RECURRENT else 8
     tight, _, lost = answers(max_batch=4, cache_bytes=count * per_block)
     assert tight == plain
@@ -132,15 +131,20 @@ def test_answers_do_not_depend_on_batching(name, random_checkpoint, byte_tokeniz
     assert (lost > 0) == (name != "mistral")
 
 
-def test_samples_of_recurrent_models_share_nothing(random_checkpoint, byte_tokenizer):
+@pytest.mark.parametrize(("size", "hits"), [(None, 64), ("1MiB", 64), ("0", 0)])
+def test_samples_of_recurrent_models_share_a_snapshot(
+    size, hits, random_checkpoint, byte_tokenizer
+):
     language = opened_language("qwen3_next", random_checkpoint)
-    prompt, config = [*range(40)], EngineConfig(backend="reference", context=96)
+    config = EngineConfig(backend="reference", context=96, snapshot_host=size)
+    prompt = [*range(70)]
     with InferenceEngine(language, byte_tokenizer, config) as engine:
         alone = engine.generate(prompt, max_tokens=8).token_ids
         found = engine.generate(prompt, max_tokens=8, n=3)
         several = [found, *found.alternatives]
         assert {one.token_ids for one in several} == {alone}
-        assert engine.stats.prefix_hit_tokens == 0
+        assert engine.stats.prefix_hit_tokens == 3 * hits
+        assert (engine.snapshots is not None) == bool(hits)
 
 
 def test_recurrent_models_refuse_drafts(random_checkpoint, byte_tokenizer):

@@ -111,6 +111,6 @@ def test_without_the_plugin_the_architecture_is_unknown(folder, tmp_path_factory
     assert done.returncode != 0
     assert "'AcmeForCausalLM'" in done.stderr
     assert (
-        "registered: ArceeForCausalLM, BambaForCausalLM, BertForMaskedLM, Bert"
+        "registered: ApertusForCausalLM, ArceeForCausalLM, BambaForCausalLM, Bert"
         in done.stderr
     )

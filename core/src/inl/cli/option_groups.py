@@ -148,6 +148,15 @@ class SpeculativeOptions(EngineOptions):
             "such as 8GiB; 0 for none. [default: by the free memory]",
         ),
     ] = None
+    snapshot_host: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Host memory for snapshots of recurrent state, such as 2GiB, with "
+            "which prompts share leading tokens. [default: an eighth of what is free, "
+            "8GiB at most]",
+        ),
+    ] = None
     kv_disk: Annotated[
         str | None,
         typer.Option(

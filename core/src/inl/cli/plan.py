@@ -15,7 +15,7 @@ from inl.cli.table import print_table
 from inl.config import EngineConfig
 from inl.dtypes import SIZES
 from inl.errors import RequestError
-from inl.spec.cache import Paged
+from inl.spec.cache import Paged, Slotted
 
 if TYPE_CHECKING:
     from inl.backend.base import Backend
@@ -85,6 +85,11 @@ def run(
             "- blocks that the cache has no room for take up to "
             f"{evicted / GB:,.3f} GB of host memory: --kv-host"
         )
+    if facts["state_bytes"]:
+        print(
+            f"- each snapshot of recurrent state takes {facts['state_bytes']:,} bytes "
+            "of host memory, within --snapshot-host"
+        )
 
 
 def _devices(text: str) -> Devices:
@@ -139,6 +144,7 @@ def _facts(
     context: int | None,
 ) -> tuple[dict[str, Any], int]:
     """Return the planner's arguments for a model, and the context in tokens."""
+    from inl.backend.state_bytes import array_bytes
     from inl.checkpoints.blocks.dtypes import packed_bytes
     from inl.checkpoints.hub.resolve import resolve_model
     from inl.executor.load_plan import configure
@@ -152,7 +158,8 @@ def _facts(
     params = sum(math.prod(spec.shape) for spec in specs)
     stored = sum(packed_bytes(spec.shape, spec.dtype) for spec in specs)
     shaped = replace(language.config, dtype="float32")
-    groups = [item for item in language.model.state(shaped) if isinstance(item, Paged)]
+    state = language.model.state(shaped)
+    groups = [item for item in state if isinstance(item, Paged)]
     widest = max(groups, key=lambda group: len(group.layers))
     facts = {
         "model_size_params": params,
@@ -165,6 +172,11 @@ def _facts(
         "head_dim": widest.head_dim,
         "inner": _inner(language.checkpoint.config),
         "vocab": shaped.vocab_size,
+        "state_bytes": sum(
+            array_bytes(item.shape, item.dtype)
+            for item in state
+            if isinstance(item, Slotted)
+        ),
         "tied": bool(getattr(shaped, "tied", False)),
         **_experts(language.model.weights(shaped)),
     }
@@ -222,6 +234,7 @@ def _show(plan: Parallelism, devices: Devices, batch: int, context: int) -> None
     parts = {
         "weights": plan.weight_bytes,
         "keys and values": plan.kv_bytes,
+        "recurrent state": plan.state_bytes,
         "activations": plan.activation_bytes,
         "gradients": plan.gradient_bytes,
         "optimizer": plan.optimizer_bytes,

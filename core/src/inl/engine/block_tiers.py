@@ -1,4 +1,7 @@
-"""Opens the tiers of blocks that a config asks for, or that memory has room for."""
+"""Opens the tiers of blocks, and the snapshots, that a config asks for.
+
+Without a size in the config, they take what memory has room for.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,18 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from inl.config import size_of
 from inl.errors import RequestError
+from inl.executor.model_loader import takes_snapshots
 from inl.kv_tiers.disk_tier import DiskTier
 from inl.kv_tiers.host_size import automatic_bytes, free_bytes
 from inl.kv_tiers.record import Identity
+from inl.kv_tiers.state_snapshots import StateSnapshots, automatic_snapshot_bytes
 from inl.kv_tiers.tiers import BlockTiers, Costs
 
 if TYPE_CHECKING:
     from inl.config import EngineConfig
+    from inl.executor.model_loader import LanguageModel
     from inl.runners.startup import StartedRunner
     from inl.scheduling.plan import SchedulerConfig
 
@@ -114,3 +121,19 @@ def _automatic_bytes(
 def _has_free(least: int) -> bool:
     """Whether the host has so much free memory: other processes use it too."""
     return free_bytes() >= least
+
+
+def started_snapshots(
+    model: LanguageModel,
+    config: EngineConfig,
+    scheduling: SchedulerConfig,
+    started: StartedRunner,
+) -> StateSnapshots | None:
+    """Return the snapshots of an engine, or ``None`` if it takes none."""
+    layout = started.runner.cache_layout
+    needs = scheduling.recurrent and scheduling.use_kv_cache
+    if not needs or layout is None or not layout.slotted or not takes_snapshots(model):
+        return None
+    size = config.snapshot_host
+    capacity = automatic_snapshot_bytes() if size is None else size_of(size)
+    return StateSnapshots(capacity) if capacity else None

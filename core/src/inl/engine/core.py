@@ -24,6 +24,7 @@ from inl.engine.reply_check import (
     read_repeated,
     read_tokens,
 )
+from inl.engine.snapshot_copies import SnapshotCopies
 from inl.engine.step_masks import StepMasks, are_ready
 from inl.errors import (
     InlError,
@@ -42,6 +43,7 @@ from inl.spec.message import STEP, header
 from inl.spec.step import NO_TOKEN, Bucket
 
 if TYPE_CHECKING:
+    from inl.kv_tiers.state_snapshots import StateSnapshots
     from inl.kv_tiers.tiers import BlockTiers
     from inl.kv_transfer.spans import TokenSpan
     from inl.recording.recorder import Recorder
@@ -70,7 +72,8 @@ class EngineCore:
     ``on_step`` interrupts nothing.
 
     on_step: called after each submitted step. recorder: records frames and replies.
-    tiers: of the scheduler, store blocks that the device's pools evict.
+    tiers: of the scheduler, store blocks that the device's pools evict. snapshots: of
+    the scheduler, of a model with recurrent state.
     """
 
     def __init__(
@@ -83,10 +86,16 @@ class EngineCore:
         recorder: Recorder | None = None,
         replace: Callable[[Exception], Runner] | None = None,
         tiers: BlockTiers | None = None,
+        snapshots: StateSnapshots | None = None,
     ) -> None:
         self.runner = runner
-        self.scheduler = scheduler or Scheduler(runner.limits, config, tier=tiers)
+        self.scheduler = scheduler or Scheduler(
+            runner.limits, config, tier=tiers, snapshots=snapshots
+        )
         self._copies = None if tiers is None else BlockCopies(tiers, recorder)
+        self._states = (
+            None if snapshots is None else SnapshotCopies(snapshots, recorder)
+        )
         self.restarts = 0
         """Runners that were replaced."""
         self.failed_steps = 0
@@ -236,7 +245,8 @@ class EngineCore:
         waits for masks, or by a runner that copies no contents.
         """
         self.settle()
-        lacks = self.runner.cache_layout is None
+        # Other engines have no use for blocks without the recurrent state after them.
+        lacks = self.runner.cache_layout is None or self.config.recurrent
         if lacks or self._unsampled is not None or self.failure is not None:
             return []
         self._is_unsettled = True
@@ -369,6 +379,8 @@ class EngineCore:
         self._discarded_steps.clear()
         if self._copies is not None:
             self._copies.reset()
+        if self._states is not None:
+            self._states.reset()
 
     def _fill(self) -> None:
         while (
@@ -402,6 +414,8 @@ class EngineCore:
                 self._submit_masks(plan)
             elif rows:
                 self._unsampled = plan
+            if self._states is not None and self._unsampled is None:
+                self._states.read(plan, self.runner)
         except OutOfMemory as error:
             if header(frame).kind == STEP:
                 self._discard_step(plan, error)
@@ -419,6 +433,8 @@ class EngineCore:
         try:
             if self._copies is not None:
                 self._copies.submit(plan, self.runner)
+            if self._states is not None:
+                self._states.restore(plan, self.runner)
         except Exception as error:
             self._fail(error, plan)
             return False
@@ -436,6 +452,8 @@ class EngineCore:
         self._masks.begin(plan, rows)
         try:
             self._submit_masks(plan)
+            if self._states is not None:
+                self._states.read(plan, self.runner)
         except Exception as error:
             self._fail(error, plan)
 
@@ -522,6 +540,8 @@ class EngineCore:
             process = self._processing(reply, plan)
             if self._copies is not None:
                 self._copies.collect(plan, self.runner)
+            if self._states is not None:
+                self._states.wait(plan, self.runner)
         except OutOfMemory as error:
             # Workers report it late, when later steps of these rows may have begun.
             self._end_rows(plan, error)
@@ -529,7 +549,10 @@ class EngineCore:
         except Exception as error:
             self._fail(error, plan)
             return []
-        return process()
+        events = process()
+        if self._states is not None:
+            self._states.store(plan, self.scheduler)
+        return events
 
     def _processing(self, reply: Reply, plan: Plan) -> Callable[[], list[Event]]:
         """Check a reply and return the call that applies it."""

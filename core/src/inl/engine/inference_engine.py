@@ -17,7 +17,7 @@ from inl.engine.answers.chat_answer import ChatAnswer, chat_answer, conversation
 from inl.engine.answers.model_text import ModelText
 from inl.engine.batch import Batch
 from inl.engine.block_access import BlockAccess
-from inl.engine.block_tiers import identity_of, started_tiers
+from inl.engine.block_tiers import identity_of, started_snapshots, started_tiers
 from inl.engine.chat import ToolSource, tool_schemas
 from inl.engine.cleanup import run_with_cleanup
 from inl.engine.core import EngineCore, Stats, StepRecord
@@ -58,6 +58,7 @@ from inl.scheduling.scheduler import Scheduler
 if TYPE_CHECKING:
     from inl.guidance.structured import StructuredOutput
     from inl.kv.kv_events import OnKVEvent
+    from inl.kv_tiers.state_snapshots import StateSnapshots
     from inl.kv_tiers.tiers import BlockTiers
     from inl.speculation.drafters import Drafter
     from inl.speculation.planner import Speculation
@@ -115,6 +116,8 @@ class InferenceEngine(AdapterLoading, TextScoring):
         restarts = runner is None and self.config.on_worker_loss == "restart"
         self.tiers: BlockTiers | None = None
         """Tiers of blocks below the device's, with their counts, if there are any."""
+        self.snapshots: StateSnapshots | None = None
+        """Snapshots of recurrent state, with their counts; ``None`` without it."""
         self.speculation: Speculation | None = None
         """Verification of drafts, with its counts; ``None`` if there is none."""
         try:
@@ -123,6 +126,7 @@ class InferenceEngine(AdapterLoading, TextScoring):
             )
             identity = identity_of(self.config, scheduling, started)
             self.tiers = started_tiers(self.config, scheduling, identity, started)
+            self.snapshots = started_snapshots(model, self.config, scheduling, started)
             if self.config.speculation is not None or drafter is not None:
                 from inl.speculation.setup import make_speculation
 
@@ -141,9 +145,14 @@ class InferenceEngine(AdapterLoading, TextScoring):
         self._core = EngineCore(
             started.runner,
             scheduler=Scheduler(
-                limits, scheduling, speculation=self.speculation, tier=self.tiers
+                limits,
+                scheduling,
+                speculation=self.speculation,
+                tier=self.tiers,
+                snapshots=self.snapshots,
             ),
             tiers=self.tiers,
+            snapshots=self.snapshots,
             on_step=on_step,
             recorder=self.recorder,
             replace=Restarts(self._restart) if restarts else None,

@@ -18,7 +18,7 @@ from inl.errors import OutOfMemory
 from inl.placement.mesh import EXPERT, mesh_of
 from inl.placement.ranks import AXIS, collectives_of, count_expert_ranks
 from inl.protocol.runner import Limits
-from inl.spec.cache import Paged
+from inl.spec.cache import Paged, Slotted
 from inl.spec.model import Model
 from inl.spec.tree import leaves
 
@@ -108,8 +108,18 @@ def _default_budget(
     """
     share, free = backend.traits.cache_share, backend.memory().free
     free = max(free - reserved, 0)
+    free = max(free - _slot_bytes(model, shaped, rows + 1), 0)
     step = _step_bytes(model, shaped, tokens, rows) + PROGRAM_BYTES
     return max(int(share * free) - step, int(min(share, LEAST_SHARE) * free))
+
+
+def _slot_bytes(model: Model, shaped: Any, slots: int) -> int:
+    """Return the memory of the state of all slots."""
+    return sum(
+        array_bytes((slots, *item.shape), item.dtype)
+        for item in model.state(shaped)
+        if isinstance(item, Slotted)
+    )
 
 
 def _step_bytes(model: Model, shaped: Any, tokens: int, rows: int) -> int:

@@ -163,6 +163,13 @@ def is_recurrent(language: LanguageModel) -> bool:
     return "tokens" in _rebuilds(language)
 
 
+def takes_snapshots(language: LanguageModel) -> bool:
+    """Whether copies of a slot continue sequences in any slot."""
+    state = language.model.state(language.config)
+    slotted = [item for item in state if isinstance(item, Slotted)]
+    return bool(slotted) and all("snapshot" in item.restores for item in slotted)
+
+
 def verifies_drafts(language: LanguageModel) -> bool:
     """Whether the model's state can go back to before a rejected draft."""
     state = language.model.state(language.config)

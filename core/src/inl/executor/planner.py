@@ -90,6 +90,8 @@ class Parallelism:
     reasons: tuple[str, ...]
     """Why this placement, in sentences."""
     expert_parallel: int = 1
+    state_bytes: int = 0
+    """Of recurrent state, of all sequences."""
 
     @property
     def placement(self) -> Placement:
@@ -105,6 +107,7 @@ class Parallelism:
         return (
             self.weight_bytes + self.kv_bytes + self.activation_bytes
             + self.gradient_bytes + self.optimizer_bytes + self.runtime_bytes
+            + self.state_bytes
         )  # fmt: skip
 
 
@@ -125,6 +128,8 @@ class Load:
     """Of each layer."""
     expert_params: int = 0
     """Parameters of all experts."""
+    state_bytes: int = 0
+    """Of recurrent state, of one sequence."""
 
     @property
     def width(self) -> int:
@@ -188,6 +193,7 @@ def get_optimal_parallelism(
     tied: bool = False,
     experts: int = 1,
     expert_params: int = 0,
+    state_bytes: int = 0,
 ) -> Parallelism:
     """Choose tensor, pipeline, expert and data parallelism for a decoder on equal
     devices.
@@ -202,7 +208,8 @@ def get_optimal_parallelism(
     "cpu" or "cuda", whose runtime is counted; none is by default. tied: the embedding
     is the head, which "cpu" holds twice unless quantized, as rows and packed. experts,
     expert_params: experts of a layer, and the parameters of all of them, for inference;
-    other parts of the model are not divided among devices that share experts. Training
+    other parts of the model are not divided among devices that share experts.
+    state_bytes: of recurrent state, of each sequence of inference. Training
     is AdamW with gradients of the parameters' width, and a float32 copy of narrower
     parameters; its attention is torch's ``scaled_dot_product_attention``, which keeps
     all probabilities where it has no fused kernel: of float32 with grouped heads on
@@ -227,6 +234,10 @@ def get_optimal_parallelism(
             f"expert_params: found {expert_params!r:.80}, accepted: 0 to "
             "model_size_params"
         )
+    if type(state_bytes) is not int or not 0 <= state_bytes < MOST:
+        raise RequestError(
+            f"state_bytes: found {state_bytes!r:.80}, accepted: 0 or a whole number"
+        )
     parts = {n: v if v is None else _whole(n, v) for n, v in sizes.items()}
     for name, number in (
         ("memory_per_device_gb", memory_per_device_gb),
@@ -249,6 +260,7 @@ def get_optimal_parallelism(
         whole["batch"], whole["batch"] * whole["context"], whole["step_tokens"],
         training, bytes_per_param, kv_bytes_per_value, device,
         _runtime(device, training), twice, whole["experts"], expert_params,
+        state_bytes,
     )  # fmt: skip
     budget = int(memory_per_device_gb * GB * USABLE)
     plans = [
@@ -366,9 +378,11 @@ def _plan(
         "activation_bytes": _activations(shape, load) // tensor,
         "gradient_bytes": 0,
         "optimizer_bytes": 0,
+        # As many layers in each stage; ranks do not divide it.
+        "state_bytes": load.batch * load.state_bytes // pipeline,
     }
     if load.training:
-        parts["kv_bytes"] = 0
+        parts["kv_bytes"] = parts["state_bytes"] = 0
         parts["gradient_bytes"] = params * load.width
         # Two moments; a float32 copy of the parameters where these are narrower.
         parts["optimizer_bytes"] = params * (8 if load.width == 4 else 12)

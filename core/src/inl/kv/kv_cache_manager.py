@@ -11,6 +11,7 @@ from functools import partial
 
 from inl.kv.block_pool import BlockPool
 from inl.kv.kv_events import BlocksCleared, BlocksRemoved, OnKVEvent
+from inl.kv.snapshots import SnapshotIndex
 from inl.kv.tier import BlockMove, Tier
 from inl.spec.cache import passed_blocks
 
@@ -23,7 +24,8 @@ class KVCacheManager:
 
     windows: tokens that a query sees in each group, ``None`` for all. Blocks before a
     group's window may be freed early; the table then has block 0 in their place. tier:
-    has contents of blocks that the pools have not.
+    has contents of blocks that the pools have not. snapshots: of a model with recurrent
+    state, a prefix of which is shared only up to one of them.
     """
 
     def __init__(
@@ -32,7 +34,9 @@ class KVCacheManager:
         windows: Sequence[int | None] = (),
         *,
         tier: Tier | None = None,
+        snapshots: SnapshotIndex | None = None,
     ) -> None:
+        self.snapshots = snapshots
         self.pools = tuple(pools)
         self.windows = tuple(windows) or (None,) * len(self.pools)
         self.block_size = self.pools[0].block_size
@@ -86,9 +90,9 @@ class KVCacheManager:
         """
         if self.available_blocks < count - len(keys) + spare:
             return None
-        hits = self.cached_prefix(keys)
+        hits = self.restorable_prefix(keys)
         if recomputes_block and hits:
-            hits = self.cached_prefix(keys[: hits - 1])
+            hits = self.restorable_prefix(keys[: hits - 1])
         elif self._tier is not None:
             hits = self._stored_prefix(self._tier, keys, hits, count + spare)
         table, lacking = [], []
@@ -112,6 +116,21 @@ class KVCacheManager:
             blocks += pool.allocate_many(fresh)
         self.last_loaded = lacking[self.main_group]
         return table, hits
+
+    def restorable_prefix(self, keys: Sequence[bytes]) -> int:
+        """Longest cached prefix, in blocks, that a sequence can continue.
+
+        With recurrent state it ends with a snapshot.
+        """
+        hits, snapshots = self.cached_prefix(keys), self.snapshots
+        if snapshots is None:
+            return hits
+        for length in range(hits, 0, -1):
+            if not snapshots.holds(keys[length - 1]):
+                continue
+            if length == hits or self.cached_prefix(keys[:length]) == length:
+                return length
+        return 0
 
     def _stored_prefix(
         self, tier: Tier, keys: Sequence[bytes], hits: int, room: int
@@ -205,6 +224,8 @@ class KVCacheManager:
     def forget(self) -> int:
         """Drop all keys; return the number of blocks that are free now."""
         count = sum(pool.forget() for pool in self.pools)
+        if self.snapshots is not None:
+            self.snapshots.clear()
         if self.on_event is not None:
             self.on_event(BlocksCleared())
         return count

@@ -28,7 +28,8 @@ class PrefixCache:
         self._computing: dict[int, list[bytes]] = {}
         """Step in flight -> keys of the blocks that it fills."""
         self._newest: dict[bytes, int] = {}
-        """Key -> newest step in flight that fills such a block."""
+        """Key -> newest step in flight that fills such a block. With recurrent state,
+        only blocks at whose end a snapshot is taken."""
 
     def keys(self, request: Request, count: int) -> list[bytes]:
         """Return the keys of a request's first ``count`` full blocks.
@@ -56,7 +57,7 @@ class PrefixCache:
         """Whether a request shares blocks: without a prefix cache, with its group."""
         # A draft head has no hidden states of a pooled request to fill its cache from.
         headless = request.pooled and self._config.recomputes_block
-        if self._config.recurrent or headless:
+        if headless or (self._config.recurrent and self._kv_cache.snapshots is None):
             return False
         return self._config.prefix_cache or bool(request.sample_group)
 
@@ -67,11 +68,28 @@ class PrefixCache:
 
     def begin(self, request: Request, step: int) -> None:
         """Record that ``step`` computes a request's tokens up to the scheduled one."""
+        if self._config.recurrent:
+            return  # blocks are shared with a snapshot only
         full = self._full_blocks(request, request.scheduled)
         if full > request.published_blocks:
             keys = self.keys(request, full)[request.published_blocks :]
-            self._computing.setdefault(step, []).extend(keys)
-            self._newest.update(dict.fromkeys(keys, step))
+            self._add(keys, step)
+
+    def begin_snapshot(self, request: Request, stop: int, step: int) -> bool:
+        """Record that ``step`` computes the state after ``stop`` known tokens.
+
+        Returns whether a snapshot of it is of use: there is none yet.
+        """
+        (key,) = self.keys(request, stop // self._kv_cache.block_size)[-1:]
+        snapshots = self._kv_cache.snapshots
+        if snapshots is None or snapshots.holds(key) or key in self._newest:
+            return False
+        self._add([key], step)
+        return True
+
+    def _add(self, keys: Sequence[bytes], step: int) -> None:
+        self._computing.setdefault(step, []).extend(keys)
+        self._newest.update(dict.fromkeys(keys, step))
 
     def complete_step(self, step: int) -> None:
         """Record that ``step`` is collected."""
@@ -88,11 +106,16 @@ class PrefixCache:
         """
         if self._newest.keys().isdisjoint(keys):
             return False
-        cached = self._kv_cache.cached_prefix(keys)
+        cached = self._kv_cache.restorable_prefix(keys)
         later = keys[cached:]
-        coming = next(
-            (at for at, key in enumerate(later) if key not in self._newest), len(later)
-        )
+        if self._config.recurrent:
+            known = (at for at, key in enumerate(later, 1) if key in self._newest)
+            coming = max(known, default=0)
+        else:
+            coming = next(
+                (at for at, key in enumerate(later) if key not in self._newest),
+                len(later),
+            )
         size = self._kv_cache.block_size
         lacks = tokens - cached * size
         return coming * size >= max(self._config.wait_tokens, lacks / 2)

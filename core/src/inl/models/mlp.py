@@ -12,6 +12,7 @@ from inl.models import groups
 from inl.ops.linear import Linear
 from inl.ops.mlp import ACTIVATIONS as FUSED
 from inl.ops.mlp import GatedMlp
+from inl.ops.xielu import Xielu
 from inl.spec.step import Array
 from inl.spec.weights import Group
 
@@ -44,6 +45,8 @@ class OpenMlp(NamedTuple):
     down: Linear | Group
     gate: Linear | Group | None = None
     """``None`` if the activation applies to the result of ``up`` alone."""
+    xielu: Xielu | Group | None = None
+    """The activation of a layer without a gate, if it has parameters."""
 
 
 def weights(c: Any, stem: str) -> Group | OpenMlp:
@@ -88,6 +91,8 @@ def feed_forward(
     if not isinstance(w, OpenMlp):
         return ops.gated_mlp(x, w, activation=activation)
     up = ops.linear(x, w.up)
+    if w.xielu is not None:
+        return ops.linear(ops.xielu(up, w.xielu), w.down)
     gate = up if w.gate is None else ops.linear(x, w.gate)
     other = ops.zeros_like(up) + 1.0 if w.gate is None else up
     if activation in FUSED:

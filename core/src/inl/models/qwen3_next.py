@@ -297,8 +297,10 @@ def state(c: NextConfig) -> tuple[Paged | Slotted, ...]:
             inputs, matrix = names(index)
             shape = c.value_heads, c.key_dim, c.value_dim
             found += [
-                Slotted(inputs, (c.taps - 1, c.channels), c.dtype, "tokens"),
-                Slotted(matrix, shape, wide, "tokens"),
+                Slotted(
+                    inputs, (c.taps - 1, c.channels), c.dtype, "tokens", ("snapshot",)
+                ),
+                Slotted(matrix, shape, wide, "tokens", ("snapshot",)),
             ]
     return tuple(found)
 

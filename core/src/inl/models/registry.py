@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from inl.errors import UnknownArchitecture
+from inl.models.nearest import nearest
 from inl.plugin import builtin_registry, registry
 from inl.spec.model import Model
 
@@ -17,7 +18,7 @@ def find_model(hf: Mapping[str, Any], path: Path) -> Model:
     An encoder too (:attr:`~inl.executor.model_loader.LanguageModel.encoder`).
     ``architectures`` decides where no family has the ``model_type``: derived models
     keep the class whose config they have. Raises :class:`UnknownArchitecture`, which
-    lists the registered names.
+    names the nearest supported family, what it lacks, and the registered names.
     """
     names = names_of(hf)
     for name in names:
@@ -25,11 +26,12 @@ def find_model(hf: Mapping[str, Any], path: Path) -> Model:
         model = builtin_registry().model(name) or registry().model(name)
         if model is not None:
             return cast("Model", model)
-    known = registry()
+    known = registry().models()
+    near = nearest(names, known)
     raise UnknownArchitecture(
         f"{path}: config fields 'model_type' and 'architectures': found "
         f"{', '.join(map(repr, names)) or 'neither'}; "
-        f"registered: {', '.join(sorted(known.models()))}"
+        f"{near}{'; ' if near else ''}registered: {', '.join(sorted(known))}"
     )
 
 

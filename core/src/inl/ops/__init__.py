@@ -37,6 +37,7 @@ from inl.ops import (  # noqa: F401
     ssm,
     step,
     verify,
+    xielu,
 )
 from inl.spec.op import CATALOG, OpSpec
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from inl.ops.routed import TokenRoutedMlp
     from inl.ops.sink_attention import Sinks
     from inl.ops.ssm import Ssm
+    from inl.ops.xielu import Xielu
     from inl.spec.cache import Cache
     from inl.spec.step import Array, Bucket, Scores, Step, Tables
     from inl.spec.weights import Group
@@ -698,6 +699,9 @@ class Ops(Protocol):
 
     def write_slots(self, x: Array, table: Array, step: Step, /) -> Array:
         """Write each row's last token of ``x`` [T, ...] to its slot of ``table``."""
+
+    def xielu(self, x: Array, w: Xielu | Group, /) -> Array:
+        """Activation xIELU of each element (Huang and Schlag, 2024), in float32."""
 
     def zeros_like(self, x: Array, /) -> Array:
         """Return zeros with the shape and dtype of ``x``."""

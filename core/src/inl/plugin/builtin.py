@@ -58,6 +58,8 @@ FAMILIES = (
     ("MistralForCausalLM", "mistral", "mistral"),
     ("MixtralForCausalLM", "mixtral", "mixtral"),
     ("NemotronForCausalLM", "nemotron", "nemotron"),
+    ("ApertusForCausalLM", "apertus", "apertus"),
+    ("ExaoneMoeForCausalLM", "exaone_moe", "exaone_moe"),
     ("NemotronHForCausalLM", "nemotron_h", "nemotron_h"),
     ("OlmoForCausalLM", "olmo", "olmo"),
     ("OlmoeForCausalLM", "olmoe", "olmoe"),

@@ -49,6 +49,7 @@ PARENT_FIELDS = frozenset(
         "placement",
         "restart_device",
         "role",
+        "snapshot_host",
         "speculation",
         "tensor_parallel",
         "trace",

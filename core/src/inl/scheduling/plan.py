@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
+from inl.kv.snapshots import Restore, Snapshot
 from inl.kv.tier import BlockMove
 from inl.scheduling.buckets import Buckets
 from inl.scheduling.request import Request, StepKind
@@ -50,8 +51,13 @@ class SchedulerConfig:
     models whose state depends on where the prompt ended; then only blocks of prompts
     are shared."""
     recurrent: bool = False
-    """Whether every token changes state that blocks do not hold. Then no blocks are
-    shared, whatever ``prefix_cache`` is, and all tokens are computed in order."""
+    """Whether every token changes state that blocks do not hold. Then all tokens are
+    computed in order, and blocks are shared only up to a snapshot of the state."""
+    snapshot_tokens: int = 64
+    """Fewest tokens between snapshots of a sequence, at borders of blocks: the last one
+    before the end of its prompt, and that up to which other prompts are equal."""
+    snapshot_interval: int = 256
+    """Tokens between other snapshots of a sequence, of its output too."""
     model_digest: str = ""
     """Identifies the model and its weights; part of every prefix-cache key."""
     decode_steps: int = 1
@@ -72,6 +78,8 @@ class SchedulerConfig:
             "context",
             "decode_steps",
             "wait_tokens",
+            "snapshot_tokens",
+            "snapshot_interval",
             "max_queued_requests",
             "max_queued_tokens",
         ):
@@ -145,6 +153,10 @@ class Plan:
     """Blocks that are read for a tier before all frames."""
     loads: Sequence[BlockMove] = ()
     """Blocks that are written from a tier after these, before all frames."""
+    restores: Sequence[Restore] = ()
+    """State that is written to slots, before all frames."""
+    snapshots: Sequence[Snapshot] = ()
+    """State that is read after the step."""
 
     @property
     def has_drafts(self) -> bool:
@@ -245,13 +257,16 @@ class StepBuilder:
         buckets: Buckets,
         stores: Sequence[BlockMove] = (),
         loads: Sequence[BlockMove] = (),
+        restores: Sequence[Restore] = (),
+        snapshots: Sequence[Snapshot] = (),
     ) -> Plan:
         """Choose the program and return the plan."""
         lists = releases, self.admissions, self.block_table_updates, self.chunks
+        moves = stores, loads, restores, snapshots
         if not self.chunks:
-            return Plan(*lists, stores=stores, loads=loads)
+            return Plan(*lists, 0, 0, None, 0, *moves)
         tokens = sum(chunk.stop - chunk.start for chunk in self.chunks)
         bucket = self.program
         if bucket is None:
             bucket = buckets.choose(tokens, len(self.chunks), self.sampler)
-        return Plan(*lists, self.decode_rows, self.step, bucket, tokens, stores, loads)
+        return Plan(*lists, self.decode_rows, self.step, bucket, tokens, *moves)

@@ -78,6 +78,7 @@ class Repeats:
         step.program = program
         for at, chunk in enumerate(rows):
             more = min(count - 1, chunk.request.max_scheduled - chunk.stop)
+            more = requests.steps_to_snapshot(chunk.request, chunk.start, more + 1) - 1
             more = requests.grow_ahead(step, chunk.request, chunk.stop, more)
             step.chunks[at] = chunk._replace(stop=chunk.stop + more)
             chunk.request.scheduled += more

@@ -190,6 +190,12 @@ class Request:
     """Leading blocks of each group that were freed because they left its window."""
     published_blocks: int = field(init=False, default=0)
     """Leading blocks of the table that are in the prefix cache."""
+    has_snapshots: bool = field(init=False, default=False)
+    """Whether snapshots of its state are taken since the last admission."""
+    snapshot_borders: tuple[int, ...] = field(init=False, default=())
+    """Ascending positions of its prompt at which snapshots of its state are taken."""
+    last_snapshot: int = field(init=False, default=0)
+    """Position of the newest snapshot of its state that was planned or restored."""
     prefill_len: int = field(init=False, default=0)
     """Tokens that are computed in chunks; later ones are decoded one by one."""
     host_token_count: int = field(init=False, default=0)

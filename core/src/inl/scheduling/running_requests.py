@@ -6,6 +6,7 @@ from inl.kv.block_pool import BlockPool
 from inl.kv.kv_cache_manager import KVCacheManager
 from inl.kv.kv_events import BlocksCleared, OnKVEvent
 from inl.kv.prefix_cache import PrefixCache
+from inl.kv.snapshots import Restore, Snapshot, SnapshotIndex
 from inl.kv.tier import Tier
 from inl.protocol.runner import Limits
 from inl.scheduling.plan import SchedulerConfig, StepBuilder
@@ -29,8 +30,9 @@ class RunningRequests:
         limits: Limits,
         kv_cache: KVCacheManager | None = None,
         tier: Tier | None = None,
+        snapshots: SnapshotIndex | None = None,
     ) -> None:
-        self._config, self._tier = config, tier
+        self._config, self._tier, self._snapshots = config, tier, snapshots
         self._waiting = waiting
         self.by_id: dict[int, Request] = {}
         """In order of admission."""
@@ -49,7 +51,10 @@ class RunningRequests:
             [BlockPool(blocks, limits.block_size) for blocks in limits.blocks],
             limits.windows,
             tier=self._tier,
+            snapshots=self._snapshots,
         )
+        if self.kv_cache.snapshots is not None:
+            self.kv_cache.snapshots.clear()  # a new runner has none of the blocks
         if self._on_kv_event is not None:
             self.report_kv_events(self._on_kv_event)
         cached = self._config.use_kv_cache
@@ -58,6 +63,9 @@ class RunningRequests:
         self.has_windows = windowed and self._config.use_kv_cache
         self._slots = list(range(limits.slots - 1, 0, -1))
         self._releases: list[int] = []
+        self._restores: list[Restore] = []
+        self._snapshots_due: list[Snapshot] = []
+        """Those of prompts in the step that is planned."""
 
     def report_kv_events(self, on_event: OnKVEvent) -> None:
         """Report what happens to shared blocks from now on, as if there were none."""
@@ -122,17 +130,107 @@ class RunningRequests:
             request.prefill_len = request.max_scheduled = request.prompt_tokens - 1
         self._waiting.pop()
         request.slot = self._slots.pop()
+        self._plan_snapshots(request, keys)
         request.feedback_row = Row(request.slot, FEEDBACK)
         request.status = Status.RUNNING
         self.prefix_hit_tokens += request.cached_tokens
         self.by_id[request.id] = request
         return True
 
+    def _plan_snapshots(self, request: Request, keys: list[bytes]) -> None:
+        """Note which state an admitted request needs, and which it leaves.
+
+        keys: of the blocks that it may share.
+        """
+        request.snapshot_borders, request.last_snapshot = (), request.scheduled
+        cache, is_taken = self.prefix_cache, self.kv_cache.snapshots is not None
+        request.has_snapshots = is_taken and cache is not None and cache.serves(request)
+        if not request.has_snapshots or not keys:
+            return
+        size, shared = self._block_size, request.published_blocks
+        if shared:
+            self._restores.append(Restore(request.slot, keys[shared - 1]))
+        # Where blocks are cached beyond the snapshots, another prompt was different.
+        ends = {self.kv_cache.cached_prefix(keys), len(keys)}
+        ends.add(min((request.prompt_tokens - 1) // size, len(keys)))
+        borders: list[int] = []
+        for border in sorted(end * size for end in ends):
+            last = borders[-1] if borders else request.scheduled
+            divides_span = request.whole(border) != border
+            if border - last >= self._config.snapshot_tokens and not divides_span:
+                borders.append(border)
+        request.snapshot_borders = tuple(borders)
+
+    def take_restores(self) -> list[Restore]:
+        """Return the state that admissions since the last call need."""
+        restores, self._restores = self._restores, []
+        return restores
+
+    def chunk_stop(self, request: Request, budget: int) -> int:
+        """Return where the next chunk of a request's prompt ends."""
+        start = request.scheduled
+        stop = min(request.chunk_stop(start), start + budget)
+        if request.has_snapshots:
+            stop = self._snapshot_stop(request, start, stop)
+        return request.whole(stop)
+
+    def _snapshot_stop(self, request: Request, start: int, stop: int) -> int:
+        """Return ``stop``, or an earlier border at which a snapshot can be taken."""
+        for border in request.snapshot_borders:
+            if start < border < stop:
+                return border
+        border = stop - stop % self._block_size
+        is_last = stop >= request.prefill_len
+        if is_last or border <= start or request.whole(border) != border:
+            return stop
+        return border
+
+    @property
+    def _interval(self) -> int:
+        """Tokens between snapshots of an output, a multiple of the block size."""
+        size = self._block_size
+        return -(-self._config.snapshot_interval // size) * size
+
+    def steps_to_snapshot(self, request: Request, start: int, steps: int) -> int:
+        """Return the decoding steps from ``start`` that end at a snapshot, or before.
+
+        steps: the most.
+        """
+        if not request.has_snapshots:
+            return steps
+        return min(steps, self._interval - start % self._interval)
+
+    def take_snapshots(self, step: StepBuilder) -> list[Snapshot]:
+        """Return the snapshots to take after a step."""
+        found, self._snapshots_due = self._snapshots_due, []
+        if self.kv_cache.snapshots is None:
+            return found
+        interval = self._interval
+        for request, _, stop, drafts in step.chunks[: step.decode_rows]:
+            if drafts is None and request.has_snapshots and not stop % interval:
+                request.last_snapshot = stop
+                found.append(Snapshot(request, request.slot, stop))
+        return found
+
+    def _take_snapshot(self, step: StepBuilder, request: Request, stop: int) -> None:
+        """Take a snapshot of a prompt after a step, unless there is one already."""
+        cache = self.prefix_cache
+        if cache is None or stop % self._block_size or stop > request.prefill_len:
+            return
+        passed = stop - request.last_snapshot
+        if stop not in request.snapshot_borders and passed < self._interval:
+            return
+        request.last_snapshot = stop
+        if cache.begin_snapshot(request, stop, step.step):
+            self._snapshots_due.append(Snapshot(request, request.slot, stop))
+
     def schedule(self, step: StepBuilder, request: Request, stop: int) -> None:
         """Add a chunk of a request's known tokens up to ``stop`` to a step."""
         step.schedule(request, stop)
         if self.prefix_cache is not None:
             self.prefix_cache.begin(request, step.step)
+        if request.has_snapshots:
+            self._take_snapshot(step, request, request.scheduled)
 
     def complete_step(self, step: int) -> None:
         """Record that ``step`` is collected."""

@@ -56,6 +56,7 @@ from inl.spec.step import INVALID_TOKEN
 
 if TYPE_CHECKING:
     from inl.kv.kv_events import OnKVEvent
+    from inl.kv.snapshots import SnapshotIndex
     from inl.kv.tier import Tier
     from inl.scheduling.draft_planner import DraftPlanner
 
@@ -71,6 +72,7 @@ class Scheduler:
         kv_cache: KVCacheManager | None = None,
         speculation: DraftPlanner | None = None,
         tier: Tier | None = None,
+        snapshots: SnapshotIndex | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.speculation = speculation
@@ -84,7 +86,7 @@ class Scheduler:
         self._groups = SampleGroups(self.waiting)
         self._deadlines = Deadlines(clock)
         self._requests = RunningRequests(
-            self.config, self.waiting, limits, kv_cache, tier
+            self.config, self.waiting, limits, kv_cache, tier, snapshots
         )
         self._set_limits(limits)
         self.context = min(limits.max_tokens, self.config.context or limits.max_tokens)
@@ -292,7 +294,11 @@ class Scheduler:
             if not waiting or len(self.running) >= self.buckets.rows:
                 self.repeats.extend(step, self._requests, self.buckets, waiting=waiting)
         stores, loads = self.kv_cache.take_moves()
-        plan = step.build(self._requests.take_releases(), self.buckets, stores, loads)
+        snapshots = self._requests.take_snapshots(step)
+        plan = step.build(
+            self._requests.take_releases(), self.buckets, stores, loads,
+            self._requests.take_restores(), snapshots,
+        )  # fmt: skip
         if plan.chunks:
             self._steps = plan.step
             self.repeats.planned(is_first=not self.in_flight)
@@ -408,8 +414,7 @@ class Scheduler:
                 return
             if request.status is not Status.RUNNING or (uncached and request.in_flight):
                 continue
-            last = request.chunk_stop(request.scheduled)
-            last = request.whole(min(last, request.scheduled + step.budget))
+            last = requests.chunk_stop(request, step.budget)
             if last == request.scheduled:
                 continue  # a step with more room computes its span
             if request.scheduled == 0:
@@ -445,8 +450,7 @@ class Scheduler:
                 return
             growing += requests.needs_more_blocks(request)
             step.admit(request)
-            last = request.chunk_stop(request.scheduled)
-            last = request.whole(min(last, request.scheduled + step.budget))
+            last = requests.chunk_stop(request, step.budget)
             requests.schedule(step, request, last)
 
     def process_outputs(

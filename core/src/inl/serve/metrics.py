@@ -163,6 +163,13 @@ class ModelMetrics:
         for kind in RECORDS:
             labels = {**self._labels, "kind": kind}
             total("kv_disk_records", labels, partial(self._records, kind))
+        for kind in SNAPSHOTS:
+            labels = {**self._labels, "kind": kind}
+            total("state_snapshots", labels, partial(self._snapshots, kind))
+        self._gauge(
+            "state_snapshot_bytes", "Host memory of snapshots of recurrent state.",
+            read(lambda loaded: loaded.snapshots.used_bytes if loaded.snapshots else 0),
+        )  # fmt: skip
         for kind in TICKETS:
             labels = {**self._labels, "kind": kind}
             total("remote_prefill", labels, partial(self._tickets, kind))
@@ -217,6 +224,13 @@ class ModelMetrics:
         if engine is None or engine.tiers is None or engine.tiers.disk is None:
             return None
         return float(engine.tiers.disk.counts[kind])
+
+    def _snapshots(self, kind: str) -> float | None:
+        """Return a count of snapshots of recurrent state; ``None`` without them."""
+        engine = self._engine()
+        if engine is None or engine.snapshots is None:
+            return None
+        return float(engine.snapshots.counts[kind])
 
     def _tickets(self, kind: str) -> float | None:
         """Return the prompts that other engines computed; ``None`` without them."""
@@ -309,6 +323,9 @@ TIERS = ("host", "disk")
 
 RECORDS = ("written", "missing", "damaged", "foreign", "stale")
 """Records of blocks in files: what became of them."""
+
+SNAPSHOTS = ("taken", "restored", "dropped")
+"""Snapshots of recurrent state: what became of them."""
 
 TICKETS = ("done", "refused", "expired", "failed", "stale", "foreign", "damaged")
 """Prompts that other engines were asked for: what became of them."""

@@ -36,6 +36,14 @@ computes one token after the other, each the input of the next, until its stop.
 
 Contents that READ and WRITE frames copy are the halves of each entry, so that a swap of
 keys and values changes the text. Rows that were submitted before are computed first.
+
+With ``recurrent``, each slot has state that every token changes, and that is added to
+the total of the next one::
+
+    state = 0 before position 0; then mix(state + adapter * 2**32 + id[i] + 1)
+
+As on a device it stays in a slot whose sequence has ended, and READ and WRITE frames of
+the slot copy its halves.
 """
 
 from __future__ import annotations
@@ -45,6 +53,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from inl.dtypes import HostArray
 from inl.errors import ProtocolError
 from inl.protocol.frame_decoder import StepRow, read_step
 from inl.protocol.runner import (
@@ -59,6 +68,7 @@ from inl.protocol.runner import (
 )
 from inl.protocol.slot_decoder import read_admission, read_token_biases
 from inl.scheduling.sampling_params import rank
+from inl.spec.cache import Slotted
 from inl.spec.cache_layout import SLOT_GROUP, BlockLayout, CacheLayout
 from inl.spec.message import (
     ADMIT,
@@ -74,7 +84,7 @@ from inl.spec.message import (
 )
 from inl.spec.scored_tokens import next_tokens
 from inl.spec.step import NO_TOKEN
-from inl.spec.uniforms import mix
+from inl.spec.uniforms import MASK, mix
 from inl.testing.hash_cells import (
     HIDDEN,
     HashCells,
@@ -93,6 +103,9 @@ if TYPE_CHECKING:
 
 STEP_NUMBERS = 1 << 31
 
+CHAIN = Slotted("chain", (2,), "int32", "tokens", ("snapshot",))
+"""Recurrent state of a slot: the halves of a number."""
+
 
 class HashRunner(PipelinedRunner):
     """Computes hashes in place of a model and checks every frame strictly.
@@ -100,12 +113,15 @@ class HashRunner(PipelinedRunner):
     lag: by default rows are computed in the order of submission, during ``submit``.
     With ``lag`` the order is random, as late as during ``collect``, as on a device
     where rows of different sequences do not depend on each other: a block that is
-    freed too early is overwritten before it is read.
+    freed too early is overwritten before it is read. recurrent: whether tokens depend
+    on recurrent state too; drafts are not verified then.
     """
 
     survives_fork = True
 
-    def __init__(self, limits: Limits, *, lag: Random | None = None) -> None:
+    def __init__(
+        self, limits: Limits, *, lag: Random | None = None, recurrent: bool = False
+    ) -> None:
         super().__init__()
         self.limits = limits
         self.cells = HashCells(limits)
@@ -113,6 +129,8 @@ class HashRunner(PipelinedRunner):
         """State of the admitted slots."""
         self.adapters: dict[int, str] = {}
         """Digest of each loaded adapter, by number."""
+        self.chains: dict[int, int] | None = {} if recurrent else None
+        """Recurrent state of each slot, if there is any."""
         self._lag = lag
         self._step: int | None = None
 
@@ -130,6 +148,8 @@ class HashRunner(PipelinedRunner):
             self._compute_all()
             return self._copied(*transferred(message))
         if head.kind == ADMIT:
+            if self.chains is not None:
+                self._compute_all()  # rows of the slot's last sequence
             state = SlotState.admit(read_admission(message, self.limits))
             state.adapter = self._adapter(state.adapter)
             self._check_table(state, state.length)
@@ -146,11 +166,17 @@ class HashRunner(PipelinedRunner):
     def cache_layout(self) -> CacheLayout:
         """Two numbers, int32, for each token: the halves of a cell."""
         group = BlockLayout(1, self.limits.block_size, 1, 1, "int32")
-        return CacheLayout((group,) * self.limits.groups)
+        slotted = () if self.chains is None else (CHAIN,)
+        return CacheLayout((group,) * self.limits.groups, slotted)
 
     def _copied(self, group: int, ids: list[int]) -> Parts:
-        """Return contents of the cache; hashes keep no state of a slot."""
-        return {} if group == SLOT_GROUP else self.cells.copied(group, ids)
+        """Return contents of the cache, or of a slot."""
+        if group != SLOT_GROUP:
+            return self.cells.copied(group, ids)
+        if self.chains is None:
+            return {}
+        words = np.array([self.chains.get(ids[0], 0)], "<u8").view(np.int32)
+        return {CHAIN.name: HostArray(words, CHAIN.dtype, words.shape)}
 
     def _read(self, pending: PendingRead) -> Parts:
         parts: Parts = pending.work
@@ -161,6 +187,25 @@ class HashRunner(PipelinedRunner):
         group, ids = transferred(message)
         if group != SLOT_GROUP:
             self.cells.overwrite(group, ids, parts)
+        elif self.chains is not None:
+            words = np.ascontiguousarray(parts[CHAIN.name].data)
+            self.chains[ids[0]] = int(words.view("<u8")[0])
+
+    def _change(self, state: SlotState, start: int, ids: list[int]) -> None:
+        """Change the recurrent state of a slot by tokens from position ``start``."""
+        if self.chains is None:
+            return
+        chain = self.chains.get(state.slot, 0) if start else 0
+        for token in ids:
+            chain = mix((chain + (state.adapter << 32) + token + 1) & MASK)
+        self.chains[state.slot] = chain
+
+    def _total(self, task: RowTask) -> int:
+        """Return the sum over all that the next token depends on."""
+        total = self.cells.total(task.tables, task.state.cached)
+        if self.chains is not None:
+            total += self.chains[task.state.slot]
+        return total & MASK
 
     def _compute_all(self) -> None:
         """Compute all submitted rows, in order."""
@@ -279,11 +324,11 @@ class HashRunner(PipelinedRunner):
             return
         ids, start = _inputs(task), state.cached
         self.cells.write(task.tables, start, ids, state.adapter)
+        self._change(state, start, ids)
         if not step.bucket.verifies:
             state.cached += len(ids)
             if step.hidden is not None:
-                total = self.cells.total(task.tables, state.cached)
-                step.hidden[task.index] = hidden_row(total)
+                step.hidden[task.index] = hidden_row(self._total(task))
                 return
             if step.scored is not None:
                 return
@@ -314,6 +359,7 @@ class HashRunner(PipelinedRunner):
         token = state.last if given < 0 else given
         for place in range(0 if stopped else task.row.steps):
             self.cells.write(task.tables, state.cached, [token], state.adapter)
+            self._change(state, state.cached, [token])
             state.cached += 1
             state.counts[token] += 2
             token = state.last = self._sample_token(task, task.sample, place)
@@ -327,8 +373,7 @@ class HashRunner(PipelinedRunner):
 
     def _sample_token(self, task: RowTask, sample: int, number: int) -> int:
         """Sample the token after those that are cached, with a uniform number."""
-        state, position = task.state, task.state.cached
-        total = self.cells.total(task.tables, position)
+        state, total = task.state, self._total(task)
         uniforms = task.row.uniforms
         noise = 0
         if state.params[0]:

@@ -16,6 +16,7 @@ from inl.ops.heads import HeadLinear
 from inl.ops.linear import Linear
 from inl.ops.norm import LayerNorm, Norm
 from inl.ops.rope import RopeScaling, frequencies, gains
+from inl.ops.xielu import Xielu
 from inl_jax.tensors import Array, einsum, upcast
 from inl_jax.xla.kernel import kernel
 
@@ -138,6 +139,13 @@ def activate(x: Array, *, kind: str) -> Array:
     return ACTIVATIONS[kind](upcast(x)).astype(x.dtype)
 
 
+def xielu(x: Array, w: Xielu) -> Array:
+    wide, (positive, negative, slope) = upcast(x), map(upcast, w)
+    bent = (jnp.expm1(jnp.minimum(wide, 0)) - wide) * negative
+    bent = jnp.where(wide > 0, positive * wide * wide, bent)
+    return (bent + slope * wide).astype(x.dtype)
+
+
 def silu(x: Array) -> Array:
     return jax.nn.silu(upcast(x)).astype(x.dtype)
 
@@ -176,6 +184,6 @@ KERNELS = tuple(
     for run in (
         embedding, linear, soft_cap, rms_norm, rope_table, rope, gated_activation,
         silu, sigmoid_gate, take_rows, clip, all_reduce, all_gather, zeros_like,
-        layer_norm, head_linear, join_lanes, activate, temper_queries,
+        layer_norm, head_linear, join_lanes, activate, temper_queries, xielu,
     )
 )  # fmt: skip

@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional
 
 from inl.ops.activation import check_kind
+from inl.ops.xielu import Xielu
 from inl.spec.kernel import HostGroup, Kernel
 from inl.spec.weights import in_layout
 from inl.weights.load import to_dtype
@@ -83,6 +84,16 @@ def activate(x: torch.Tensor, *, kind: str) -> torch.Tensor:
     return y.to(x.dtype)
 
 
+def xielu(x: torch.Tensor, w: Xielu) -> torch.Tensor:
+    wide, (positive, negative, slope) = upcast(x), map(upcast, w)
+    bent = torch.where(
+        wide > 0,
+        positive * wide * wide,
+        (torch.expm1(wide.clamp(max=0)) - wide) * negative,
+    )
+    return (bent + slope * wide).to(x.dtype)
+
+
 def gated_mlp(x: torch.Tensor, w: StackedMlp, *, activation: str) -> torch.Tensor:
     gate, up = product(x, w.gate_up).chunk(2, 1)
     y = gated_activation(gate, up, activation=activation, inplace=True)
@@ -97,5 +108,6 @@ def stack_mlp(group: HostGroup, backend: Any, dtype: str) -> StackedMlp:
 KERNELS = (
     Kernel("activate", "eager", activate),
     Kernel("gated_activation", "eager", gated_activation),
+    Kernel("xielu", "eager", xielu),
     Kernel("gated_mlp", "eager", gated_mlp, layout=GATE_UP, pack=stack_mlp),
 )
