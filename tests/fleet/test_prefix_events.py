@@ -117,6 +117,11 @@ def test_a_front_end_knows_what_an_engine_has_answers_included(tmp_path):
             number, block_keys(texts[-1], root_of("", ""))
         )
         assert depth == len(texts[-1][:-1]) // BLOCK_TOKENS
+        # The cost of reading is what the engine has measured.
+        for text in texts:
+            if {1, 2} & set(true_levels(one.engine, text)):
+                ask(fleet, text, 1)
+        until(lambda: measured(fleet) == costs_of(one.engine) or again(fleet))
         # Another front-end gets all of them at once.
         with Fleet([one.address]) as other:
             until(lambda: agrees(other, one.engine, texts))
@@ -124,6 +129,29 @@ def test_a_front_end_knows_what_an_engine_has_answers_included(tmp_path):
         until(lambda: agrees(fleet, one.engine, texts))
         assert not fleet.client.router.index._reported[number]
         assert not fleet.client.counts["prefix_gaps"]
+
+
+def costs_of(engine):
+    """Return the time to read a block of each tier by that to compute it."""
+    costs = engine.tiers.costs
+    assert costs._block_seconds, "some were read"
+    pairs = zip(LEVELS[1:], ASSUMED_TIER_COSTS, strict=True)
+    return [
+        costs._block_seconds[name] / (costs._token_seconds * BLOCK)
+        if name in costs._block_seconds
+        else assumed
+        for name, assumed in pairs
+    ]
+
+
+def measured(fleet):
+    number = fleet.client.engines[0].number
+    return fleet.client.router.loads[number].tier_costs
+
+
+def again(fleet):
+    """Let an engine tell its costs again, which every step changes a little."""
+    fleet._loop.call_soon_threadsafe(fleet.client.engines[0].follow)
 
 
 def lossy(monkeypatch, lost):
@@ -246,6 +274,20 @@ def test_a_tier_counts_with_the_cost_of_reading_it(level):
         assert replica == chosen, cost
         whole = len(keys) * BLOCK_TOKENS
         assert saved == (int(whole * (1 - cost)) if chosen == 0 else whole // 2)
+
+
+def test_a_cost_that_is_not_measured_yet_is_assumed():
+    client = FleetClient(ServerConfig())
+    client.router.add(1, 8, 1000 * BLOCK_TOKENS)
+    engine = SimpleNamespace(number=1)
+    load = client.router.loads[1]
+    for costs, found in (
+        ((), ASSUMED_TIER_COSTS),
+        ((0.0, 0.3), [ASSUMED_TIER_COSTS[0], 0.3]),
+        ((0.1, 0.3), [0.1, 0.3]),
+    ):
+        client.received(engine, Prefixes(0, True, [b""] * 3, b"", costs))
+        assert load.tier_costs == found
 
 
 def test_a_device_counts_more_than_tiers_and_tiers_more_than_nothing():
