@@ -112,7 +112,11 @@ class OpenCalls:
             part.call.groups.discard(group)
         for assignment in group.assignments:
             self._router.end(assignment)
-        group.engine.send(Leave(group.first, finished))
+        leave = Leave(group.first, finished)
+        if finished:  # the answer is sent to the client first
+            asyncio.get_running_loop().call_soon(group.engine.send, leave)
+        else:
+            group.engine.send(leave)
 
     def ended(self, part: Part) -> None:
         """Free what a completion has used, once its group or call has ended."""

@@ -1,4 +1,4 @@
-"""Encodes prompts on threads that no other work has."""
+"""Encodes prompts, all but the shortest ones on threads that no other work has."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 LONG: Final = 1 << 15
 """Characters of prompts that take more than some milliseconds."""
 
+SHORT: Final = 256
+"""Characters of plain texts that take less than to wake a thread."""
+
 VALUE: Final = 16
 """Characters that take as long as a value of a message: a part, or a variable."""
 
@@ -28,9 +31,25 @@ LONG_PROMPTS: Final = ThreadPoolExecutor(2, "inl-long-prompts")
 
 async def encoded(text: ModelText, prompts: Sequence[Prompt]) -> list[EncodedPrompt]:
     """Return encoded prompts; raises the engine's errors."""
+    if is_short(prompts):
+        return text.encode_all(prompts)
     threads = LONG_PROMPTS if is_long(prompts) else SHORT_PROMPTS
     work = partial(text.encode_all, prompts)
     return await asyncio.get_running_loop().run_in_executor(threads, work)
+
+
+def is_short(prompts: Sequence[Prompt]) -> bool:
+    """Whether prompts are token ids, or texts of a few characters in all.
+
+    Conversations are not: another process may render them.
+    """
+    characters = 0
+    for prompt in prompts:
+        if isinstance(prompt, str):
+            characters += len(prompt)
+        elif not isinstance(prompt, list):
+            return False
+    return characters <= SHORT
 
 
 def is_long(prompts: Sequence[Prompt]) -> bool:
