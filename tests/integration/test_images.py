@@ -465,6 +465,28 @@ def test_a_step_is_between_the_parts_of_an_image(model, expected, driver, monkey
         assert second - first > 1 or not events[first][1], events
 
 
+def test_images_are_encoded_on_another_device(model, expected, monkeypatch):
+    """Without the engine's lock, so that its steps go on meanwhile."""
+    with opened(model, "cpu", vision_backend="reference") as engine:
+        lock, held = engine._dispatcher.lock, []
+        advance = PartialEncoding.advance
+
+        def counted(self, parts):
+            held.append(lock.is_mine)
+            advance(self, parts)
+
+        monkeypatch.setattr(PartialEncoding, "advance", counted)
+        for ids, images, answer in expected:
+            found = engine.generate(ids, images=images, max_tokens=9, ignore_eos=True)
+            assert list(found.token_ids) == answer
+        encoder = engine._encoder.images._encoder
+        assert str(encoder.executor.backend.device) == "reference:0"
+        assert engine.device == "cpu:0"
+    assert held
+    assert not any(held)
+    assert encoder.executor.loaded.weights is None
+
+
 def test_images_of_concurrent_requests_share_programs(model, expected, monkeypatch):
     """Those that come while a batch is computed are the next one, equal ones once."""
     ids, images, answer = expected[2]
