@@ -11,7 +11,13 @@ import numpy as np
 
 from inl.engine.fair_lock import FairLock
 from inl.engine.image_queue import ImageQueue, QueuedImage
-from inl.engine.prompt_images import PromptImages, check_count, expanded, placed
+from inl.engine.prompt_images import (
+    PromptImages,
+    check_count,
+    check_places,
+    expanded,
+    placed,
+)
 from inl.errors import NoKernel, RequestError
 from inl.executor.vision_encoder import EncodedImage, VisionEncoder, own_device
 from inl.images.decoding import ImageDecoder
@@ -90,21 +96,45 @@ class ImagePrompts:
             self._config = None
             self._reason = "no kernel of its runner attends in both directions"
 
-    @property
-    def mark(self) -> tuple[str, str] | None:
-        """What a chat template writes for an image, and what stands there instead."""
-        vision = self._model.vision
-        return None if vision is None else vision.family.mark
+    def marked(self, text: str, images: Sequence[Any]) -> str:
+        """Return a text with what stands for images in place of a template's marks.
+
+        Reads their headers only. Raises :class:`~inl.errors.RequestError`.
+        """
+        vision = self._vision
+        if vision.family.mark is None:
+            return text
+        mark, each = vision.family.mark
+        first, *rest = text.split(mark)
+        check_places(len(rest), len(images))
+        parts = [first]
+        for number, (size, after) in enumerate(
+            zip(self._sizes(images), rest, strict=True)
+        ):
+            grid = vision.settings.grid_of(*size, f"images[{number}]")
+            pieces = vision.settings.pieces(grid)
+            parts += [each if isinstance(piece, int) else piece for piece in pieces]
+            parts.append(after)
+        return "".join(parts)
 
     def expanded(self, ids: Sequence[int], images: Sequence[Any]) -> list[int]:
         """Return token ids with the tokens of images in place of their placeholders.
 
         Reads their headers only. Raises :class:`~inl.errors.RequestError`.
         """
-        vision, tokens = self._vision, []
+        vision = self._vision
+        tokens: list[list[int]] = []
         for number, size in enumerate(self._sizes(images)):
             grid = vision.settings.grid_of(*size, f"images[{number}]")
-            tokens.append(self._tokens(vision, grid))
+            if vision.family.mark is None:
+                tokens.append(self._tokens(vision, grid))
+                continue
+            # Each part has a place of its own in the text, see marked().
+            tokens += [
+                [vision.placeholder] * count
+                for count in vision.settings.pieces(grid)
+                if isinstance(count, int)
+            ]
         return expanded(ids, vision.placeholder, tokens)
 
     def _tokens(self, vision: VisionModel, grid: tuple[int, int]) -> list[int]:
