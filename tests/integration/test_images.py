@@ -46,7 +46,12 @@ from inl.executor.model_loader import open_model  # noqa: E402
 from inl.executor.vision_encoder import VisionEncoder  # noqa: E402
 from inl.images.decoding import ImageDecoder  # noqa: E402
 from inl.plugin import make_backend  # noqa: E402
-from projector_files import gguf_tokens, write_projector, write_text  # noqa: E402
+from projector_files import (  # noqa: E402
+    TEXTS,
+    gguf_tokens,
+    write_projector,
+    write_text,
+)
 
 SIZES = ((70, 45), (200, 310), (28, 28), (1, 60))
 """Width and height of images."""
@@ -206,6 +211,8 @@ def test_answers_depend_on_the_images(model, expected):
 )
 def test_schedules_give_the_same_tokens(model, expected, config):
     """Batches of images and text, chunks of prompts, preemption, drafts and repeats."""
+    if "speculation" in config and model.model.config.model_type == "qwen3_5":
+        pytest.skip("its recurrent state is refused with drafts")
     text = list(range(3, 40))
     with opened(model, "cpu", **config) as engine:
         alone = engine.generate(text, max_tokens=9, ignore_eos=True).token_ids
@@ -267,7 +274,8 @@ def test_equal_ids_with_other_images_share_no_blocks(model):
         ]
         hits = engine.stats.prefix_hit_tokens
     assert found == [answers[0], answers[1], answers[0]]
-    assert hits >= 16  # the third shares the first one's blocks
+    if model.model.config.model_type != "qwen3_5":  # its state is not kept in blocks
+        assert hits >= 16  # the third shares the first one's blocks
 
 
 @pytest.mark.parametrize(
@@ -384,6 +392,8 @@ def test_chat_attaches_images(model, tmp_path, monkeypatch, capsys):
 
 def test_a_gguf_file_with_its_projector_gives_the_same(model, expected, tmp_path):
     """Answers are those of transformers, of files beside each other."""
+    if model.model.config.model_type not in TEXTS:
+        pytest.skip("its text files are those of test_gguf_recurrent.py")
     text, projector = tmp_path / "text.gguf", tmp_path / "mmproj-text.gguf"
     write_text(model.model, text, gguf_tokens(SPECIAL, 264))
     alone = open_model(text)
@@ -453,6 +463,28 @@ def test_a_step_is_between_the_parts_of_an_image(model, expected, driver, monkey
     assert driver != "none" or all(events[at][1] for at in turns)
     for first, second in itertools.pairwise(turns):
         assert second - first > 1 or not events[first][1], events
+
+
+def test_images_are_encoded_on_another_device(model, expected, monkeypatch):
+    """Without the engine's lock, so that its steps go on meanwhile."""
+    with opened(model, "cpu", vision_backend="reference") as engine:
+        lock, held = engine._dispatcher.lock, []
+        advance = PartialEncoding.advance
+
+        def counted(self, parts):
+            held.append(lock.is_mine)
+            advance(self, parts)
+
+        monkeypatch.setattr(PartialEncoding, "advance", counted)
+        for ids, images, answer in expected:
+            found = engine.generate(ids, images=images, max_tokens=9, ignore_eos=True)
+            assert list(found.token_ids) == answer
+        encoder = engine._encoder.images._encoder
+        assert str(encoder.executor.backend.device) == "reference:0"
+        assert engine.device == "cpu:0"
+    assert held
+    assert not any(held)
+    assert encoder.executor.loaded.weights is None
 
 
 def test_images_of_concurrent_requests_share_programs(model, expected, monkeypatch):

@@ -147,7 +147,24 @@ def _qwen3():
     )
 
 
-KINDS = {"qwen2_5_vl": _qwen25, "qwen3_vl": _qwen3}
+def _qwen35():
+    vision = {
+        name: VISION_3[name] for name in VISION_3 if name != "deepstack_visual_indexes"
+    }
+    rope = {
+        **ROPE_3, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5,
+    }  # fmt: skip
+    text = {
+        **TEXT_3, "rope_parameters": rope, "full_attention_interval": 2,
+        "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+    }  # fmt: skip
+    config = transformers.Qwen3_5Config(text_config=text, vision_config=vision, **IDS)
+    made = transformers.Qwen3_5ForConditionalGeneration(config)
+    return made, _qwen3()[1]
+
+
+KINDS = {"qwen2_5_vl": _qwen25, "qwen3_vl": _qwen3, "qwen3_5": _qwen35}
 """Models by ``model_type``; an image has up to 64 features."""
 
 

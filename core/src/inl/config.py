@@ -98,6 +98,9 @@ class EngineConfig:
     """GGUF file with the vision encoder of a language model in a GGUF file. ``None``:
     the first file beside it whose name begins with "mmproj" and that is of the model,
     if there is one."""
+    vision_backend: str | Device | None = None
+    """Device of this process that encodes images, beside the steps of ``backend``.
+    ``None`` is ``backend``, where images take turns with steps."""
     use_kv_cache: bool = True
     """Whether keys and values are cached. ``False`` computes the whole sequence again
     for each token."""

@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -128,7 +129,8 @@ def _chat_ids(
     prompts = ImagePrompts(language, lambda _purpose: tokenizer)
     ids = chat_ids(
         language, template, tokenizer, messages, context=longest_context(language),
-        image_mark=prompts.mark if images else None, **options,
+        place_images=partial(prompts.marked, images=images) if images else None,
+        **options,
     )  # fmt: skip
     if template is not None:
         template.close()

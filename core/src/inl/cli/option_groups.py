@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from inl.config import EngineConfig
     from inl.engine.options import GenerationOptions
 
-CONFIG_NAMES = {"device": "backend", "draft_device": "draft_backend"}
+CONFIG_NAMES = {
+    "device": "backend", "draft_device": "draft_backend",
+    "vision_device": "vision_backend",
+}  # fmt: skip
 """Options whose field of ``EngineConfig`` has another name."""
 
 
@@ -139,6 +142,10 @@ class SpeculativeOptions(EngineOptions):
             help="GGUF file with the vision encoder of a GGUF model. [default: one "
             "beside it]",
         ),
+    ] = None
+    vision_device: Annotated[
+        str | None,
+        typer.Option(help="Device that encodes images. [default: --device]"),
     ] = None
     kv_host: Annotated[
         str | None,

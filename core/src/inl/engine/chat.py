@@ -70,7 +70,7 @@ def chat_ids(
     add_generation_prompt: bool | None = None,
     continue_final_message: bool | str = False,
     trust_control_tokens: bool = False,
-    image_mark: tuple[str, str] | None = None,
+    place_images: Callable[[str], str] | None = None,
     **template_kwargs: Any,
 ) -> list[int]:
     """Return the token ids of a conversation, ready for the assistant's answer.
@@ -86,8 +86,8 @@ def chat_ids(
     template_kwargs: further variables of the template, such as
     ``enable_thinking=False``.
     trust_control_tokens: whether control tokens in the arguments are encoded as such,
-    not as plain text; see :mod:`inl.text.control_tokens`. image_mark: what the template
-    writes for an image, and what stands there instead.
+    not as plain text; see :mod:`inl.text.control_tokens`. place_images: returns a text
+    with what stands for images in place of what the template writes.
 
     Raises :class:`~inl.errors.RequestError` if the model has no template, no message
     has content or the template does not render a message to be continued,
@@ -136,8 +136,8 @@ def chat_ids(
         else add_generation_prompt
     )
     text = _rendered(template, said, continue_final_message)
-    if image_mark is not None:  # what reads like it in a message has a mark inside
-        text = text.replace(*image_mark)
+    if place_images is not None:  # what reads like it in a message has a mark inside
+        text = place_images(text)
     return _encoded(tokenizer, text, context, mark)
 
 

@@ -11,9 +11,15 @@ import numpy as np
 
 from inl.engine.fair_lock import FairLock
 from inl.engine.image_queue import ImageQueue, QueuedImage
-from inl.engine.prompt_images import PromptImages, check_count, expanded, placed
+from inl.engine.prompt_images import (
+    PromptImages,
+    check_count,
+    check_places,
+    expanded,
+    placed,
+)
 from inl.errors import NoKernel, RequestError
-from inl.executor.vision_encoder import EncodedImage, VisionEncoder
+from inl.executor.vision_encoder import EncodedImage, VisionEncoder, own_device
 from inl.images.decoding import ImageDecoder
 from inl.images.qwen_patches import Patches
 from inl.workers.address import parse_worker
@@ -43,6 +49,8 @@ class ImagePrompts:
     ) -> None:
         self._model, self._tokenizer = model, tokenizer
         self._config: EngineConfig | None = None
+        self._device: str | None = None
+        """That of ``vision_backend``."""
         self._encoder: VisionEncoder | None = None
         self._queue: ImageQueue | None = None
         self._decoder = ImageDecoder()
@@ -53,22 +61,31 @@ class ImagePrompts:
     def enable(self, config: EngineConfig) -> None:
         """Allow images, whose encoder the first one loads on a device of this process.
 
-        Texts alone so pay neither its memory nor its time.
+        Texts alone so pay neither its memory nor its time. Raises
+        :class:`~inl.errors.DeviceError` for a ``vision_backend`` that there is not.
         """
         if self._model.vision is None or find_spec("PIL") is None:
             return
         divided = config.tensor_parallel > 1 or config.mesh is not None
         divided = divided or config.division.hosts > 1
-        if divided or parse_worker(config.backend) is not None:
+        devices = config.backend, config.vision_backend or config.backend
+        if divided or any(parse_worker(each) is not None for each in devices):
             self._reason = "images need one device of this process"
             return
+        self._device = own_device(config)
         self._config = config
 
-    def share(self, dispatcher: RequestDispatcher, limits: Limits) -> None:
-        """Encode between steps; limits: of the runner that computes the prompts."""
+    def share(self, dispatcher: RequestDispatcher, limits: Limits, device: str) -> None:
+        """Encode between steps.
+
+        limits, device: of the runner that computes the prompts.
+        """
         if self._model.vision is None:
             return  # an encoder of texts has no inputs of steps
-        self._queue = ImageQueue(dispatcher, self._loaded, budget=limits.token_budget)
+        self._queue = ImageQueue(
+            dispatcher, self._loaded, budget=limits.token_budget,
+            is_beside=self._device not in (None, device),
+        )  # fmt: skip
         inputs = self._model.model.inputs(self._model.config)
         if inputs.axes > limits.axes or len(inputs.feature_layers) > len(
             limits.feature_layers
@@ -79,21 +96,45 @@ class ImagePrompts:
             self._config = None
             self._reason = "no kernel of its runner attends in both directions"
 
-    @property
-    def mark(self) -> tuple[str, str] | None:
-        """What a chat template writes for an image, and what stands there instead."""
-        vision = self._model.vision
-        return None if vision is None else vision.family.mark
+    def marked(self, text: str, images: Sequence[Any]) -> str:
+        """Return a text with what stands for images in place of a template's marks.
+
+        Reads their headers only. Raises :class:`~inl.errors.RequestError`.
+        """
+        vision = self._vision
+        if vision.family.mark is None:
+            return text
+        mark, each = vision.family.mark
+        first, *rest = text.split(mark)
+        check_places(len(rest), len(images))
+        parts = [first]
+        for number, (size, after) in enumerate(
+            zip(self._sizes(images), rest, strict=True)
+        ):
+            grid = vision.settings.grid_of(*size, f"images[{number}]")
+            pieces = vision.settings.pieces(grid)
+            parts += [each if isinstance(piece, int) else piece for piece in pieces]
+            parts.append(after)
+        return "".join(parts)
 
     def expanded(self, ids: Sequence[int], images: Sequence[Any]) -> list[int]:
         """Return token ids with the tokens of images in place of their placeholders.
 
         Reads their headers only. Raises :class:`~inl.errors.RequestError`.
         """
-        vision, tokens = self._vision, []
+        vision = self._vision
+        tokens: list[list[int]] = []
         for number, size in enumerate(self._sizes(images)):
             grid = vision.settings.grid_of(*size, f"images[{number}]")
-            tokens.append(self._tokens(vision, grid))
+            if vision.family.mark is None:
+                tokens.append(self._tokens(vision, grid))
+                continue
+            # Each part has a place of its own in the text, see marked().
+            tokens += [
+                [vision.placeholder] * count
+                for count in vision.settings.pieces(grid)
+                if isinstance(count, int)
+            ]
         return expanded(ids, vision.placeholder, tokens)
 
     def _tokens(self, vision: VisionModel, grid: tuple[int, int]) -> list[int]:
@@ -196,6 +237,12 @@ class ImagePrompts:
         """Free the encoder and end the decoder; encodes no more images."""
         self._decoder.close()
         self._config, self._reason = None, "the engine is closed"
+        if self._queue is None or not self._queue.is_beside:
+            self._free()  # the caller holds the lock of the turns
+        else:
+            self._queue.lock.run(self._free)
+
+    def _free(self) -> None:
         if self._encoder is not None:
             self._encoder.close()
             self._encoder = None

@@ -87,16 +87,20 @@ class ImageQueue:
 
     A turn computes parts of a program, and a step of the decoder is between two turns
     while requests are open. Thread-safe: the threads that wait compute what all wait
-    for, one at a time. load: returns the encoder, in a turn. budget: most patches of
-    the images of a program, beside one image of more; fewer where a part of as many
-    would take longer than :data:`MOST_SECONDS`.
+    for, one at a time. is_beside: whether the encoder has a device of its own, whose
+    turns are not those of steps. load: returns the encoder, in a turn. budget: most
+    patches of the images of a program, beside one image of more; fewer where a part of
+    as many would take longer than :data:`MOST_SECONDS`.
     """
 
     def __init__(
         self, dispatcher: RequestDispatcher, load: Callable[[], VisionEncoder], *,
-        budget: int, clock: Callable[[], float] = time.perf_counter,
+        budget: int, is_beside: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:  # fmt: skip
-        self.budget = budget
+        self.budget, self.is_beside = budget, is_beside
+        self.lock = FairLock() if is_beside else dispatcher.lock
+        """Held in turns."""
         self._dispatcher, self._load = dispatcher, load
         self._pace = Pace(clock)
         self._turns = FairLock()
@@ -144,14 +148,14 @@ class ImageQueue:
 
     def _turn_and_step(self) -> None:
         """Take a turn, then let the decoder have one too."""
-        steps = self._dispatcher.lock.run(self._turn)
-        if steps is not None:
+        steps = self.lock.run(self._turn)
+        if steps is not None and not self.is_beside:
             self._dispatcher.step_after(steps)
 
     def _turn(self) -> int | None:
         """Compute parts of what waits; returns the steps so far, ``None`` for no work.
 
-        The caller holds the lock of the engine.
+        The caller holds :attr:`lock`.
         """
         if all(each.dropped for each in self._images):
             self._batch, self._images = None, []

@@ -158,7 +158,7 @@ class InferenceEngine(AdapterLoading, TextScoring):
             replace=Restarts(self._restart) if restarts else None,
         )
         self._dispatcher = RequestDispatcher(self._core)
-        self._encoder.images.share(self._dispatcher, limits)
+        self._encoder.images.share(self._dispatcher, limits, self.device)
         self._sequences = (
             EncoderQueue(started.runner, self._dispatcher.lock)
             if model.encoder is not None

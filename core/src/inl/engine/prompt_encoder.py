@@ -99,7 +99,8 @@ class PromptEncoder:
             messages, images = without_images(messages)
         ids = chat_ids(
             self._model, self.chat_template, tokenizer, messages, context=context,
-            image_mark=self.images.mark if images else None, **options,
+            place_images=partial(self.images.marked, images=images) if images else None,
+            **options,
         )  # fmt: skip
         return self.images.expanded(ids, images) if images else ids
 
@@ -121,8 +122,8 @@ class PromptEncoder:
             "GenerationOptions", with_sampling(options, self.sampling_defaults)
         )
         images = _images(prompt, options.pop("images", None))
-        if images and isinstance(prompt, str) and self.images.mark is not None:
-            prompt = prompt.replace(*self.images.mark)
+        if images and isinstance(prompt, str):
+            prompt = self.images.marked(prompt, images)
         ids, embeddings = split_prompt(self.encode(prompt, context))
         if images:
             if embeddings is not None:

@@ -205,6 +205,14 @@ def image_of(part: Mapping[str, Any], where: str) -> Any:
     return value
 
 
+def check_places(found: int, images: int) -> None:
+    """Raise :class:`~inl.errors.RequestError` for another number of places."""
+    if found != images:
+        raise RequestError(
+            f"images: found {images} for {found} places in the prompt, accepts as many"
+        )
+
+
 def expanded(
     ids: Sequence[int], placeholder: int, images: Sequence[Sequence[int]]
 ) -> list[int]:
@@ -213,12 +221,7 @@ def expanded(
     Raises :class:`~inl.errors.RequestError` for another number of placeholders.
     """
     tokens = iter(images)
-    found = sum(token == placeholder for token in ids)
-    if found != len(images):
-        raise RequestError(
-            f"images: found {len(images)} for {found} places in the prompt, accepts "
-            "as many"
-        )
+    check_places(sum(token == placeholder for token in ids), len(images))
     longer: list[int] = []
     for token in ids:
         longer += next(tokens) if token == placeholder else [token]

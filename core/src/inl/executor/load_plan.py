@@ -139,7 +139,8 @@ class LoadPlan:
         check_shares(groups, model.state(shaped), ranks)
         if limits is None:
             # The first image loads the encoder, beside a cache that is never resized.
-            vision = language.vision if find_spec("PIL") is not None else None
+            is_here = config.vision_backend is None and find_spec("PIL") is not None
+            vision = language.vision if is_here else None
             planned = plan_limits(
                 model, shaped, backend, config, ranks=ranks, sharers=sizes.data,
                 reserved=0

@@ -89,6 +89,18 @@ class ImageBatch:
         return EncodedImage(features[0].copy(), size, parts, digest, added)
 
 
+def own_device(config: EngineConfig) -> str | None:
+    """Return the device of ``vision_backend``, ``None`` without one.
+
+    Raises :class:`~inl.errors.DeviceError` for a device that there is not.
+    """
+    from inl.plugin import choose_device
+
+    if config.vision_backend is None:
+        return None
+    return str(choose_device(config.vision_backend))
+
+
 def sequences_of(vision: VisionModel, patches: Patches) -> int:
     """Return the sequences of an image: its tiles and the whole one, or one."""
     values, (rows, columns) = patches
@@ -112,10 +124,10 @@ class VisionEncoder:
 
     @classmethod
     def load(cls, vision: VisionModel, config: EngineConfig) -> VisionEncoder:
-        """Load the weights on ``config.backend``, a device of this process."""
+        """Load the weights on a device of this process, as the config says."""
         from inl.plugin import make_backend
 
-        backend = make_backend(config.backend)
+        backend = make_backend(config.vision_backend or config.backend)
         return cls(vision, load_encoder(vision, backend, config))
 
     def cached(self, digest: bytes) -> EncodedImage | None:

@@ -77,10 +77,17 @@ def _vision(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return fields
 
 
-def _qwen(module: Any) -> VisionFamily:
+def _without_deepstack(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**config["vision_config"], "deepstack_visual_indexes": []}
+
+
+def _qwen(
+    module: Any, fields: Callable[..., Mapping[str, Any]] = _vision,
+    placeholder: int = 151655,
+) -> VisionFamily:  # fmt: skip
     return VisionFamily(
-        module.MODEL, module.image_batch, _vision, {"visual.": ""},
-        qwen_patches.read_settings, 151655,
+        module.MODEL, module.image_batch, fields, {"visual.": ""},
+        qwen_patches.read_settings, placeholder,
     )  # fmt: skip
 
 
@@ -95,6 +102,8 @@ GEMMA_MARK: Final = (
 FAMILIES: Final = {
     "qwen2_5_vl": _qwen(qwen25_vision),
     "qwen3_vl": _qwen(qwen3_vision),
+    "qwen3_5": _qwen(qwen3_vision, _without_deepstack, 248056),
+    "qwen3_5_moe": _qwen(qwen3_vision, _without_deepstack, 248056),
     "mistral3": VisionFamily(
         pixtral_vision.MODEL, pixtral_vision.image_batch, pixtral_vision.fields,
         pixtral_vision.NAMES, pixtral_patches.read_settings, 10,

@@ -1,7 +1,7 @@
-"""Qwen3.5 text models (Qwen team, 2026): the layers of Qwen3-Next without experts.
+"""Qwen3.5 (Qwen team, 2026): the layers of Qwen3-Next without experts.
 
-The projections of recurrent layers are tensors of their own. Sections of rotary
-positions are those of images; a token of a text has the same position in all of them.
+The projections of recurrent layers are tensors of their own. Planes of the rotation
+turn by positions along three axes, interleaved, which differ for features of images.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
+from inl.errors import CheckpointError
 from inl.models import groups, llama, moe, qwen3_next
 from inl.models.config import refuse_unless
 from inl.models.fields import with_defaults
-from inl.models.rope import rope_fields
+from inl.models.rope import axes_of, rope_fields
 
 DEFAULTS: Final = {
     "num_key_value_heads": 4,
@@ -23,8 +24,9 @@ DEFAULTS: Final = {
     "partial_rotary_factor": 0.25,
 }
 """Defaults of config fields that differ from Llama's."""
-OF_IMAGES: Final = ("mrope_section", "mrope_interleaved")
-"""Fields of the rotation that a text does not depend on."""
+SECTION: Final = "mrope_section"
+SECTIONS: Final = [11, 11, 10]
+"""Default planes of each axis of positions."""
 
 
 def config(hf: Mapping[str, Any]) -> qwen3_next.NextConfig:
@@ -37,12 +39,23 @@ def config(hf: Mapping[str, Any]) -> qwen3_next.NextConfig:
 
 
 def attention_config(hf: Mapping[str, Any]) -> llama.LlamaConfig:
-    """Read the fields of a dense model, of text alone."""
+    """Read the fields of a dense model."""
     refuse_unless(hf, "attn_output_gate", True)
     rope = rope_fields(hf)
-    for name in OF_IMAGES:
-        rope.pop(name, None)
-    return qwen3_next.attention_config(hf, rope)
+    is_stated = rope.get(SECTION) is not None
+    sections = rope.pop(SECTION, None) or SECTIONS
+    rope.pop("mrope_interleaved", None)
+    base = qwen3_next.attention_config(hf, rope)
+    axes = axes_of({SECTION: sections, "mrope_interleaved": True})
+    planes = (base.rope_scaling.rotary_dim or base.head_dim) // 2
+    if len(axes) != planes:
+        if is_stated:
+            raise CheckpointError(
+                f"config field 'rope_parameters.{SECTION}': found {len(axes)} planes, "
+                f"expected {planes}, of lanes that rotate"
+            )
+        return base  # of text alone
+    return replace(base, rope_scaling=base.rope_scaling._replace(axes=axes))
 
 
 def delta_inputs(c: qwen3_next.NextConfig, own: str) -> qwen3_next.DeltaInputs:

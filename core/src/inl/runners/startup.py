@@ -53,6 +53,7 @@ PARENT_FIELDS = frozenset(
         "speculation",
         "tensor_parallel",
         "trace",
+        "vision_backend",
         "worker_seconds",
     }
 )

@@ -260,8 +260,8 @@ PROJECTORS: Final = {
         frames=True,
     ),
     "qwen3vl_merger": Projector(
-        "qwen3_vl", ("qwen3",), "<|image_pad|>", _qwen3_fields,
-        partial(_pixels, 1 << 16, 1 << 24), "visual.blocks.{}.",
+        "qwen3_vl", ("qwen3", "qwen3_5_text", "qwen3_5_moe_text"), "<|image_pad|>",
+        _qwen3_fields, partial(_pixels, 1 << 16, 1 << 24), "visual.blocks.{}.",
         _qwen_layer({"ffn_up": "mlp.linear_fc1", "ffn_down": "mlp.linear_fc2"}),
         {"v.patch_embd": "visual.patch_embed.proj", "v.post_ln": "visual.merger.norm",
          "v.position_embd": "visual.pos_embed", "mm.0": "visual.merger.linear_fc1",
