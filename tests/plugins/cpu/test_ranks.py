@@ -97,7 +97,11 @@ def test_ranks_answer_as_the_whole_model(begin, made, placement):
 
 @pytest.mark.parametrize(
     "placement",
-    mostly_full(["expert=2", "tensor=2,expert=2", "pipeline=2,expert=2", "expert=4"]),
+    mostly_full(
+        ["data=2", "expert=2", "tensor=2,expert=2", "pipeline=2,expert=2", "expert=4"]
+        + ["data=2,tensor=2", "data=2,expert=2"],
+        quick=2,
+    ),
 )
 def test_ranks_own_experts(tmp_path, monkeypatch, placement):
     monkeypatch.setenv("INL_THREADS", "1")

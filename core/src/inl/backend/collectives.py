@@ -118,6 +118,19 @@ class Collectives(ABC):
         mine: Array = parts[:, self.index(axis)].reshape(x.shape)
         return mine
 
+    def gather_rows(self, parts: Sequence[Array], axis: str) -> tuple[Array, ...]:
+        """Concatenate the ranks' rows of each of some tensors: [ranks * n, ...].
+
+        Composed of :meth:`all_gather`, unless overridden by one exchange of all
+        tensors.
+        """
+        if self.size(axis) == 1:
+            return tuple(parts)
+        return tuple(
+            self.all_gather(x.reshape((1, -1)), axis).reshape((-1, *x.shape[1:]))
+            for x in parts
+        )
+
     def send(self, x: Array, axis: str, target: int) -> None:  # noqa: ARG002
         """Send ``x`` to the rank with the index ``target``, which calls :meth:`recv`.
 
