@@ -61,16 +61,15 @@ class Buckets:
         costliest = [bucket for bucket in usable if bucket.sampler == self.sampler]
         largest = max(costliest, key=_capacity, default=None)
         tokens = min(token_budget, largest.tokens) if largest else token_budget
-        self.tokens = tokens
+        ranks = limits.data_ranks
+        self.tokens = tokens = max(tokens // ranks, 1) * ranks
         """Maximum number of tokens in a step."""
         self.rows = min(max_rows, tokens, largest.rows if largest else max_rows)
         """Maximum number of rows in a step; each row can have at least one token."""
-        self.ranks = limits.data_ranks
+        self.ranks = ranks
         """Ranks that divide the rows of a step, which must fit on each of them."""
-        rows = (limits.slots - 1) // self.ranks
-        self.rank_rows = min(
-            rows, tokens // self.ranks, largest.rows // self.ranks if largest else rows
-        )
+        rows = largest.rows if largest else limits.slots - 1
+        self.rank_rows = min(limits.slots - 1, tokens, rows) // ranks
         """Maximum number of rows of one of these ranks."""
 
     def padded(self, chunks: Sequence[Chunk]) -> tuple[int, int]:
