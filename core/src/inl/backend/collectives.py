@@ -58,6 +58,13 @@ def all_to_all(parts: Parts) -> list[Any]:
     return [np.concatenate(rows) for rows in zip(*split, strict=True)]
 
 
+def gather_rows(parts: Parts) -> list[Any]:
+    """Concatenate the rows, in the order of the ranks."""
+    import numpy as np
+
+    return [np.concatenate(parts)] * len(parts)
+
+
 BODIES: Mapping[str, Callable[[Parts], list[Any]]] = {
     each.__name__: each for each in (all_reduce, all_gather, reduce_scatter, all_to_all)
 }
