@@ -18,9 +18,16 @@ from inl.executor.model_loader import LanguageModel, open_model
 from inl.kv.kv_events import BlocksRemoved, BlocksStored, MergedEvents
 from inl.models import llama, mixtral
 from inl.placement import ranks
+from inl.recording import replay as replaying
+from inl.recording.recorder import Recorder
+from inl.recording.trace_file import RunHeader, read_trace
 from inl.runners import group_runner, row_shares
+from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.request import Request
+from inl.spec.limits import Limits
 from inl.speculation.planner import Speculation
+from inl.speculation.step_times import measure_step_times, measure_token_seconds
+from inl.testing.hash_runner import HashRunner
 from inl.testing.tiny import MemoryCheckpoint, tiny_llama
 from mixture_answers import answers, exact, served
 from rank_engines import runner_over
@@ -240,3 +247,35 @@ def test_blocks_of_several_ranks_are_reported_as_one_cache():
     assert events == [stored, stored]
     merged(BlocksRemoved([b"a", b"b"]))
     assert events[2:] == [BlocksRemoved([b"a"])]
+
+
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_a_trace_is_replayed_on_one_device(is_wrong, tmp_path, monkeypatch):
+    """Blocks of all ranks are in one pool there, those of each rank apart."""
+    own = Limits(5, (13,), 2, 9, 97)
+    limits, path = row_shares.all_ranks_limits(own, 2), tmp_path / "trace"
+    recorder = Recorder(lambda: RunHeader(limits, "hash", "float32", "", ""), path)
+    core = EngineCore(HashRows(limits), SchedulerConfig(), recorder=recorder)
+    requests = [
+        Request([number, *range(number % 4)], max_tokens=9, temperature=0.5)
+        for number in range(12)
+    ]
+    for request in requests:
+        core.add(request)
+    while core.has_work:
+        core.step()
+    recorder.close()
+    assert core.stats.preemptions or core.stats.prefix_hit_tokens
+    if is_wrong:
+        wrong = lambda run: run._replace(limits=replace(run.limits, data_ranks=1))  # noqa: E731
+        monkeypatch.setattr(replaying, "_with_one_pool", wrong)
+    outcome = replaying.replay(read_trace(path), HashRunner)
+    assert outcome.rows > 20
+    assert bool(outcome.differences or outcome.skipped) == is_wrong
+
+
+def test_steps_are_timed_for_drafts(language):
+    runner = runner_over(language, 1, CONFIG, rows=2)
+    times = measure_step_times(runner, 3, width=3)
+    assert times.without_drafts(1) > 0
+    assert measure_token_seconds(runner) > 0
