@@ -249,9 +249,9 @@ class StepBuilder:
     def limit(self, tokens: int, least: int) -> None:
         """Leave room for ``tokens`` in all, but for ``least`` more on each rank."""
         ranks = len(self.budgets)
-        for rank, budget in enumerate(self.budgets):
+        for at, budget in enumerate(self.budgets):
             used = self.max_tokens // ranks - budget
-            self.budgets[rank] = min(budget, max(tokens // ranks - used, least))
+            self.budgets[at] = min(budget, max(tokens // ranks - used, least))
 
     def room(self, request: Request) -> int:
         """Return the tokens of a request that still fit into the step."""
