@@ -84,7 +84,7 @@ def start_ranks(
     axes = HOST_AXES if hosts else RANK_AXES
     check_axes(str(config.backend), placement, axes)
     if not hosts:
-        _check_rows(placement, config)
+        check_rows(placement, config)
     check_stages(
         language.model, language.config, placement.pipeline, config.adapter_slots
     )
@@ -149,7 +149,7 @@ def start_ranks(
     return StartedRunner(group, ", ".join(devices), dtypes[0])
 
 
-def _check_rows(placement: Placement, config: EngineConfig) -> None:
+def check_rows(placement: Placement, config: EngineConfig) -> None:
     """Check that ranks can divide the rows of a step.
 
     Raises :class:`~inl.errors.RequestError`.
