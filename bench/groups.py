@@ -4,11 +4,12 @@
     python bench/groups.py --model 7b-a1b --expert 2     # a mixture of 64 experts
     python bench/groups.py --device cpu --model tiny --placements one pipeline=2
 
-``--expert E`` compares placements of a mixture: one device, E ranks with whole experts,
-and E with a part of each. Weights are random, in a file that every rank reads. A model
-of two layers is decoded in float32 in each placement and compared with float64; then
-the full shape is timed in bfloat16: sequences that decode together after prompts of 128
-tokens, the first token of a long prompt, and ``--requests`` of 512 tokens answered with
+``--expert E`` compares placements of a mixture: one device; E ranks with whole experts,
+which divide the rows of a step, or repeat attention; and E with a part of each. Weights
+are random, in a file that every rank reads. A model of two layers is decoded in float32
+in each placement and compared with float64; then the full shape is timed in bfloat16:
+sequences that decode together after prompts of 128 tokens, the first token of a long
+prompt, and ``--requests`` of 512 tokens answered with
 128. On GPUs the time
 to read all weights once is the least for one sequence. ``cuda_exchange.py`` times a
 single exchange between ranks. Exits with 1 where the ranks' tokens are wrong.
@@ -202,7 +203,8 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=3)
     given = parser.parse_args()
     if given.expert:
-        given.placements = ["one", f"expert={given.expert}", f"tensor={given.expert}"]
+        axes = "data", "expert", "tensor"
+        given.placements = ["one", *(f"{axis}={given.expert}" for axis in axes)]
     experts = MIXTURES.get(given.model, ())
     fewer = (min(experts[0], 16), experts[1]) if experts else ()
     draw = np.random.default_rng(1)

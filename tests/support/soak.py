@@ -12,6 +12,7 @@ from inl.engine.embedder import PooledRequest
 from inl.kv.block_pool import BlockPool
 from inl.kv.kv_cache_manager import KVCacheManager
 from inl.protocol.runner import AdapterSource, Limits
+from inl.runners.row_shares import all_ranks_limits
 from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.request import Request
 from inl.scheduling.scheduler import Scheduler
@@ -44,6 +45,8 @@ class Parts:
     """Stores recurrent state, which the runner then has."""
     stages: int = 1
     """Of the pipeline that the runner is."""
+    data_ranks: int = 1
+    """Ranks that divide the rows of a step; the runner is made for as many."""
 
 
 class World:
@@ -90,6 +93,11 @@ class World:
             self.limits = with_verifiers(self.limits, width)
             drafter = OracleDrafter(self)
             options["speculation"] = parts.speculation(drafter, width - 1)
+        if parts.data_ranks > 1:
+            # Each rank has the limits, and blocks of its own.
+            self.limits = all_ranks_limits(self.limits, parts.data_ranks)
+            budget = self.config.token_budget * parts.data_ranks
+            self.config, memory = replace(self.config, token_budget=budget), None
         self.scheduler = parts.scheduler(
             self.limits, self.config, kv_cache=memory, **options
         )
@@ -333,11 +341,12 @@ class World:
         assert not self.engine.has_work
         assert not self.scheduler.running
         assert not len(self.scheduler.waiting)
-        assert not self.scheduler.kv_cache.has_pending_frees
         assert self.runner.slots_in_use == []
-        for pool in self.scheduler.kv_cache.pools:
-            assert pool.used_blocks == 0
-            assert pool.available_blocks == pool.blocks - 1
+        for cache in self.scheduler.kv_caches:
+            assert not cache.has_pending_frees
+            for pool in cache.pools:
+                assert pool.used_blocks == 0
+                assert pool.available_blocks == pool.blocks - 1
 
 
 class OracleDrafter:

@@ -118,7 +118,7 @@ def test_ranks_give_the_logits_of_a_whole_model(begin, made, ranks):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("placement", ["expert=2", "tensor=2,expert=2"])
+@pytest.mark.parametrize("placement", ["expert=2", "tensor=2,expert=2", "data=2"])
 def test_ranks_own_experts(begin, tmp_path, placement):
     config, tensors = mixture_answers.made()
     folder = mixture_answers.write(tmp_path / "model", config, tensors)

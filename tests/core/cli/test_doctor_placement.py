@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from inl.cli import checks_placement
 from inl.cli.checks_placement import _model
 from inl.cli.main import main
 from inl.runners import place_check
@@ -55,6 +57,27 @@ def test_the_places_of_two_ranks_are_checked(capsys, model):
         each["finding"].split()[1] for each in checks if "process" in each["finding"]
     }
     assert len(pids) == 2
+    (sums,) = [each["finding"] for each in checks if each["subject"] == "tensor=2"]
+    found = re.fullmatch(
+        r"a sum of 4 KiB takes ([\d.]+) us, one of 16 MiB ([\d.]+) GB/s", sums
+    )
+    assert all(float(number) > 0 for number in found.groups())
+
+
+def test_ranks_that_do_not_exchange_are_named(capsys, model, monkeypatch):
+    monkeypatch.setattr(checks_placement, "reserve_address", nowhere)
+    monkeypatch.setattr(checks_placement, "JOIN_SECONDS", 1.0)
+    code, checks = doctor(
+        capsys, model, "--placement", "data=2", "--device", "reference:0"
+    )
+    ((status, finding),) = bad(checks)
+    assert (code, status) == (1, "wrong")
+    assert "cannot exchange: rank" in finding
+
+
+def nowhere():
+    """An address at which no rank can listen, so that rank 0 fails, and others too."""
+    return "192.0.2.1:1", socket.socket()
 
 
 def test_another_clock_and_another_model_are_named(capsys, model, monkeypatch):

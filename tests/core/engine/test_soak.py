@@ -136,7 +136,7 @@ class EarlyPublish(Scheduler):
     def plan(self):
         plan = super().plan()
         for chunk in plan.chunks:
-            prefix_cache = self._requests.prefix_cache
+            prefix_cache = self._requests.prefix_caches[0]
             if prefix_cache and chunk.stop <= len(chunk.request.tokens):
                 prefix_cache.publish(chunk.request, chunk.stop)
         return plan
@@ -169,8 +169,8 @@ class NoCopy(Scheduler):
         super().__init__(*args, **options)
         admit = self._requests.try_admit
 
-        def share(request, growing):
-            admitted = admit(request, growing)
+        def share(request, growing, rank):
+            admitted = admit(request, growing, rank)
             at = request.prompt_tokens // self.limits.block_size
             for other in self.running.values() if admitted else ():
                 same = request.sample_group and other is not request

@@ -140,9 +140,9 @@ def test_a_device_without_ranks_is_refused(monkeypatch):
 
 
 def test_an_axis_that_ranks_do_not_divide_is_refused():
-    words = "placement data=2: found data=2; models are divided along pipeline"
-    with pytest.raises(BackendUnavailable, match=words):
-        open_backend(config_of(placement="data=2"))
+    words = "placement data=2,pipeline=2: found data=2 with pipeline=2; accepted: one"
+    with pytest.raises(RequestError, match=words):
+        open_backend(config_of(placement="data=2,pipeline=2"))
 
 
 @pytest.mark.parametrize("taken", [False, True])

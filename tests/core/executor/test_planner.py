@@ -85,8 +85,13 @@ def test_experts_are_divided_where_heads_are_not():
         "num_devices": 4, "batch": 4, "experts": 64, "expert_params": 14_394_851_328,
     }  # fmt: skip
     plan = get_optimal_parallelism(memory_per_device_gb=14, **given)
-    assert str(plan.placement) == "expert=4"
+    assert str(plan.placement) == "data=4"
     assert plan.fits
+    one = get_optimal_parallelism(memory_per_device_gb=14, **{**given, "batch": 1})
+    assert str(one.placement) == "expert=4"
+    assert plan.kv_bytes == one.kv_bytes  # each device caches one sequence
+    assert any("cache of 1 of 4 sequences" in reason for reason in plan.reasons)
+    assert any("and of the cache" in reason for reason in one.reasons)
     params = given["model_size_params"] - given["expert_params"] * 3 // 4
     assert plan.weight_bytes == 2 * params
     assert any("holds 16 of 64 experts" in reason for reason in plan.reasons)

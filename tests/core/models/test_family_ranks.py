@@ -96,10 +96,11 @@ def test_experts_on_two_ranks_compute_the_probabilities_of_one(name, random_chec
             over(language, 1, CONFIG, experts=2).close()
         return
     found = []
-    for experts in (1, 2):
-        with over(language, 1, CONFIG, experts=experts) as engine:
+    for sizes in ({}, {"experts": 2}, {"rows": 2}):
+        with over(language, 1, CONFIG, **sizes) as engine:
             found.append(engine.generate(IDS, max_tokens=5, logprobs=20))
-    one, two = found
-    assert two.token_ids == one.token_ids
-    for mine, theirs in zip(two.logprobs, one.logprobs, strict=True):
-        assert dict(mine.top) == pytest.approx(dict(theirs.top), abs=1e-9)
+    one, *others = found
+    for two in others:
+        assert two.token_ids == one.token_ids
+        for mine, theirs in zip(two.logprobs, one.logprobs, strict=True):
+            assert dict(mine.top) == pytest.approx(dict(theirs.top), abs=1e-9)

@@ -92,8 +92,14 @@ def test_ranks_use_the_devices_of_the_placement():
 
 
 def test_axes_that_ranks_do_not_divide_are_refused_before_a_start():
-    config = EngineConfig(backend="reference", placement="data=2")
-    with pytest.raises(BackendUnavailable, match="found data=2; models are divided"):
+    config = EngineConfig(backend="reference", placement="data=2,pipeline=2")
+    with pytest.raises(RequestError, match="found data=2 with pipeline=2; accepted"):
+        start(SimpleNamespace(encoder=None), config)
+    config = EngineConfig(backend="reference", placement="data=2", decode_steps=4)
+    with pytest.raises(RequestError, match="decode_steps: found 4 with data=2"):
+        start(SimpleNamespace(encoder=None), config)
+    config = EngineConfig(backend="reference", placement="pipeline=2,hosts=2")
+    with pytest.raises(BackendUnavailable, match="found pipeline=2; models are"):
         start(SimpleNamespace(encoder=None), config)
 
 

@@ -130,7 +130,9 @@ def test_values_come_back():
     repeated = replace(LIMITS, buckets=(Bucket(3, 3, repeat=4),), decode_steps=4)
     ready = wire_json.Ready(repeated, "cpu:0", "float32")
     assert wire_json.read_ready(wire_json.ready(ready), "w") == ready
-    inputs = replace(LIMITS, axes=3, spans=True, feature_layers=(0, 2), stages=3)
+    inputs = replace(
+        LIMITS, axes=3, spans=True, feature_layers=(0, 2), stages=3, data_ranks=2
+    )
     ready = wire_json.Ready(inputs, "cpu:0", "float32")
     assert wire_json.read_ready(wire_json.ready(ready), "w") == ready
     step, rows = wire_arrays.read_masks(SAMPLES["masks"])
@@ -142,7 +144,7 @@ def test_values_come_back():
         wire_arrays.read_progress(wire_arrays.PROGRESS.pack(1, 2, 3))
     # A new field of either must also be sent.
     assert Reply._fields == ("step", "tokens", "scores", "hidden")
-    assert len(fields(Limits)) == 20
+    assert len(fields(Limits)) == 21
     assert reply.scores is None
     assert reply.hidden is None
     told = wire_arrays.read_reply(SAMPLES["pooled reply"])

@@ -85,6 +85,13 @@ class Transposed(Planted):
         return np.split(self.all_reduce(x, axis), self.size(axis))[self.index(axis)]
 
 
+class TurnedRows(Planted):
+    def gather_rows(self, parts, axis):
+        found = super().gather_rows(parts, axis)
+        size = self.size(axis)
+        return tuple(np.concatenate(np.split(x, size)[::-1]) for x in found)
+
+
 class Stale(Planted):
     """Receives into one buffer that the next message overwrites too late."""
 
@@ -159,6 +166,7 @@ FAULTS = {
     "all_gather of rows": (RowsInstead, "found shape [4, 3], expected [2, 6]"),
     "reduce_scatter": (WrongPart, "found the result of the rank with index"),
     "all_to_all": (Transposed, "found its own argument"),
+    "gather_rows": (TurnedRows, "found the ranks' parts in another order"),
     "send_recv stale": (Stale, "found the other message: it is stale"),
     "send_recv": (Echo, "found what this rank sent"),
     "barrier": (Open, "returned before rank"),
@@ -188,7 +196,7 @@ def found_by(kind, axes=AXES):
     ranks = Ranks(join, axes=axes, in_threads=True)
     target.__dict__["backend"] = make(capabilities=[ranks])(target.device)
     results = [perform(check, {}) for check in checks_of(target, ["ranks"])]
-    assert len(results) == 8
+    assert len(results) == 9
     return findings(results)
 
 

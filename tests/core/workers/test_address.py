@@ -10,6 +10,7 @@ import pytest
 from inl.device import Device
 from inl.errors import DeviceError
 from inl.workers.address import WorkerAddress, parse_worker
+from inl.workers.settings import read_seat
 
 
 @pytest.fixture
@@ -79,3 +80,11 @@ def test_a_file_that_may_not_run(tmp_path):
 def test_a_bad_device_behind_a_good_path(python, device):
     with pytest.raises(DeviceError):
         parse_worker(f"worker:{python}/{device}")
+
+
+def test_the_number_of_a_tpu_host_is_read():
+    assert read_seat({}) is None
+    assert read_seat({"TPU_WORKER_ID": "3"}) == 3
+    for text in ("", "one", "65535", "-1", "9" * 30):
+        with pytest.raises(DeviceError, match="TPU_WORKER_ID: found"):
+            read_seat({"TPU_WORKER_ID": text})

@@ -75,6 +75,7 @@ def answers(core, grammar=None, **options):
 
 PLACEMENTS = mostly_full(
     ["pipeline=2,tensor=2", "tensor=2", "tensor=4", "pipeline=2", "pipeline=3"]
+    + ["data=2", "data=2,tensor=2"]
 )
 SAMPLED = {"temperature": 1.3, "seed": 7}
 
@@ -97,7 +98,11 @@ def test_ranks_answer_as_the_whole_model(begin, made, placement):
 
 @pytest.mark.parametrize(
     "placement",
-    mostly_full(["expert=2", "tensor=2,expert=2", "pipeline=2,expert=2", "expert=4"]),
+    mostly_full(
+        ["data=2", "expert=2", "tensor=2,expert=2", "pipeline=2,expert=2", "expert=4"]
+        + ["data=2,tensor=2", "data=2,expert=2"],
+        quick=2,
+    ),
 )
 def test_ranks_own_experts(tmp_path, monkeypatch, placement):
     monkeypatch.setenv("INL_THREADS", "1")
@@ -163,6 +168,7 @@ STOPPED = signal.SIGSTOP, "was stopped by a signal"
         ("tensor=2", 0, *STOPPED), ("pipeline=3", 0, *KILLED),
         ("pipeline=3", 1, *KILLED), ("pipeline=3", 1, *STOPPED),
         ("pipeline=3", 2, *KILLED), ("pipeline=3", 2, *STOPPED),
+        ("data=2", 0, *KILLED), ("data=2", 1, *KILLED), ("data=2", 1, *STOPPED),
     ], quick=3),
     ids=str,
 )  # fmt: skip

@@ -215,7 +215,10 @@ def packing(wrong=False):
 def packed(kind, mesh, model="llama"):
     """A mesh with packed weights, one device with them, and a mesh without."""
     sizes = {"kv_heads": 2, "bias": True} if "data" in mesh else {}
-    language = mixture(kind) if model == "moe" else stored_as(kind, **sizes)
+    # Packed inputs are padded to 128 on each rank, of a smaller model to many times.
+    language = (
+        mixture(kind, hidden_size=160) if model == "moe" else stored_as(kind, **sizes)
+    )
     with packing():
         runners = {"mesh": runner(language, mesh), "one": runner(language, "tensor=1")}
     runners["plain"] = runner(language, mesh)

@@ -58,6 +58,13 @@ def all_to_all(parts: Parts) -> list[Any]:
     return [np.concatenate(rows) for rows in zip(*split, strict=True)]
 
 
+def gather_rows(parts: Parts) -> list[Any]:
+    """Concatenate the rows, in the order of the ranks."""
+    import numpy as np
+
+    return [np.concatenate(parts)] * len(parts)
+
+
 BODIES: Mapping[str, Callable[[Parts], list[Any]]] = {
     each.__name__: each for each in (all_reduce, all_gather, reduce_scatter, all_to_all)
 }
@@ -117,6 +124,19 @@ class Collectives(ABC):
         parts = gathered.reshape((size, size, rows, *rest))
         mine: Array = parts[:, self.index(axis)].reshape(x.shape)
         return mine
+
+    def gather_rows(self, parts: Sequence[Array], axis: str) -> tuple[Array, ...]:
+        """Concatenate the ranks' rows of each of some tensors: [ranks * n, ...].
+
+        Composed of :meth:`all_gather`, unless overridden by one exchange of all
+        tensors.
+        """
+        if self.size(axis) == 1:
+            return tuple(parts)
+        return tuple(
+            self.all_gather(x.reshape((1, -1)), axis).reshape((-1, *x.shape[1:]))
+            for x in parts
+        )
 
     def send(self, x: Array, axis: str, target: int) -> None:  # noqa: ARG002
         """Send ``x`` to the rank with the index ``target``, which calls :meth:`recv`.

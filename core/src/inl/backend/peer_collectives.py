@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -44,6 +45,10 @@ class PeerCollectives(Collectives):
 
     def all_gather(self, x: Any, axis: str) -> Any:
         return self._of_all("all_gather", x, axis)
+
+    def gather_rows(self, parts: Sequence[Any], axis: str) -> tuple[Any, ...]:
+        size = self.size(axis)
+        return tuple(np.concatenate(self._exchange([x] * size, axis)) for x in parts)
 
     def all_to_all(self, x: Any, axis: str) -> Any:
         self._rows(x, axis, "all_to_all")

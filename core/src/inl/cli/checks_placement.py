@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from contextlib import ExitStack, closing
+from typing import TYPE_CHECKING, Any
 
 import inl
+from inl.backend.collectives import Rank
+from inl.backend.rank_sockets import reserve_address
 from inl.checkpoints.hub.resolve import resolve_model
 from inl.cli.checks import Check
 from inl.errors import InlError, ModelError
+from inl.protocol.wire_fields import sent
 from inl.workers.address import WorkerAddress, parse_worker
 
 if TYPE_CHECKING:
     from inl.config import EngineConfig
+    from inl.placement.placement import Placement
     from inl.runners.place_check import PlaceCheck, PlaceReport
 
+JOIN_SECONDS = 30.0
+"""Time for ranks to find each other, and to wait for one of them."""
 CLOCK_SECONDS = 1.0
 """Difference of two clocks from which on their logs are hard to compare."""
 DIGITS = 12
@@ -61,7 +68,52 @@ def placement_checks(
         for each in started:
             if not isinstance(each, InlError):
                 stack.callback(each.close)
-        return list(_findings(names, started, path, ours))
+        checks = list(_findings(names, started, path, ours))
+        able = [each for each in started if not isinstance(each, InlError)]
+        is_well = len(able) == len(started) > 1
+        is_well &= all(check.status != "wrong" for check in checks)
+        if is_well and config.division.hosts == 1:
+            checks += _exchanges(able, devices, config.division, pool)
+        return checks
+
+
+def _exchanges(
+    started: Sequence[PlaceCheck],
+    devices: Sequence[str],
+    placement: Placement,
+    pool: ThreadPoolExecutor,
+) -> Iterator[Check]:
+    """Let all ranks join a group and time their sums along each axis."""
+    from inl.runners.place_check import LARGE_BYTES, SMALL_BYTES
+
+    address, reserved = reserve_address()
+    address = started[0].report.rank_address or address
+    secret = secrets.token_hex(32)
+
+    def ask(number: int) -> dict[str, Any]:
+        rank = Rank(number, len(started), address, JOIN_SECONDS, placement.axes, secret)
+        given = {"device": devices[number], "rank": sent(rank)}
+        try:
+            return started[number].ask(exchange=given)
+        except InlError as error:
+            return {"exchange_problem": str(error)}
+
+    with closing(reserved):
+        found = list(pool.map(ask, range(len(started))))
+    for number, each in enumerate(found):
+        if "exchange" not in each:
+            problem = each.get("exchange_problem", "its version of INL cannot measure")
+            fix = "let these hosts connect to each other at any port"
+            yield Check("wrong", f"rank {number}", f"cannot exchange: {problem}", fix)
+            return
+    for axis, size in placement.axes:
+        seconds = [each["exchange"][axis] for each in found]
+        small, large = map(max, zip(*seconds, strict=True))
+        yield Check(
+            "ok", f"{axis}={size}",
+            f"a sum of {SMALL_BYTES >> 10} KiB takes {small * 1e6:.1f} us, one of "
+            f"{LARGE_BYTES >> 20} MiB {LARGE_BYTES / large / 1e9:.2f} GB/s",
+        )  # fmt: skip
 
 
 def _findings(

@@ -11,7 +11,7 @@ from inl.errors import BackendUnavailable, RequestError
 from inl.executor.load_plan import LoadPlan, configure
 from inl.executor.model_executor import bound_tracer
 from inl.plugin import host_entry, make_backend
-from inl.runners.rank_startup import RANK_AXES
+from inl.runners.rank_startup import RANK_AXES, check_rows
 from inl.runners.startup import check_axes, has_ranks, over_mesh
 from inl.scheduling.buckets import Buckets
 from inl.spec.dispatch import Tracer
@@ -41,7 +41,8 @@ class ExplainedStep(NamedTuple):
 def open_backend(config: EngineConfig) -> Backend:
     """Open the device, or the mesh, of an engine's config.
 
-    Raises :class:`~inl.errors.BackendUnavailable` for a device without ranks or meshes.
+    Raises :class:`~inl.errors.BackendUnavailable` for a device without ranks or meshes,
+    and :class:`~inl.errors.RequestError` for axes that do not go together.
     """
     backend = make_backend(config.backend)
     placement = config.division
@@ -59,6 +60,7 @@ def open_backend(config: EngineConfig) -> Backend:
             f"{placement.count} ranks; accepted: tensor_parallel=1"
         )
     check_axes(str(backend.device), placement, RANK_AXES)
+    check_rows(placement, config)
     return backend
 
 

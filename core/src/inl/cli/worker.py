@@ -23,7 +23,10 @@ def run(
     seat: Annotated[
         int | None,
         typer.Option(
-            min=0, max=65534, metavar="N", help="Number of the worker. [default: free]"
+            min=0,
+            max=65534,
+            metavar="N",
+            help="Number of the worker. [default: that of TPU_WORKER_ID, or free]",
         ),
     ] = None,
     device: Annotated[
@@ -43,7 +46,13 @@ def run(
     """Compute for the engine at ADDRESS, on this or another host."""
     from inl.runners.worker_main import end_process, serve_engine
     from inl.workers.handshake import ANY_SEAT
-    from inl.workers.settings import INSECURE, SECRET, SECRET_FILE, read_secret
+    from inl.workers.settings import (
+        INSECURE,
+        SECRET,
+        SECRET_FILE,
+        read_seat,
+        read_secret,
+    )
 
     if insecure:
         os.environ[INSECURE] = "1"
@@ -56,6 +65,7 @@ def run(
         )
     for name in (SECRET, SECRET_FILE):  # not for processes that libraries start
         os.environ.pop(name, None)
-    number = ANY_SEAT if seat is None else seat
+    number = read_seat(os.environ) if seat is None else seat
+    number = ANY_SEAT if number is None else number
     serve_engine(address, secret, number, seconds=wait, device=device)
     end_process(0)

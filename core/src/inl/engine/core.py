@@ -139,7 +139,8 @@ class EngineCore:
     @property
     def kv_usage(self) -> float:
         """Share of the KV cache blocks in use, 0 to 1: of the fullest pool."""
-        pools = self.scheduler.kv_cache.pools
+        caches = self.scheduler.kv_caches
+        pools = [pool for cache in caches for pool in cache.pools]
         return max(pool.used_blocks / max(pool.blocks - 1, 1) for pool in pools)
 
     @property
@@ -229,7 +230,7 @@ class EngineCore:
         if self._copies is not None:
             self.settle()
             self._copies.tiers.clear()
-        return self.scheduler.kv_cache.forget()
+        return sum(cache.forget() for cache in self.scheduler.kv_caches)
 
     def read_blocks(
         self,

@@ -23,7 +23,11 @@ def scheduler_config(
     """
     checkpoint = model.checkpoint
     return SchedulerConfig(
-        token_budget=config.token_budget or limits.token_budget,
+        token_budget=(
+            config.token_budget * limits.data_ranks
+            if config.token_budget
+            else limits.token_budget
+        ),
         inter_token_ms=config.inter_token_ms,
         max_rows=config.max_batch,
         context=context,

@@ -15,7 +15,7 @@ from inl.backend.state_bytes import array_bytes, block_bytes
 from inl.config import EngineConfig
 from inl.dtypes import wrap
 from inl.errors import OutOfMemory
-from inl.placement.mesh import EXPERT, mesh_of
+from inl.placement.mesh import DATA, EXPERT, mesh_of
 from inl.placement.ranks import AXIS, collectives_of, count_expert_ranks
 from inl.protocol.runner import Limits
 from inl.spec.cache import Paged, Slotted
@@ -46,13 +46,15 @@ def plan_limits(
     *,
     ranks: int = 1,
     sharers: int = 1,
+    data_ranks: int = 1,
     reserved: int = 0,
 ) -> Limits:
     """Return limits for the batch and context of ``config`` within the cache's memory.
 
     shaped: the model's config, with its dtype. ranks: number of ranks; each caches its
     share of the heads, and ``cache_bytes`` is per rank. sharers: number of devices
-    that share the blocks. reserved: bytes of free memory that something else will
+    that share the blocks. data_ranks: number of ranks that divide the batch, with
+    limits for the rows of each. reserved: bytes of free memory that something else will
     take. Raises :class:`~inl.errors.OutOfMemory` if not even one sequence fits.
     """
     size = backend.traits.block_size
@@ -66,10 +68,10 @@ def plan_limits(
     layout = backend.offers(CacheBytes)
     costs = [block_bytes(group, size, layout) for group in paged]
     per_block = sum(costs)
-    batch = config.max_batch or backend.traits.max_batch
+    batch = -(-(config.max_batch or backend.traits.max_batch) // data_ranks)
     token_budget = config.token_budget or backend.traits.token_budget
     budget = config.cache_bytes or _default_budget(
-        model, shaped, backend, token_budget, batch, reserved
+        model, shaped, backend, token_budget * data_ranks, batch, reserved
     )
     budget *= sharers
     affordable = budget // per_block
@@ -91,11 +93,14 @@ def plan_limits(
         depth=config.steps_in_flight(backend.traits.depth),
         sampler=config.sampling,
         token_budget=token_budget,
-        decode_steps=config.repeated_steps(backend.traits.decode_steps),
+        # Ranks that divide the rows might repeat a step unequally often.
+        decode_steps=1
+        if data_ranks > 1
+        else config.repeated_steps(backend.traits.decode_steps),
         max_drafts=config.draft_limit,
         adapters=config.adapter_slots,
         adapter_rank=config.adapter_rank,
-        embedding=embedding_width(model, shaped),
+        embedding=0 if data_ranks > 1 else embedding_width(model, shaped),
     )
 
 
@@ -204,7 +209,9 @@ def _group_blocks(
     return tuple(1 + count for count in counts(seq_blocks + most - 1))
 
 
-def min_limits(limits: Limits, backend: Backend, *, stages: int = 1) -> Limits:
+def min_limits(
+    limits: Limits, backend: Backend, *, stages: int = 1, data_ranks: int = 1
+) -> Limits:
     """Return limits that every rank has memory for; free memory may differ."""
     mesh, collectives = mesh_of(backend), collectives_of(backend)
     sizes = np.array([[limits.max_blocks_per_seq, *limits.blocks]], np.int32)
@@ -217,6 +224,7 @@ def min_limits(limits: Limits, backend: Backend, *, stages: int = 1) -> Limits:
         axes = [AXIS]
         axes += [PIPELINE] if stages > 1 else []
         axes += [EXPERT] if count_expert_ranks(backend) > 1 else []
+        axes += [DATA] if data_ranks > 1 else []
         for axis in axes:
             one = backend.tensor(wrap(least.reshape(1, -1)))
             gathered = backend.numpy(collectives.all_gather(one, axis)).data

@@ -32,18 +32,25 @@ from inl.executor.repeated_frames import with_programs
 from inl.executor.tied_weights import without_copies
 from inl.executor.tuning_results import load_tuning_results
 from inl.executor.vision_model import open_projector
-from inl.placement.mesh import EXPERT, mesh_of
+from inl.placement.mesh import mesh_of
 from inl.placement.placement import Placement
 from inl.placement.ranks import (
     collectives_of,
+    count_data_ranks,
     count_expert_ranks,
     count_ranks,
+    expert_part,
     over_ranks,
     planned_ranks,
     selected_collectives,
     with_own_experts,
 )
-from inl.placement.sharding import check_experts, check_shares, divisible
+from inl.placement.sharding import (
+    check_experts,
+    check_shares,
+    divisible,
+    has_experts,
+)
 from inl.plugin import registry_for
 from inl.progress import ProgressReporter
 from inl.protocol.runner import Limits
@@ -118,6 +125,9 @@ class LoadPlan:
         sizes = mesh.sizes if mesh else Placement()
         expert_ranks = count_expert_ranks(backend, config.division.expert)
         check_experts(model, shaped, expert_ranks)
+        data_ranks = count_data_ranks(backend, config.division.data)
+        if has_experts(model, shaped):
+            expert_ranks *= data_ranks
         model = divisible(model, shaped, ranks)
         stage = stage or Stage(count=1 if mesh else config.division.pipeline)
         adapters = config.adapter_slots if limits is None else limits.adapters
@@ -134,6 +144,7 @@ class LoadPlan:
         unloaded = Loaded(
             model, shaped, None, None, selection, ranks,
             expert_ranks=expert_ranks, taps=language.taps, stage=stage,
+            data_ranks=data_ranks,
         )  # fmt: skip
         groups = _planned(unloaded, stored, adapters)
         check_shares(groups, model.state(shaped), ranks)
@@ -143,11 +154,14 @@ class LoadPlan:
             vision = language.vision if is_here else None
             planned = plan_limits(
                 model, shaped, backend, config, ranks=ranks, sharers=sizes.data,
+                data_ranks=data_ranks,
                 reserved=0
                 if vision is None or config.division.count > 1
                 else vision_bytes(vision, dtype),
             )  # fmt: skip
-            planned = min_limits(planned, backend, stages=stage.count)
+            planned = min_limits(
+                planned, backend, stages=stage.count, data_ranks=data_ranks
+            )
             limits = with_inputs(planned, model, shaped, unloaded.selection.kernels)
         return cls(
             language, backend, config, replace(unloaded, groups=groups),
@@ -202,13 +216,13 @@ class LoadPlan:
         unloaded = self._without_copies()
         if rank == 0:
             _log_notes(language, unloaded.groups)
-        collectives, expert_rank = collectives_of(backend), 0
+        collectives, expert_rank, partial_rank = collectives_of(backend), 0, 0
         if collectives is not None and unloaded.expert_ranks > 1:
-            expert_rank = collectives.index(EXPERT)
+            expert_rank, partial_rank = expert_part(collectives, unloaded.data_ranks)
         load = partial(
             load_weights, unloaded.groups, language.checkpoint, backend, dtype,
-            rank=rank, expert_rank=expert_rank, check=self.config.check_weights,
-            progress=report,
+            rank=rank, expert_rank=expert_rank, partial_rank=partial_rank,
+            check=self.config.check_weights, progress=report,
         )  # fmt: skip
         weights = self._cached(load, report)
         if rank == 0 and (quantization := language.quantization):
@@ -313,9 +327,12 @@ def kernel_selection(backend: Backend, config: EngineConfig) -> KernelSelection:
     collectives = selected_collectives(backend, config.division)
     host = partial(hosted, backend)
     if collectives is not None:
-        experts = count_expert_ranks(backend, config.division.expert)
-        kernels = tuple(over_ranks(kernels, collectives, expert_ranks=experts))
-        host = partial(_hosted_on_rank, backend, collectives, experts)
+        rows = count_data_ranks(backend, config.division.data)
+        experts = count_expert_ranks(backend, config.division.expert) * rows
+        kernels = tuple(
+            over_ranks(kernels, collectives, expert_ranks=experts, data_ranks=rows)
+        )
+        host = partial(_hosted_on_rank, backend, collectives, experts, rows)
     return KernelSelection(
         kernels,
         host=host if config.allow_hosted else None,
@@ -366,10 +383,13 @@ def in_dtype(backend: Backend, dtype: str) -> Backend:
 
 
 def _hosted_on_rank(
-    backend: Backend, collectives: Collectives, expert_ranks: int, spec: OpSpec
-) -> Callable[..., Any]:
+    backend: Backend, collectives: Collectives, expert_ranks: int, data_ranks: int,
+    spec: OpSpec,
+) -> Callable[..., Any]:  # fmt: skip
     run = hosted(backend, spec)
-    return with_own_experts(spec, run, collectives) if expert_ranks > 1 else run
+    if expert_ranks == 1:
+        return run
+    return with_own_experts(spec, run, collectives, data_ranks)
 
 
 def hosted(backend: Backend, spec: OpSpec) -> Callable[..., Any]:

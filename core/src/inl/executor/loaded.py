@@ -34,6 +34,8 @@ class Loaded:
     """Adapters of the weights, if they have room for any."""
     taps: tuple[int, ...] = ()
     """Layers whose inputs a step also returns, see :mod:`inl.executor.taps`."""
+    data_ranks: int = 1
+    """Ranks that divide the rows of a step."""
     expert_ranks: int = 1
     """Number of devices that share the experts."""
     ends_before_head: bool = False

@@ -92,13 +92,18 @@ class Parallelism:
     expert_parallel: int = 1
     state_bytes: int = 0
     """Of recurrent state, of all sequences."""
+    divides_rows: bool = False
+    """Whether devices that share experts also divide the sequences and their cache."""
 
     @property
     def placement(self) -> Placement:
         """The placement of one copy, for ``EngineConfig(placement=...)``."""
+        data, expert = 1, self.expert_parallel
+        if self.divides_rows:
+            data, expert = expert, 1
         return Placement(
-            pipeline=self.pipeline_parallel, tensor=self.tensor_parallel,
-            expert=self.expert_parallel,
+            data=data, pipeline=self.pipeline_parallel, tensor=self.tensor_parallel,
+            expert=expert,
         )  # fmt: skip
 
     @property
@@ -208,8 +213,9 @@ def get_optimal_parallelism(
     "cpu" or "cuda", whose runtime is counted; none is by default. tied: the embedding
     is the head, which "cpu" holds twice unless quantized, as rows and packed. experts,
     expert_params: experts of a layer, and the parameters of all of them, for inference;
-    other parts of the model are not divided among devices that share experts.
-    state_bytes: of recurrent state, of each sequence of inference. Training
+    devices that share experts divide the sequences too if there are as many, and
+    nothing else of the model. state_bytes: of recurrent state, of each sequence of
+    inference. Training
     is AdamW with gradients of the parameters' width, and a float32 copy of narrower
     parameters; its attention is torch's ``scaled_dot_product_attention``, which keeps
     all probabilities where it has no fused kernel: of float32 with grouped heads on
@@ -369,7 +375,11 @@ def _plan(
     held = shape.params + load.head_twice * shape.vocab * shape.hidden
     held -= load.expert_params - -(-load.expert_params // expert)
     params = -(-held // (tensor * pipeline))
-    cached = 2 * shape.kv_heads * shape.head_dim * shape.layers * load.tokens
+    # Sequences are divided among devices that share experts if there are enough.
+    divides_rows = pipeline == 1 < expert <= load.batch
+    share = -(-load.batch // expert) if divides_rows else load.batch
+    tokens = load.tokens // load.batch * share
+    cached = 2 * shape.kv_heads * shape.head_dim * shape.layers * tokens
     # A stage of training holds the activations of as many micro-batches as there are
     # stages.
     parts = {
@@ -379,7 +389,7 @@ def _plan(
         "gradient_bytes": 0,
         "optimizer_bytes": 0,
         # As many layers in each stage; ranks do not divide it.
-        "state_bytes": load.batch * load.state_bytes // pipeline,
+        "state_bytes": share * load.state_bytes // pipeline,
     }
     if load.training:
         parts["kv_bytes"] = parts["state_bytes"] = 0
@@ -390,7 +400,7 @@ def _plan(
     return Parallelism(
         tensor, pipeline, data, budget_bytes=budget,
         fits=sum(parts.values()) <= budget, shape=shape, reasons=(),
-        expert_parallel=expert, **parts,
+        expert_parallel=expert, divides_rows=divides_rows, **parts,
     )  # fmt: skip
 
 
@@ -445,10 +455,16 @@ def _explained(
             "the activations of one step on each device"
         )
     if (shared := best.expert_parallel) > 1:
+        rest = "and all of its other weights and of the cache"
+        if best.divides_rows:
+            share = -(-load.batch // shared)
+            rest = (
+                f"all of its other weights, and the cache of {share} of {load.batch} "
+                "sequences, which the axis data divides"
+            )
         reasons.append(
             f"expert parallel {shared}: each device holds "
-            f"{load.experts // shared} of {load.experts} experts of a layer, and all "
-            "of its other weights and of the cache"
+            f"{load.experts // shared} of {load.experts} experts of a layer, {rest}"
         )
     if best.data_parallel == devices > 1:
         reasons.append("the whole model fits on one device: copies need no exchange")

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, final
 
 from inl.backend.base import Collectives, Ranks
 from inl.errors import RunnerError
-from inl.placement.mesh import EXPERT, EXPERT_OPS, TENSOR, mesh_of
+from inl.placement.mesh import DATA, EXPERT, EXPERT_OPS, TENSOR, mesh_of
 from inl.spec.kernel import Kernel
 from inl.spec.op import CATALOG, OpSpec
+from inl.spec.strict_array import StrictArray
 from inl.spec.tree import leaves
 
 if TYPE_CHECKING:
@@ -45,17 +46,40 @@ def planned_ranks(backend: Backend, wanted: int) -> int:
 
 
 def count_expert_ranks(backend: Backend, wanted: int = 1) -> int:
-    """Return the number of ranks that share the experts of each layer.
+    """Return the number of ranks along "expert".
 
     wanted: that of a group to start, where ``backend`` is in none.
     """
     if (mesh := mesh_of(backend)) is not None:
         return mesh.sizes.expert
+    return _count_along(EXPERT, backend, wanted)
+
+
+def count_data_ranks(backend: Backend, wanted: int = 1) -> int:
+    """Return the number of ranks that divide the rows of a step; 1 for a mesh.
+
+    wanted: that of a group to start, where ``backend`` is in none.
+    """
+    return 1 if mesh_of(backend) is not None else _count_along(DATA, backend, wanted)
+
+
+def _count_along(axis: str, backend: Backend, wanted: int) -> int:
     if (collectives := collectives_of(backend)) is None:
         return wanted
     ranks = backend.offers(Ranks)
-    has_axis = ranks is not None and EXPERT in ranks.axes
-    return collectives.size(EXPERT) if has_axis else 1
+    has_axis = ranks is not None and axis in ranks.axes
+    return collectives.size(axis) if has_axis else 1
+
+
+def expert_part(collectives: Collectives, data_ranks: int) -> tuple[Any, Any]:
+    """Return which part of the experts this rank has, and its index along "expert".
+
+    Ranks that divide the rows have different experts too.
+    """
+    index = collectives.index(EXPERT)
+    if data_ranks == 1:
+        return index, index
+    return collectives.index(DATA) * collectives.size(EXPERT) + index, index
 
 
 def selected_collectives(backend: Backend, wanted: Placement) -> Collectives | None:
@@ -65,7 +89,7 @@ def selected_collectives(backend: Backend, wanted: Placement) -> Collectives | N
     group that has not started, where ``backend`` is in none.
     """
     collectives = collectives_of(backend)
-    is_whole = wanted.tensor * wanted.expert == 1
+    is_whole = wanted.data * wanted.tensor * wanted.expert == 1
     if collectives is not None or is_whole or mesh_of(backend) is not None:
         return collectives
     return PlannedCollectives(backend, wanted)
@@ -77,7 +101,7 @@ class PlannedCollectives(Collectives):
 
     def __init__(self, backend: Backend, placement: Placement) -> None:
         group = backend.offers(Ranks)
-        count = placement.tensor * placement.expert
+        count = placement.data * placement.tensor * placement.expert
         self.invariant = group is not None and count <= group.invariant_ranks
         self._placement = placement
 
@@ -98,14 +122,15 @@ class PlannedCollectives(Collectives):
 
 
 def over_ranks(
-    kernels: Iterable[Kernel], collectives: Collectives, *, expert_ranks: int = 1
-) -> Iterator[Kernel]:
+    kernels: Iterable[Kernel], collectives: Collectives, *, expert_ranks: int = 1,
+    data_ranks: int = 1,
+) -> Iterator[Kernel]:  # fmt: skip
     """Adapt single-device kernels to a rank group and add kernels of the collectives.
 
     A fused single-device kernel omits the sum over ranks, which is the identity on one
     rank. It receives the reduced tensor instead (:attr:`~inl.spec.op.OpSpec.reduces`).
     expert_ranks: number that share the experts, of which each computes its own; kernels
-    that cannot refuse every call.
+    that cannot refuse every call. data_ranks: those of them that divide the rows.
     """
     collective_runs: dict[str, Callable[..., Any]] = {
         "all_reduce": collectives.all_reduce,
@@ -121,7 +146,10 @@ def over_ranks(
             if kernel.run_part is None:
                 yield replace(kernel, refuse=_refuse_part, can_pack=_refuse_part)
                 continue
-            run = with_own_experts(spec, kernel.run_part, collectives)
+            run = with_own_experts(spec, kernel.run_part, collectives, data_ranks)
+            if data_ranks > 1:
+                refuse = _refusing_all_rows(kernel.refuse, data_ranks)
+                kernel = replace(kernel, refuse=refuse)
             part = f"computes one of {expert_ranks} parts of the experts"
             note = "; ".join(filter(None, (kernel.note, part)))
             yield replace(kernel, run=run, invariant=invariant, note=note)
@@ -151,14 +179,15 @@ def _refuse_part(*_specs: Any, **_attrs: Any) -> str:
 
 
 def with_own_experts(
-    spec: OpSpec, run: Callable[..., Any], collectives: Collectives
+    spec: OpSpec, run: Callable[..., Any], collectives: Collectives, data_ranks: int = 1
 ) -> Callable[..., Any]:
     """Return a kernel of an op of :data:`EXPERT_OPS` or :data:`EXPERT_SUMS`.
 
-    Every rank calls it with the same tokens. Ids are counted from this rank's first
-    expert, so that those of other ranks' experts are outside of its own
+    Every rank along "expert" calls it with the same tokens. Ids are counted from this
+    rank's first expert, so that those of other ranks' experts are outside of its own
     (:attr:`~inl.spec.kernel.Kernel.run_part`); what sums over experts is summed over
-    the ranks. Other ops keep ``run``.
+    the ranks. Other ops keep ``run``. data_ranks: those that divide the rows, each of
+    which computes its experts for the rows of all.
     """
     has_ids, sums = spec.name in EXPERT_OPS, spec.name in EXPERT_SUMS
     if not has_ids and not sums:
@@ -166,11 +195,40 @@ def with_own_experts(
 
     def run_own(*args: Any, **attrs: Any) -> Any:
         if has_ids:
-            args = _with_own_ids(spec, args, collectives.index(EXPERT))
+            if data_ranks > 1:
+                args = _with_all_rows(spec, args, collectives)
+            part, _ = expert_part(collectives, data_ranks)
+            args = _with_own_ids(spec, args, part)
         result = run(*args, **attrs)
+        if has_ids and data_ranks > 1:
+            result = collectives.reduce_scatter(result, DATA)
         return collectives.all_reduce(result, EXPERT) if sums else result
 
     return run_own
+
+
+def _with_all_rows(
+    spec: OpSpec, args: tuple[Any, ...], collectives: Collectives
+) -> tuple[Any, ...]:
+    """Return the arguments with the rows of all ranks that divide them."""
+    at = spec.parameters.index("w")
+    return *collectives.gather_rows(args[:at], DATA), *args[at:]
+
+
+def _refusing_all_rows(
+    refuse: Callable[..., str | None], ranks: int
+) -> Callable[..., str | None]:
+    """Return whether a kernel refuses the rows of all ranks, for those of one."""
+
+    def refuse_rows(*specs: Any, **attrs: Any) -> str | None:
+        *rows, weights = specs
+        rows = [
+            StrictArray((each.shape[0] * ranks, *each.shape[1:]), each.dtype)
+            for each in rows
+        ]
+        return refuse(*rows, weights, **attrs)
+
+    return refuse_rows
 
 
 def _with_own_ids(spec: OpSpec, args: tuple[Any, ...], rank: Any) -> tuple[Any, ...]:

@@ -49,12 +49,16 @@ def check_experts(model: Model, config: Any, ranks: int) -> None:
 
     Raises :class:`~inl.errors.WeightMismatch`.
     """
-    ops = {group.op for group in leaves(model.weights(config))}
-    if ranks > 1 and not ops & {*EXPERT_OPS}:
+    if ranks > 1 and not has_experts(model, config):
         raise WeightMismatch(
             f"placement: found expert={ranks}, but the model has no weights of the ops "
             f"{' and '.join(EXPERT_OPS)} to divide; accepted: expert=1"
         )
+
+
+def has_experts(model: Model, config: Any) -> bool:
+    """Return whether a model has experts that ranks can divide."""
+    return any(group.op in EXPERT_OPS for group in leaves(model.weights(config)))
 
 
 def divisible(model: Model, config: Any, ranks: int) -> Model:

@@ -76,12 +76,15 @@ class StepFrame(NamedTuple):
         return {sum(flags[:at]): row for at, row in found if flags[at]}
 
 
-def read_step(frame: IntArray, head: Header, limits: Limits) -> StepFrame:
+def read_step(
+    frame: IntArray, head: Header, limits: Limits, *, least_rows: int = 1
+) -> StepFrame:
     """Decode a step with one sample per row, or one that verifies drafts.
 
     Checks everything that needs no earlier frame: sizes against the bucket and the
     limits, ids, slots, blocks, uniforms, the order of rows, and zero padding. Raises
     :class:`~inl.errors.ProtocolError`.
+    least_rows: 0 where ranks divide the rows, of which one may have none.
     """
     bucket = head.bucket
     if bucket.tokens_per_row != 1 and not bucket.verifies:
@@ -120,7 +123,7 @@ def read_step(frame: IntArray, head: Header, limits: Limits) -> StepFrame:
             raise _error(head, f"padding of {name}", "a nonzero word", "0")
     return StepFrame(
         head,
-        _rows(head, rows, tokens, limits),
+        _rows(head, rows, tokens, limits, least_rows),
         _updates(head, updates, limits),
         embeddings,
         has_more,
@@ -128,8 +131,9 @@ def read_step(frame: IntArray, head: Header, limits: Limits) -> StepFrame:
 
 
 def _rows(
-    head: Header, words: Sequence[int], tokens: Sequence[int], limits: Limits
-) -> list[StepRow]:
+    head: Header, words: Sequence[int], tokens: Sequence[int], limits: Limits,
+    least: int,
+) -> list[StepRow]:  # fmt: skip
     rows: list[StepRow] = []
     at, bucket = 0, head.bucket
     for index in range(head.used_rows):
@@ -141,8 +145,8 @@ def _rows(
         row = _row(slot, ids, record, bucket)
         _check_row(head, index, count, row, limits)
         rows.append(row)
-    if not rows or at != head.used_tokens:
-        accepted = f"{head.used_tokens}, in at least 1 row"
+    if len(rows) < least or at != head.used_tokens:
+        accepted = f"{head.used_tokens}, in at least {least} row"
         raise _error(head, "tokens of all rows", at, accepted)
     if len({row.slot for row in rows}) < len(rows):
         raise _error(head, "slots", [row.slot for row in rows], "each slot once")

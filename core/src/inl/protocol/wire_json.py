@@ -124,6 +124,7 @@ LEAST = {
     "slots": 2, "block_size": 1, "max_blocks_per_seq": 1, "vocab": 1, "depth": 1,
     "token_budget": 1, "decode_steps": 1, "max_drafts": 0, "adapters": 0,
     "adapter_rank": 0, "embedding": 0, "stop_ids": 1, "axes": 0, "stages": 1,
+    "data_ranks": 1,
 }  # fmt: skip
 """Counts among the fields of :class:`~inl.spec.limits.Limits`, with the least value."""
 

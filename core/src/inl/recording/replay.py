@@ -34,9 +34,12 @@ from inl.spec.message import (
     SCORED,
     STEP,
     STEP_NUMBERS,
+    UPDATE_WORD,
+    UPDATE_WORDS,
     Header,
     Row,
     header,
+    layout,
     step_frame,
     transferred,
 )
@@ -73,7 +76,7 @@ def replay(items: Iterable[Item], make: Callable[[Limits], Runner]) -> Outcome:
     other, and what the runner raises.
     """
     outcome = Outcome()
-    for recorded in _runs(items):
+    for recorded in map(_with_one_pool, _runs(items)):
         runner = make(replace(recorded.limits, buckets=()))
         try:
             run = _Run(runner, recorded, outcome)
@@ -107,6 +110,41 @@ def _runs(items: Iterable[Item]) -> list[_Recording]:
         else:
             runs[-1].frames.append(item)
     return runs
+
+
+def _with_one_pool(recorded: _Recording) -> _Recording:
+    """Return a run of ranks that divide the rows with the blocks of all in one pool."""
+    limits = recorded.limits
+    ranks = limits.data_ranks
+    if ranks == 1:
+        return recorded
+    import numpy as np
+
+    sizes = np.array(limits.blocks) - 1
+
+    def moved(frame: IntArray) -> IntArray:
+        head, frame = header(frame), frame.copy()
+        if head.kind == ADMIT:
+            tables = frame[ADMISSION_WORD.blocks :].reshape(limits.groups, -1)
+            owner = (int(frame[ADMISSION_WORD.slot]) - 1) % ranks
+            tables += np.where(tables > 0, owner * sizes[:, None], 0).astype(np.int32)
+        elif head.kind == STEP:
+            sized = {"groups": limits.groups, "block_size": limits.block_size}
+            place = layout(head.bucket, **sized)
+            updates = frame[place.updates : place.tokens].reshape(-1, UPDATE_WORDS)
+            group, blocks = updates[:, UPDATE_WORD.group], updates[:, UPDATE_WORD.block]
+            owners = (updates[:, UPDATE_WORD.slot] - 1) % ranks
+            blocks += np.where(blocks > 0, owners * sizes[group], 0).astype(np.int32)
+        return frame
+
+    frames = [
+        moved(each) if isinstance(each, np.ndarray) else each
+        for each in recorded.frames
+    ]
+    pool = tuple(int(size) * ranks + 1 for size in sizes)
+    return recorded._replace(
+        limits=replace(limits, blocks=pool, data_ranks=1), frames=frames
+    )
 
 
 class _Run:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
@@ -27,6 +28,7 @@ from inl.protocol.runner import (
 )
 from inl.runners.rank_threads import RankThreads, Round
 from inl.runners.returned_tokens import ReturnedTokens, StepFrame
+from inl.runners.row_shares import StepShares, all_ranks_limits, slot_share
 from inl.runners.worker_runner import WorkerRunner
 from inl.spec.cache_layout import HEADS, divided, joined
 from inl.spec.message import STEP, Header
@@ -53,6 +55,16 @@ class _Failure(NamedTuple):
     cause: BaseException
 
 
+@dataclass(slots=True, eq=False)
+class _Work:
+    """A step in flight."""
+
+    shares: StepShares | None = None
+    """Its parts, if ranks divide the rows."""
+    call: Round | None = None
+    """The call that collects it."""
+
+
 @final
 class RankRunner(PipelinedRunner):
     """Sends every frame to all ranks and checks that they sample the same tokens.
@@ -61,6 +73,9 @@ class RankRunner(PipelinedRunner):
     InlError that it raises is raised here as it is. abort: makes ranks that wait for
     other ranks fail at once. stages: of the pipeline that the ranks are. copies: ranks
     next to each other that cache the same heads, since they only share experts.
+    data_ranks: parts of the ranks, in order, that divide the rows of each step; then a
+    rank gets a frame with its own rows, and only the ranks of a part sample the same
+    tokens.
 
     The first failure of a rank ends the group. It is raised once, from its cause, as
     :class:`~inl.errors.RunnerError` (:class:`~inl.errors.WorkerLost` if the rank's
@@ -77,12 +92,14 @@ class RankRunner(PipelinedRunner):
         abort: Callable[[], None],
         stages: int = 1,
         copies: int = 1,
+        data_ranks: int = 1,
     ) -> None:
         super().__init__()
         if ranks < 1:
             raise RunnerError(f"ranks: found {ranks}, accepted: 1 and more")
         self._abort_ranks = abort
         self._stages, self._copies = stages, copies
+        self._data_ranks, self._part = data_ranks, max(ranks // data_ranks, 1)
         self._first_sampling = ranks - ranks // stages
         """The first rank of the last stage, which samples the tokens."""
         self._sampling = range(self._first_sampling, ranks)
@@ -108,9 +125,32 @@ class RankRunner(PipelinedRunner):
             if isinstance(cause, InlError):
                 raise cause from cause.__cause__
             raise
-        self.limits = self.runners[0].limits
+        self.limits = all_ranks_limits(self.runners[0].limits, data_ranks)
 
-    def _submit_frame(self, message: IntArray, head: Header) -> None:
+    def _submit_frame(self, message: IntArray, head: Header) -> _Work | None:
+        if self._data_ranks > 1:
+            return self._submit_shares(message, head)
+        self._submit_to_all(message, head)
+        return _Work() if head.kind == STEP else None
+
+    def _submit_shares(self, message: IntArray, head: Header) -> _Work | None:
+        """Submit to each rank its rows of a step, or the frame of one of its slots."""
+        part = self._part
+        if head.kind == STEP:
+            shares = StepShares(message, head, self.limits)
+            frames = [share.frame for share in shares.parts]
+            self._on_all_ranks(lambda r: self._submit_to(r, frames[r // part], head))
+            return _Work(shares)
+        owner, frame = slot_share(message, head, self._data_ranks)
+
+        def submit(rank: int) -> None:
+            if rank // part == owner:
+                self._submit_to(rank, frame, head)
+
+        self._on_all_ranks(submit)
+        return None
+
+    def _submit_to_all(self, message: IntArray, head: Header) -> None:
         frame = message.copy()
         if head.kind != STEP or self._stages == 1:
             self._on_all_ranks(lambda rank: self._submit_to(rank, frame, head))
@@ -130,25 +170,35 @@ class RankRunner(PipelinedRunner):
         self._uncollected[rank].append(head.step)
 
     def _sample(self, flight: StepInFlight, masks: IntArray) -> None:
-        step, words = flight.head.step, masks.copy()
-        self._on_all_ranks(lambda rank: self._sample_on(rank, step, words))
+        step, part = flight.head.step, self._part
+        shares: StepShares | None = flight.work.shares
+        words = [masks.copy()] if shares is None else shares.masks(masks)
+        self._on_all_ranks(lambda r: self._sample_on(r, step, words[r // part]))
 
     def _collect(self, flight: StepInFlight) -> Reply:
         step = flight.head.step
         # An interrupted call has left the ranks' pending replies.
-        if flight.work is None:
-            flight.work = self._on_all_ranks(lambda r: self._collect_from(r, step))
-        replies = self._replies(flight.work)
-        self._check_agreement(flight.head, replies)
-        return replies[0]
+        work: _Work = flight.work
+        if work.call is None:
+            work.call = self._on_all_ranks(lambda r: self._collect_from(r, step))
+        replies = self._replies(work.call)
+        if work.shares is None:
+            self._check_agreement(step, flight.head.used_rows, replies)
+            return replies[0]
+        for number, share in enumerate(work.shares.parts):
+            first = number * self._part
+            own = replies[first : first + self._part]
+            self._check_agreement(step, len(share.rows), own, first)
+        return work.shares.joined(replies[:: self._part])
 
     @property
     def cache_layout(self) -> CacheLayout | None:
         """The layout of one rank, with the heads of all ranks along "tensor"."""
         layout = self.runners[0].cache_layout
-        if layout is None or layout.slotted or self._stages > 1:
+        divided = self._stages > 1 or self._data_ranks > 1
+        if layout is None or layout.slotted or divided:
             # How ranks divide the state of a slot is up to the model, and a stage has
-            # only its own layers.
+            # only its own layers. Ranks that divide the rows have blocks of their own.
             return None
         ranks = len(self._threads) // self._copies
         groups = (g._replace(kv_heads=g.kv_heads * ranks) for g in layout.groups)
@@ -351,16 +401,21 @@ class RankRunner(PipelinedRunner):
         ranks = range(len(self._threads)) if ranks is None else ranks
         return [call.results[rank] for rank in ranks]
 
-    def _check_agreement(self, head: Header, replies: list[Reply]) -> None:
-        first = replies[0].tokens[: head.used_rows]
-        for rank, reply in zip(self._sampling, replies, strict=True):
-            tokens = reply.tokens[: head.used_rows]
-            if reply.step == head.step and np.array_equal(tokens, first):
+    def _check_agreement(
+        self, step: int, rows: int, replies: list[Reply], start: int = 0
+    ) -> None:
+        """Check that ranks sampled the same tokens of ``rows`` rows.
+
+        start: the first of them, among those that sample.
+        """
+        first, ranks = replies[0].tokens[:rows], self._sampling[start:]
+        for rank, reply in zip(ranks, replies, strict=False):
+            tokens = reply.tokens[:rows]
+            if reply.step == step and np.array_equal(tokens, first):
                 continue
             error = ProtocolError(
-                f"step {head.step}: sampled {tokens.tolist()} for step {reply.step}, "
-                f"rank {self._first_sampling} sampled {first.tolist()} for step "
-                f"{replies[0].step}"
+                f"step {step}: sampled {tokens.tolist()} for step {reply.step}, "
+                f"rank {ranks[0]} sampled {first.tolist()} for step {replies[0].step}"
             )
             self._failure = _Failure(rank, error)
             self._raise_failure()

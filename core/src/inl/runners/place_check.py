@@ -9,8 +9,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
+from inl.backend.base import Collectives
 from inl.backend.rank_sockets import split_address
-from inl.errors import InlError, ProtocolError
+from inl.dtypes import SIZES, cast
+from inl.errors import InlError, ProtocolError, RunnerError
 from inl.protocol import wire_json
 from inl.protocol.wire import Frame, Kind
 from inl.workers.place import start_worker
@@ -22,6 +26,10 @@ PINGS = 5
 """Questions for the clock; the fastest answer counts."""
 ANSWER_SECONDS = 60.0
 """Time for one answer: interpreters start and digests are read from cold disks."""
+SMALL_BYTES, LARGE_BYTES = 1 << 12, 1 << 24
+"""Of sums that are timed: as of a decoding row, and of a step of prompts."""
+SMALL_CALLS, LARGE_CALLS, ROUNDS = 20, 3, 4
+"""Sums that are timed together, and how often; the first time does not count."""
 REACH_SECONDS = 5.0
 """Time for another host to answer."""
 
@@ -29,8 +37,8 @@ REACH_SECONDS = 5.0
 def inspect(asked: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the process of a worker finds; called there.
 
-    asked: "device": a name; "model": a path; "reach": the HOST:PORT of another rank.
-    Each may be absent.
+    asked: "device": a name; "model": a path; "reach": the HOST:PORT of another rank;
+    "exchange": arguments of :func:`measure_exchange`. Each may be absent.
     """
     found: dict[str, Any] = {"clock": time.time()}
     for name, check in (
@@ -43,7 +51,53 @@ def inspect(asked: Mapping[str, Any]) -> dict[str, Any]:
                 found[name] = check(str(asked[name]))
             except (InlError, OSError) as error:
                 found[f"{name}_problem"] = str(error)
+    if "exchange" in asked:
+        try:
+            found["exchange"] = measure_exchange(**asked["exchange"])
+        except (InlError, OSError, TypeError) as error:
+            found["exchange_problem"] = str(error)
     return found
+
+
+def measure_exchange(device: str, rank: Any) -> dict[str, list[float]]:
+    """Join a group, and return the seconds of a small and a large sum along each axis.
+
+    Of :data:`SMALL_BYTES` and :data:`LARGE_BYTES`, in the backend's own collectives.
+    rank: as JSON. All ranks make this call. Raises as
+    :func:`~inl.runners.rank_startup.joined_backend`.
+    """
+    from inl.plugin import make_backend
+    from inl.runners.rank_startup import joined_backend, read_rank
+
+    place = read_rank(rank)
+    backend = joined_backend(make_backend(device), place)
+    collectives = backend.offers(Collectives)  # type: ignore[type-abstract]
+    if collectives is None:
+        raise RunnerError(f"{device}: joined ranks without collectives")
+
+    dtype = backend.traits.dtypes[0]
+
+    def seconds(size: int, calls: int, axis: str) -> float:
+        x = backend.tensor(cast(np.ones((1, size // SIZES[dtype])), dtype))
+        one = backend.tensor(cast(np.ones((1, 16)), dtype))
+        times = []
+        for _ in range(ROUNDS):
+            backend.numpy(collectives.all_reduce(one, axis))
+            began = time.perf_counter()
+            for _ in range(calls):
+                collectives.all_reduce(x, axis)
+            # Waits for the device, on which sums are computed in order.
+            backend.numpy(collectives.all_reduce(one, axis))
+            times.append((time.perf_counter() - began) / (calls + 1))
+        return min(times[1:])
+
+    return {
+        axis: [
+            seconds(SMALL_BYTES, SMALL_CALLS, axis),
+            seconds(LARGE_BYTES, LARGE_CALLS, axis),
+        ]
+        for axis, _ in place.axes
+    }
 
 
 def _check_device(name: str) -> str:
@@ -124,7 +178,7 @@ class PlaceCheck:
             self._worker.stop(0.0)
             raise
 
-    def ask(self, **asked: str) -> dict[str, Any]:
+    def ask(self, **asked: Any) -> dict[str, Any]:
         """Let the worker :func:`inspect` something."""
         self._worker.channel.send(Kind.CHECK, wire_json.text(asked))
         payload = self._receive(Kind.CHECK).payload

@@ -20,12 +20,24 @@ from typing import TYPE_CHECKING, Any
 from inl.backend.collectives import DATA, EXPERT, PIPELINE, TENSOR, Rank, Ranks
 from inl.backend.rank_sockets import reserve_address, split_address
 from inl.device import Device, DeviceType
-from inl.errors import BackendUnavailable, DeviceError, ProtocolError, RunnerError
+from inl.errors import (
+    BackendUnavailable,
+    DeviceError,
+    ProtocolError,
+    RequestError,
+    RunnerError,
+)
 from inl.executor.pipeline import Stage, check_stages
-from inl.placement.sharding import check_experts, check_shares, divisible
+from inl.placement.sharding import (
+    check_experts,
+    check_shares,
+    divisible,
+    has_experts,
+)
 from inl.protocol.wire_fields import received, sent
 from inl.runners.group_runner import RankRunner
 from inl.runners.local_runner import start_runner
+from inl.runners.row_shares import one_rank_limits
 from inl.runners.startup import StartedRunner, check_axes, read_options, worker_options
 from inl.runners.worker_runner import RETURN_HINT, WorkerRunner
 from inl.weights.load import stored_specs
@@ -41,7 +53,7 @@ if TYPE_CHECKING:
     from inl.spec.limits import Limits
 
 FACTORY = "inl.runners.rank_startup:serve_rank"
-RANK_AXES = (PIPELINE, TENSOR, EXPERT)
+RANK_AXES = (DATA, PIPELINE, TENSOR, EXPERT)
 """Axes along which ranks that are devices divide a model."""
 HOST_AXES = (DATA, TENSOR, EXPERT)
 """Axes along which the program of ranks that are hosts divides it."""
@@ -71,14 +83,19 @@ def start_ranks(
     ranks = placement.hosts if hosts else placement.count
     axes = HOST_AXES if hosts else RANK_AXES
     check_axes(str(config.backend), placement, axes)
+    if not hosts:
+        check_rows(placement, config)
     check_stages(
         language.model, language.config, placement.pipeline, config.adapter_slots
     )
     model = divisible(language.model, language.config, placement.tensor)
     tree, stored = model.weights(language.config), stored_specs(language.checkpoint)
     check_experts(model, language.config, placement.expert)
+    experts = placement.expert
+    if not hosts and has_experts(model, language.config):
+        experts *= placement.data
     groups = plan_weights(
-        tree, (), stored, ranks=placement.tensor, expert_ranks=placement.expert
+        tree, (), stored, ranks=placement.tensor, expert_ranks=experts
     )
     check_shares(groups, model.state(language.config), placement.tensor)
     python, devices = rank_devices(config)
@@ -87,6 +104,8 @@ def start_ranks(
     scheme = "worker" if place is None else place.scheme
     address, reserved = reserve_address()
     rendezvous = Rendezvous(address)
+    rows = 1 if hosts else placement.data
+    own = limits if limits is None else one_rank_limits(limits)
     secret = secrets.token_hex(SECRET_BYTES)
     there = config
     if hosts:
@@ -106,8 +125,8 @@ def start_ranks(
                 axes=() if hosts else placement.axes,
                 secret=secret,
             )
-            own = worker_options(language, there, devices[index], limits)
-            return {**own, "rank": sent(rank)}
+            given = worker_options(language, there, devices[index], own)
+            return {**given, "rank": sent(rank)}
 
         runner = WorkerRunner(
             WorkerAddress(python, devices[index], scheme, placement.count // ranks),
@@ -125,9 +144,28 @@ def start_ranks(
     with closing(reserved):
         group = RankRunner(
             make, ranks, abort=abandoned.set, stages=placement.pipeline,
-            copies=1 if hosts else placement.expert,
+            copies=1 if hosts else placement.expert, data_ranks=rows,
         )  # fmt: skip
     return StartedRunner(group, ", ".join(devices), dtypes[0])
+
+
+def check_rows(placement: Placement, config: EngineConfig) -> None:
+    """Check that ranks can divide the rows of a step.
+
+    Raises :class:`~inl.errors.RequestError`.
+    """
+    if placement.data == 1:
+        return
+    if placement.pipeline > 1:
+        raise RequestError(
+            f"placement {placement}: found data={placement.data} with "
+            f"pipeline={placement.pipeline}; accepted: one of them"
+        )
+    if (config.decode_steps or 1) > 1:
+        raise RequestError(
+            f"decode_steps: found {config.decode_steps} with data={placement.data}, "
+            "whose ranks would repeat a step unequally often; accepted: None or 1"
+        )
 
 
 def _check_alike(placement: Placement, devices: list[str]) -> None:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from itertools import chain
+from typing import TYPE_CHECKING
 
 from inl.errors import RunnerError
 from inl.protocol.runner import Limits
 from inl.spec.step import SAMPLERS, Bucket
+
+if TYPE_CHECKING:
+    from inl.scheduling.plan import Chunk
 
 LEAST_STEP = 256
 """Tokens of a step that takes about as long as one of fewer, which reads all weights
@@ -56,10 +61,26 @@ class Buckets:
         costliest = [bucket for bucket in usable if bucket.sampler == self.sampler]
         largest = max(costliest, key=_capacity, default=None)
         tokens = min(token_budget, largest.tokens) if largest else token_budget
-        self.tokens = tokens
+        ranks = limits.data_ranks
+        self.tokens = tokens = max(tokens // ranks, 1) * ranks
         """Maximum number of tokens in a step."""
         self.rows = min(max_rows, tokens, largest.rows if largest else max_rows)
         """Maximum number of rows in a step; each row can have at least one token."""
+        self.ranks = ranks
+        """Ranks that divide the rows of a step, which must fit on each of them."""
+        rows = largest.rows if largest else limits.slots - 1
+        self.rank_rows = min(limits.slots - 1, tokens, rows) // ranks
+        """Maximum number of rows of one of these ranks."""
+
+    def padded(self, chunks: Sequence[Chunk]) -> tuple[int, int]:
+        """Return the tokens and rows of a bucket in which each rank's rows fit."""
+        if self.ranks == 1:
+            return sum(chunk.stop - chunk.start for chunk in chunks), len(chunks)
+        tokens, rows = [0] * self.ranks, [0] * self.ranks
+        for request, start, stop, _ in chunks:
+            tokens[request.data_rank] += stop - start
+            rows[request.data_rank] += 1
+        return self.ranks * max(tokens), self.ranks * max(rows)
 
     def can_verify(self, width: int) -> bool:
         """Whether steps of any rows and sampler can verify drafts of such a width."""
@@ -120,8 +141,14 @@ class Buckets:
         )
         return next(fits, None)
 
-    def choose(self, tokens: int, rows: int, sampler: str) -> Bucket:
-        """Return the smallest program that fits, or the exact size without programs."""
+    def choose(
+        self, tokens: int, rows: int, sampler: str, *, prompts: bool | None = None
+    ) -> Bucket:
+        """Return the smallest program that fits, or the exact size without programs.
+
+        prompts: whether a row has several tokens; by default if there are more tokens
+        than rows.
+        """
         if not self._buckets:
             return Bucket(tokens=tokens, rows=rows, sampler=sampler)
         rank = SAMPLERS.index(sampler)
@@ -133,7 +160,7 @@ class Buckets:
             and SAMPLERS.index(bucket.sampler) >= rank
         )
         smallest = next(fits)
-        if tokens == rows:
+        if tokens == rows and not prompts:
             return smallest
         of_prompts = (
             each for each in chain((smallest,), fits) if each.tokens > each.rows

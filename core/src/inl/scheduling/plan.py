@@ -187,14 +187,14 @@ class StepBuilder:
     """Collects the rows of one step; :meth:`build` makes the :class:`Plan`."""
 
     def __init__(
-        self, step: int, budget: int, kind: StepKind = StepKind.SAMPLED
+        self, step: int, budget: int, kind: StepKind = StepKind.SAMPLED, ranks: int = 1
     ) -> None:
         self.step = step
         self.kind = kind
         """The kind of all its rows."""
         self.max_tokens = budget
-        self.budget = budget
-        """Tokens that still fit into the step."""
+        self.budgets = [budget // ranks] * ranks
+        """Tokens of each rank that still fit into the step."""
         self.chunks: list[Chunk] = []
         self.decode_rows = 0
         self.block_table_updates: list[BlockTableUpdate] = []
@@ -211,8 +211,8 @@ class StepBuilder:
     def schedule(self, request: Request, stop: int) -> None:
         """Add a request's tokens up to ``stop``, as far as the budget allows."""
         start = request.scheduled
-        stop = min(stop, start + self.budget)
-        self.budget -= stop - start
+        stop = min(stop, start + self.budgets[request.data_rank])
+        self.budgets[request.data_rank] -= stop - start
         self.chunks.append(Chunk(request, start, stop))
         request.scheduled = stop
         request.in_flight += 1
@@ -222,7 +222,7 @@ class StepBuilder:
         """Add the token that a request's last step sampled."""
         start = request.scheduled
         stop = request.scheduled = start + 1
-        self.budget -= 1
+        self.budgets[request.data_rank] -= 1
         self.chunks.append(make_chunk((request, start, stop, None)))
         request.in_flight += 1
         request.last_step = self.step
@@ -246,6 +246,17 @@ class StepBuilder:
         request.sent_blocks = max(first, count)
         return request.sent_blocks - first
 
+    def limit(self, tokens: int, least: int) -> None:
+        """Leave room for ``tokens`` in all, but for ``least`` more on each rank."""
+        ranks = len(self.budgets)
+        for at, budget in enumerate(self.budgets):
+            used = self.max_tokens // ranks - budget
+            self.budgets[at] = min(budget, max(tokens // ranks - used, least))
+
+    def room(self, request: Request) -> int:
+        """Return the tokens of a request that still fit into the step."""
+        return self.budgets[request.data_rank]
+
     @property
     def sampler(self) -> str:
         """The cheapest sampler that serves every row."""
@@ -268,5 +279,7 @@ class StepBuilder:
         tokens = sum(chunk.stop - chunk.start for chunk in self.chunks)
         bucket = self.program
         if bucket is None:
-            bucket = buckets.choose(tokens, len(self.chunks), self.sampler)
+            prompts = tokens > len(self.chunks)
+            size = buckets.padded(self.chunks)
+            bucket = buckets.choose(*size, self.sampler, prompts=prompts)
         return Plan(*lists, self.decode_rows, self.step, bucket, tokens, *moves)

@@ -72,7 +72,8 @@ class Repeats:
         left = [chunk.request.max_scheduled - chunk.start for chunk in rows]
         count = min(self.steps, min(left) if waiting else max(left))
         # Programs are compiled for one number of steps, of which rows use fewer.
-        program = buckets.choose_repeater(len(rows), self._most, step.sampler)
+        padded = buckets.padded(rows)[1]
+        program = buckets.choose_repeater(padded, self._most, step.sampler)
         if count == 1 or program is None:
             return
         step.program = program
@@ -83,7 +84,7 @@ class Repeats:
             step.chunks[at] = chunk._replace(stop=chunk.stop + more)
             chunk.request.scheduled += more
         for request, start, _, _ in step.chunks if requests.has_windows else ():
-            room = requests.update_room(step)
+            room = requests.update_room(step, request.data_rank)
             requests.free_out_of_window(step, request, max_updates=room, position=start)
 
     def planned(self, *, is_first: bool) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from inl.kv.block_pool import BlockPool
 from inl.kv.kv_cache_manager import KVCacheManager
-from inl.kv.kv_events import BlocksCleared, OnKVEvent
+from inl.kv.kv_events import BlocksCleared, MergedEvents, OnKVEvent
 from inl.kv.prefix_cache import PrefixCache
 from inl.kv.snapshots import Restore, Snapshot, SnapshotIndex
 from inl.kv.tier import Tier
@@ -18,6 +20,10 @@ from inl.spec.message import (
     Row,
     max_block_table_updates,
 )
+
+ROW_TOKENS = 64
+"""Cached tokens for which a request may go to a rank with one more request than
+another."""
 
 
 class RunningRequests:
@@ -46,22 +52,39 @@ class RunningRequests:
     def reset(self, limits: Limits, kv_cache: KVCacheManager | None = None) -> None:
         """Start with empty slots and blocks on a new runner, with no requests."""
         self.by_id.clear()
-        self._block_size = limits.block_size
-        self.kv_cache = kv_cache or KVCacheManager(
-            [BlockPool(blocks, limits.block_size) for blocks in limits.blocks],
-            limits.windows,
-            tier=self._tier,
-            snapshots=self._snapshots,
-        )
-        if self.kv_cache.snapshots is not None:
-            self.kv_cache.snapshots.clear()  # a new runner has none of the blocks
+        self._block_size, ranks = limits.block_size, limits.data_ranks
+        self.kv_caches = [
+            kv_cache
+            or KVCacheManager(
+                [BlockPool(blocks, limits.block_size) for blocks in limits.blocks],
+                limits.windows,
+                tier=self._tier,
+                snapshots=self._snapshots,
+            )
+            for _ in range(ranks)
+        ]
+        """Block tables of the requests of each rank."""
+        for cache in self.kv_caches:
+            if cache.snapshots is not None:
+                cache.snapshots.clear()  # a new runner has none of the blocks
         if self._on_kv_event is not None:
             self.report_kv_events(self._on_kv_event)
         cached = self._config.use_kv_cache
-        self.prefix_cache = PrefixCache(self._config, self.kv_cache) if cached else None
-        windowed = any(window is not None for window in self.kv_cache.windows)
+        self.prefix_caches = [
+            PrefixCache(self._config, cache) if cached else None
+            for cache in self.kv_caches
+        ]
+        """Shared blocks of each rank."""
+        windowed = any(window is not None for window in self.kv_caches[0].windows)
         self.has_windows = windowed and self._config.use_kv_cache
-        self._slots = list(range(limits.slots - 1, 0, -1))
+        slots = range(limits.slots - 1, 0, -1)
+        self._slots = [
+            [slot for slot in slots if (slot - 1) % ranks == rank]
+            for rank in range(ranks)
+        ]
+        """Free slots of each rank."""
+        self._running = [0] * ranks
+        """Running requests of each rank."""
         self._releases: list[int] = []
         self._restores: list[Restore] = []
         self._snapshots_due: list[Snapshot] = []
@@ -70,7 +93,9 @@ class RunningRequests:
     def report_kv_events(self, on_event: OnKVEvent) -> None:
         """Report what happens to shared blocks from now on, as if there were none."""
         self._on_kv_event = on_event
-        self.kv_cache.report(on_event)
+        reported = on_event if len(self.kv_caches) == 1 else MergedEvents(on_event)
+        for cache in self.kv_caches:
+            cache.report(reported)
         on_event(BlocksCleared())
 
     @property
@@ -83,42 +108,77 @@ class RunningRequests:
         releases, self._releases = self._releases, []
         return releases
 
-    def try_admit(self, request: Request, growing: int) -> bool:
-        """Allocate a slot and blocks for the head of the queue.
+    def count_growing(self) -> list[int]:
+        """Return how many requests of each rank will need more blocks."""
+        counts = [0] * len(self.kv_caches)
+        for request in self.by_id.values():
+            counts[request.data_rank] += self.needs_more_blocks(request)
+        return counts
+
+    def open_ranks(
+        self, request: Request, budgets: Sequence[int], least: int, rows: int
+    ) -> Sequence[int]:
+        """Return the ranks that have room for a request in a step, the best one first.
+
+        That is the one with the fewest tokens to compute for it, and few requests.
+        budgets: tokens that each rank still has room for, of which the request needs
+        ``least``. rows: most requests of a rank.
+        """
+        ranks = [
+            rank
+            for rank, budget in enumerate(budgets)
+            if budget >= least and self._running[rank] < rows
+        ]
+        if len(ranks) < 2:
+            return ranks
+        size = self._block_size
+
+        def cost(rank: int) -> int:
+            cache, hits = self.prefix_caches[rank], 0
+            if cache is not None:
+                keys = cache.keys(request, (len(request.tokens) - 1) // size)
+                hits = self.kv_caches[rank].cached_prefix(keys)
+            return self._running[rank] * ROW_TOKENS - hits * size
+
+        return sorted(ranks, key=cost)
+
+    def try_admit(self, request: Request, growing: int, rank: int = 0) -> bool:
+        """Allocate a slot and blocks of a rank for the head of the queue.
 
         ``False`` if full, or if steps in flight compute most of its prompt.
         growing: running requests that will need more blocks than they have.
         """
-        size = self._block_size
+        size, prefix_cache = self._block_size, self.prefix_caches[rank]
+        kv_cache = self.kv_caches[rank]
         length = len(request.tokens)
         prefill_len = self.prefill_len(request)
         keys: list[bytes] = []
-        if self.prefix_cache is not None:
+        if prefix_cache is not None:
             # The last token is always computed: its hidden state gives the next one.
-            keys = self.prefix_cache.keys(request, (prefill_len - 1) // size)
+            keys = prefix_cache.keys(request, (prefill_len - 1) // size)
             if request.prompt_logprobs is not None:
                 # Tokens without a log-probability are computed again. A step of the
                 # kind that computes the first token computes one of them at least.
                 known = len(request.prompt_token_logprobs) - 1
                 last = (request.scored_from or request.prompt_tokens - 1) - 1
                 keys = keys[: max(min(known, last), 0) // size]
-            if self.prefix_cache.must_wait(keys, prefill_len):
+            if prefix_cache.must_wait(keys, prefill_len):
                 return False
         # One block is spared per growing request, which would preempt this one.
         options = {"recomputes_block": True} if self._config.recomputes_block else {}
         while True:
-            allocated = self.kv_cache.admit(
+            allocated = kv_cache.admit(
                 keys, -(-length // size), spare=growing, **options
             )
             if allocated is None:
                 return False
             table, shared = allocated
-            if self.prefix_cache is not None and self.kv_cache.last_loaded:
-                self.prefix_cache.announce(request, keys, self.kv_cache.last_loaded)
+            if prefix_cache is not None and kv_cache.last_loaded:
+                prefix_cache.announce(request, keys, kv_cache.last_loaded)
             if (whole := request.whole(shared * size)) == shared * size:
                 break
             # All tokens of a span are computed in one step: share less.
-            self.kv_cache.release(table, 0)
+            kv_cache.release(table, 0)
             keys = keys[: whole // size]
         request.block_table, request.published_blocks = table, shared
         request.freed_window_blocks = [table.count(0) for table in request.block_table]
@@ -129,7 +189,8 @@ class RunningRequests:
         if request.ends_scored and request.prompt_tokens > 1:
             request.prefill_len = request.max_scheduled = request.prompt_tokens - 1
         self._waiting.pop()
-        request.slot = self._slots.pop()
+        request.data_rank, request.slot = rank, self._slots[rank].pop()
+        self._running[rank] += 1
         self._plan_snapshots(request, keys)
         request.feedback_row = Row(request.slot, FEEDBACK)
         request.status = Status.RUNNING
@@ -143,7 +204,9 @@ class RunningRequests:
         keys: of the blocks that it may share.
         """
         request.snapshot_borders, request.last_snapshot = (), request.scheduled
-        cache, is_taken = self.prefix_cache, self.kv_cache.snapshots is not None
+        cache = self.prefix_caches[request.data_rank]
+        kv_cache = self.kv_caches[request.data_rank]
+        is_taken = kv_cache.snapshots is not None
         request.has_snapshots = is_taken and cache is not None and cache.serves(request)
         if not request.has_snapshots or not keys:
             return
@@ -151,7 +214,7 @@ class RunningRequests:
         if shared:
             self._restores.append(Restore(request.slot, keys[shared - 1]))
         # Where blocks are cached beyond the snapshots, another prompt was different.
-        ends = {self.kv_cache.cached_prefix(keys), len(keys)}
+        ends = {kv_cache.cached_prefix(keys), len(keys)}
         ends.add(min((request.prompt_tokens - 1) // size, len(keys)))
         borders: list[int] = []
         for border in sorted(end * size for end in ends):
@@ -203,7 +266,7 @@ class RunningRequests:
     def take_snapshots(self, step: StepBuilder) -> list[Snapshot]:
         """Return the snapshots to take after a step."""
         found, self._snapshots_due = self._snapshots_due, []
-        if self.kv_cache.snapshots is None:
+        if all(cache.snapshots is None for cache in self.kv_caches):
             return found
         interval = self._interval
         for request, _, stop, drafts in step.chunks[: step.decode_rows]:
@@ -214,7 +277,7 @@ class RunningRequests:
 
     def _take_snapshot(self, step: StepBuilder, request: Request, stop: int) -> None:
         """Take a snapshot of a prompt after a step, unless there is one already."""
-        cache = self.prefix_cache
+        cache = self.prefix_caches[request.data_rank]
         if cache is None or stop % self._block_size or stop > request.prefill_len:
             return
         passed = stop - request.last_snapshot
@@ -227,16 +290,19 @@ class RunningRequests:
     def schedule(self, step: StepBuilder, request: Request, stop: int) -> None:
         """Add a chunk of a request's known tokens up to ``stop`` to a step."""
         step.schedule(request, stop)
-        if self.prefix_cache is not None:
-            self.prefix_cache.begin(request, step.step)
+        prefix_cache = self.prefix_caches[request.data_rank]
+        if prefix_cache is not None:
+            prefix_cache.begin(request, step.step)
         if request.has_snapshots:
             self._take_snapshot(step, request, request.scheduled)
 
     def complete_step(self, step: int) -> None:
         """Record that ``step`` is collected."""
-        self.kv_cache.complete_step(step)
-        if self.prefix_cache is not None:
-            self.prefix_cache.complete_step(step)
+        for cache in self.kv_caches:
+            cache.complete_step(step)
+        for prefix_cache in self.prefix_caches:
+            if prefix_cache is not None:
+                prefix_cache.complete_step(step)
 
     def prefill_len(self, request: Request) -> int:
         """Return the number of tokens to compute in chunks at an admission."""
@@ -259,28 +325,35 @@ class RunningRequests:
         return True
 
     def grow(self, request: Request) -> bool:
-        """Append a block to a request's table, preempting the latest arrivals.
+        """Append a block to a request's table, preempting the latest arrivals there.
 
         Returns ``False`` if blocks are about to be freed, or if the request itself was
         preempted.
         """
-        while not self.kv_cache.grow(request.block_table):
-            if self.kv_cache.has_pending_frees:
+        rank = request.data_rank
+        while not self.kv_caches[rank].grow(request.block_table):
+            if self.kv_caches[rank].has_pending_frees:
                 return False
-            latest = next(reversed(self.by_id.values()))
+            latest = next(
+                each for each in reversed(self.by_id.values()) if each.data_rank == rank
+            )
             self.preempt(latest)
             if latest is request:
                 return False
         return True
 
-    def update_room(self, step: StepBuilder) -> int:
-        """Return the block table updates per group that a step has room for."""
+    def update_room(self, step: StepBuilder, rank: int = 0) -> int:
+        """Return the block table updates per group that a rank's step has room for."""
         assert step.program is not None, "the frame of a program has a size"
-        groups = len(self.kv_cache.pools)
+        groups, ranks = len(self.kv_caches[rank].pools), len(self.kv_caches)
         most = max_block_table_updates(
-            step.program, groups=groups, block_size=self._block_size
+            step.program.share(ranks), groups=groups, block_size=self._block_size
         )
-        return (most - len(step.block_table_updates)) // groups
+        updates = len(step.block_table_updates)
+        if ranks > 1:
+            slots = (update.slot for update in step.block_table_updates)
+            updates = sum((slot - 1) % ranks == rank for slot in slots)
+        return (most - updates) // groups
 
     def grow_ahead(
         self, step: StepBuilder, request: Request, stop: int, count: int
@@ -289,10 +362,11 @@ class RunningRequests:
         fit into blocks that are free and the updates that the step's frame holds.
         """
         size, table = self._block_size, request.block_table
+        kv_cache = self.kv_caches[request.data_rank]
         while request.sent_blocks * size < stop + count:
-            has_room = self.update_room(step) > 0
+            has_room = self.update_room(step, request.data_rank) > 0
             has_block = request.sent_blocks < len(table[0])
-            if not has_room or not (has_block or self.kv_cache.grow(table)):
+            if not has_room or not (has_block or kv_cache.grow(table)):
                 return request.sent_blocks * size - stop
             step.send_blocks(request, request.sent_blocks + 1)
         return count
@@ -307,9 +381,11 @@ class RunningRequests:
     def release(self, request: Request) -> None:
         """Release the slot and blocks of a running request."""
         del self.by_id[request.id]
-        self.kv_cache.release(request.block_table, request.last_step)
+        rank = request.data_rank
+        self.kv_caches[rank].release(request.block_table, request.last_step)
         self._releases.append(request.slot)
-        self._slots.append(request.slot)
+        self._slots[rank].append(request.slot)
+        self._running[rank] -= 1
         request.slot = 0
         request.block_table = []
 
@@ -329,13 +405,15 @@ class RunningRequests:
         """
         if not self.has_windows:
             return
+        kv_cache = self.kv_caches[request.data_rank]
+        prefix_cache = self.prefix_caches[request.data_rank]
         freed: list[list[int]] = []
         for group, blocks in enumerate(request.block_table):
             first = request.freed_window_blocks[group]
             least = request.scheduled - request.uncertain
             least = least if position is None else position
-            stop = self.kv_cache.before_window(group, least)
-            if self.prefix_cache is not None and self.prefix_cache.serves(request):
+            stop = kv_cache.before_window(group, least)
+            if prefix_cache is not None and prefix_cache.serves(request):
                 # A block that is freed before it is published cannot be shared.
                 stop = min(stop, request.published_blocks)
             stop = max(min(stop, first + max_updates), first)
@@ -345,4 +423,4 @@ class RunningRequests:
                 update = BlockTableUpdate(group, request.slot, index, 0)
                 step.block_table_updates.append(update)
             request.freed_window_blocks[group] = stop
-        self.kv_cache.release(freed, request.last_step)
+        kv_cache.release(freed, request.last_step)

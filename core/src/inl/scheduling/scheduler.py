@@ -119,8 +119,13 @@ class Scheduler:
 
     @property
     def kv_cache(self) -> KVCacheManager:
-        """Block tables of the running requests."""
-        return self._requests.kv_cache
+        """Block tables of the running requests; of the first of several ranks."""
+        return self._requests.kv_caches[0]
+
+    @property
+    def kv_caches(self) -> Sequence[KVCacheManager]:
+        """Block tables of the running requests of each rank that divides the rows."""
+        return self._requests.kv_caches
 
     @property
     def preemptions(self) -> int:
@@ -137,7 +142,7 @@ class Scheduler:
 
         Empty for one that shares no blocks.
         """
-        cache = self._requests.prefix_cache
+        cache = self._requests.prefix_caches[0]
         count = len(request.tokens) // self.limits.block_size
         return [] if cache is None else cache.keys(request, count)
 
@@ -315,7 +320,9 @@ class Scheduler:
         Kinds take turns where several have something to compute.
         """
         for kind in self._kinds():
-            step = StepBuilder(self._steps + 1, self.buckets.tokens, kind)
+            step = StepBuilder(
+                self._steps + 1, self.buckets.tokens, kind, self.buckets.ranks
+            )
             self._decode(step)
             if not step.has_uncertain_rows:
                 self._limit(step)
@@ -395,10 +402,12 @@ class Scheduler:
         left = sum(each.prefill_len - each.scheduled for each in step.prefilling)
         left += self.waiting.tokens
         if rows:
-            most = min(most, self.mixed.tokens(rows, left))
+            padded = self.buckets.padded(step.chunks)[1]
+            most = min(most, self.mixed.tokens(padded, left))
         longest = max((each.longest_span for each in self._prompts(step)), default=0)
-        filled = self.buckets.fill(rows + left, rows, most)
-        step.budget = min(max(filled, rows + longest), step.max_tokens) - rows
+        if self.buckets.ranks == 1:
+            most = self.buckets.fill(rows + left, rows, most)
+        step.limit(most, longest)
 
     def _prompts(self, step: StepBuilder) -> list[Request]:
         """Requests whose prompt the step may compute: running ones, and the next."""
@@ -410,11 +419,13 @@ class Scheduler:
         requests, uncached = self._requests, not self.config.use_kv_cache
         for request in sorted(step.prefilling, key=lambda each: each.order):
             self._admit_waiting(step, request.order)
-            if not step.budget:
+            if not any(step.budgets):
                 return
+            if not step.room(request):
+                continue
             if request.status is not Status.RUNNING or (uncached and request.in_flight):
                 continue
-            last = requests.chunk_stop(request, step.budget)
+            last = requests.chunk_stop(request, step.room(request))
             if last == request.scheduled:
                 continue  # a step with more room computes its span
             if request.scheduled == 0:
@@ -431,9 +442,9 @@ class Scheduler:
     def _admit_waiting(self, step: StepBuilder, before: float = 1e30) -> None:
         """Admit waiting requests while budget, rows and blocks last."""
         requests = self._requests
-        growing: int | None = None
+        growing: list[int] | None = None
         while (
-            step.budget
+            any(step.budgets)
             and len(requests.by_id) < self.buckets.rows
             and (request := self.waiting.head()) is not None
             # The ids of a preempted request are known once its steps are collected.
@@ -443,14 +454,18 @@ class Scheduler:
             and request.order <= before
         ):
             if growing is None:
-                growing = sum(map(requests.needs_more_blocks, requests.by_id.values()))
-            if step.budget < request.longest_span:
+                growing = requests.count_growing()
+            least = max(request.longest_span, 1)
+            ranks = requests.open_ranks(
+                request, step.budgets, least, self.buckets.rank_rows
+            )
+            if not any(
+                requests.try_admit(request, growing[rank], rank) for rank in ranks
+            ):
                 return
-            if not requests.try_admit(request, growing):
-                return
-            growing += requests.needs_more_blocks(request)
+            growing[request.data_rank] += requests.needs_more_blocks(request)
             step.admit(request)
-            last = requests.chunk_stop(request, step.budget)
+            last = requests.chunk_stop(request, step.room(request))
             requests.schedule(step, request, last)
 
     def process_outputs(
@@ -469,7 +484,7 @@ class Scheduler:
         """
         plan = self._complete_step()
         self.repeats.collected(plan)
-        size, prefix_cache = self.limits.block_size, self._requests.prefix_cache
+        size, prefix_caches = self.limits.block_size, self._requests.prefix_caches
         finished, running = Status.FINISHED, Status.RUNNING
         events: list[Event] = []
         for row, (chunk, token) in enumerate(zip(plan.chunks, tokens, strict=True)):
@@ -485,7 +500,7 @@ class Scheduler:
             # Rejected drafts of the step before shift a row back.
             stop = min(stop, len(request.tokens))
             if (
-                prefix_cache is not None
+                (prefix_cache := prefix_caches[request.data_rank]) is not None
                 and stop // size > request.published_blocks
                 and request.status is running
                 and token != INVALID_TOKEN
@@ -570,7 +585,7 @@ class Scheduler:
 
     def _publish(self, request: Request, token: int) -> None:
         """Publish the blocks of all tokens so far, which ``token`` depends on."""
-        prefix_cache = self._requests.prefix_cache
+        prefix_cache = self._requests.prefix_caches[request.data_rank]
         running = request.status is Status.RUNNING
         if prefix_cache is not None and running and token != INVALID_TOKEN:
             prefix_cache.publish(request, len(request.tokens))

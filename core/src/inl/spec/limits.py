@@ -65,6 +65,10 @@ class Limits:
     stages: int = 1
     """Steps that a pipeline computes at the same time, if none feeds back the tokens of
     another; 1 on one device."""
+    data_ranks: int = 1
+    """D: ranks that divide the rows of a step. The sequence in slot s is computed, and
+    cached, by rank ``(s - 1) % D`` alone, which has ``blocks`` of its own. A bucket has
+    room for ``rows / D`` rows of ``tokens / D`` tokens of each."""
 
     @property
     def takes_rows_only(self) -> bool:

@@ -74,6 +74,12 @@ class Bucket(NamedTuple):
         """Tokens of each row of a reply: W, or N of a program of several steps."""
         return max(self.tokens_per_row, self.repeat)
 
+    def share(self, ranks: int) -> Bucket:
+        """Return the bucket of each of ``ranks`` that divide the rows."""
+        if ranks == 1:
+            return self
+        return self._replace(tokens=self.tokens // ranks, rows=self.rows // ranks)
+
     @property
     def samples(self) -> int:
         """S: tokens sampled in the step: all if it verifies drafts, else W per row."""

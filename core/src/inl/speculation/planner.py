@@ -101,7 +101,7 @@ class Speculation(DraftPlanner):
         if not any(counts) and not step.has_uncertain_rows:
             return
         step.program = buckets.choose_verifier(
-            padded, len(rows), self.width, step.sampler
+            padded, buckets.padded(rows)[1], self.width, step.sampler
         )
         for at, count in enumerate(counts):
             self._extend_row(step, at, count, proposals[at], rates[at], requests)
@@ -164,14 +164,18 @@ class Speculation(DraftPlanner):
         are_drafted: bool = False,
     ) -> DraftCounts:
         """Return the drafts of each row; are_drafted: the available ones are known."""
-        sizes = buckets.verifier_sizes(len(rows), self.width, step.sampler)
+        ranks, padded = buckets.ranks, buckets.padded(rows)[1]
+        sizes = buckets.verifier_sizes(padded, self.width, step.sampler)
         if not any(available) or not sizes:
-            return DraftCounts([0] * len(rows), len(rows))
-        spare = min(sizes[-1], step.max_tokens) - len(rows)
+            return DraftCounts([0] * len(rows), padded)
+        spare = [min(sizes[-1], step.max_tokens) // ranks] * ranks
+        for chunk in rows:
+            spare[chunk.request.data_rank] -= 1
         lengths: list[int] = []
-        for length in available:
-            lengths.append(min(length, spare))
-            spare -= lengths[-1]
+        for chunk, length in zip(rows, available, strict=True):
+            rank = chunk.request.data_rank
+            lengths.append(min(length, spare[rank]))
+            spare[rank] -= lengths[-1]
         stats = [
             self._stats(chunk.request, rate)
             for chunk, rate in zip(rows, rates, strict=True)
@@ -185,6 +189,16 @@ class Speculation(DraftPlanner):
 
         acceptance = [each.rate for each in stats]
         chosen = choose_counts(lengths, acceptance, sizes, self.times, drafting)
+        if ranks > 1:
+            # The program has room for the rank with the most tokens, on each of them.
+            drafted = [
+                chunk._replace(stop=chunk.stop + more)
+                for chunk, more in zip(rows, chosen.counts, strict=True)
+            ]
+            least = buckets.padded(drafted)[0]
+            fitting = next((size for size in sizes if size >= least), least)
+            share = min(-(-fitting // ranks), padded // ranks * self.width)
+            chosen = chosen._replace(tokens=share * ranks)
         for each, length, count in zip(stats, lengths, chosen.counts, strict=True):
             if length and not count:
                 each.pass_by()
@@ -208,7 +222,7 @@ class Speculation(DraftPlanner):
         step.chunks[at] = Chunk(request, start, stop + count, drafts)
         request.scheduled += count
         request.uncertain += count
-        step.budget -= count
+        step.budgets[request.data_rank] -= count
 
     def collected(self, chunk: Chunk, accepted: int) -> None:
         request, start, stop, drafts = chunk

@@ -57,9 +57,10 @@ def measure_token_seconds(runner: Runner) -> float:
     The runner is reset afterwards.
     """
     limits = runner.limits
-    count = min(PROMPT, limits.token_budget, limits.max_tokens)
-    buckets = Buckets(limits, token_budget=limits.token_budget, max_rows=1)
-    seconds = _time(runner, buckets.choose(count, 1, "greedy"), count)
+    ranks = limits.data_ranks
+    count = min(PROMPT, limits.token_budget // ranks, limits.max_tokens)
+    buckets = Buckets(limits, token_budget=limits.token_budget, max_rows=ranks)
+    seconds = _time(runner, buckets.choose(ranks * count, ranks, "greedy"), count)
     runner.reset()
     return seconds / count
 
@@ -67,15 +68,22 @@ def measure_token_seconds(runner: Runner) -> float:
 def _steps(limits: Limits, max_rows: int, width: int) -> Iterator[Bucket]:
     """Yield steps without drafts and steps that verify them, by size."""
     buckets = Buckets(limits, token_budget=limits.token_budget, max_rows=max_rows)
+    ranks = limits.data_ranks
+
+    def equal(count: int) -> int:
+        """Return a count of which each rank that divides the rows has a part."""
+        return -(-count // ranks) * ranks
+
     counts = [1]
     while counts[-1] * GROWTH < max_rows:
         counts.append(counts[-1] * GROWTH)
     plain = [
-        buckets.choose(count, count, "greedy") for count in sorted({*counts, max_rows})
+        buckets.choose(count, count, "greedy")
+        for count in sorted({*map(equal, (*counts, max_rows))})
     ]
     sizes = {
-        size: rows
-        for rows in (max_rows, 1)
+        min(equal(size), rows * width): rows
+        for rows in (equal(max_rows), equal(1))
         for size in buckets.verifier_sizes(rows, width, "greedy")
     }
     verifying = [

@@ -118,6 +118,8 @@ class HashRunner(PipelinedRunner):
     """
 
     survives_fork = True
+    least_rows = 1
+    """Fewest rows of a step; 0 for a rank of several that divide the rows."""
 
     def __init__(
         self, limits: Limits, *, lag: Random | None = None, recurrent: bool = False
@@ -239,7 +241,7 @@ class HashRunner(PipelinedRunner):
         state.add_biases(biases)
 
     def _submit_step(self, message: IntArray, head: Header) -> StepTasks:
-        frame = read_step(message, head, self.limits)
+        frame = read_step(message, head, self.limits, least_rows=self.least_rows)
         rows = with_embedded_ids(frame.rows, frame.embeddings)
         if self._step is not None and head.step != (self._step + 1) % STEP_NUMBERS:
             raise ProtocolError(f"step {head.step}: follows step {self._step}")

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from inl.backend.collectives import AXES, BODIES, AbsentVerb, Collectives, Rank
+from inl.backend.collectives import (
+    AXES,
+    BODIES,
+    AbsentVerb,
+    Collectives,
+    Rank,
+    gather_rows,
+)
 from inl.dtypes import cast, widen, wrap
 from inl.spec.op import Spec
 
@@ -159,6 +166,32 @@ def _difference(
     return f"found {found[at]} at {list(at)}, expected {want[at]}"
 
 
+def _gather_rows(check: RankCheck, axis: str) -> Iterator[str]:
+    """Each rank gives two tensors of different dtypes in one call."""
+    rank = check.rank
+    for call, (rows, columns) in enumerate(zip(ROWS, COLUMNS, strict=True)):
+        for dtype in check.dtypes:
+            given = [
+                check.inputs("gather_rows", axis, call, dtype, shape=(rows, width))
+                for width in (columns, 3)
+            ]
+            tensors = [
+                check.tensor(parts[rank.number], each)
+                for parts, each in zip(given, (dtype, "int32"), strict=True)
+            ]
+            found = check.collectives.gather_rows(tensors, axis)
+            for number, (x, parts) in enumerate(zip(found, given, strict=True)):
+                theirs = [parts[each] for each in rank.peers(axis)]
+                want = np.asarray(gather_rows(theirs)[0])
+                known: dict[str, NDArray[Any] | None] = {
+                    "its own argument: nothing was exchanged": parts[rank.number],
+                    "the ranks' parts in another order": np.concatenate(theirs[::-1]),
+                }
+                if not np.array_equal(mine := check.found(x), want):
+                    where = check.where(axis, f"call {call}", dtype, f"tensor {number}")
+                    yield f"{where}: {_difference(mine, want, known)}"
+
+
 def _send_recv(check: RankCheck, axis: str) -> Iterator[str]:
     """Each rank sends two messages to the next one, and then receives two."""
     rank, peers = check.rank, check.rank.peers(axis)
@@ -209,6 +242,7 @@ VERBS: Mapping[str, Callable[[RankCheck, str], Iterator[str]]] = {
     "size": _size,
     "index": _index,
     **{verb: _exchanging(verb) for verb in BODIES},
+    "gather_rows": _gather_rows,
     "send_recv": _send_recv,
     "barrier": _barrier,
 }

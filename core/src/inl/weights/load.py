@@ -57,20 +57,22 @@ def load_weights(
     *,
     rank: int = 0,
     expert_rank: int = 0,
+    partial_rank: int | None = None,
     check: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> Any:
     """Load a tree of :class:`WeightPlan` groups onto the backend.
 
     Each group is read, sharded for ``rank`` (along "tensor") and ``expert_rank`` (along
-    "expert"), and packed by its kernel, or converted to ``dtype`` without one; its host
-    memory is released before the next group. Of a mesh of several processes each reads
-    what its own devices have. Up to
-    ``backend.traits.readers`` groups are loaded concurrently. A plain tensor that
-    several groups use is loaded once. check: whether to raise
+    "data" and "expert"), and packed by its kernel, or converted to ``dtype`` without
+    one; its host memory is released before the next group. Of a mesh of several
+    processes each reads what its own devices have. Up to ``backend.traits.readers``
+    groups are loaded concurrently. A plain tensor that several groups use is loaded
+    once. check: whether to raise
     :class:`~inl.errors.CheckpointError` for NaN and infinity. progress: called with
     (bytes done, bytes in total) of the stored tensors before the first group and after
-    each group.
+    each group. partial_rank: index among the ranks whose results are summed, by default
+    ``expert_rank``.
     """
     plan = list(leaves(tree))
     shared: dict[Param, Any] = {}
@@ -87,6 +89,7 @@ def load_weights(
                 rank,
                 dtype,
                 expert_rank=expert_rank,
+                partial_rank=partial_rank,
                 check=check,
             )
             for name, param in planned.group.params.items()
@@ -195,6 +198,7 @@ def read_shard(
     dtype: str,
     *,
     expert_rank: int = 0,
+    partial_rank: int | None = None,
     check: bool = True,
 ) -> HostArray | None:
     """Return one rank's shard of a parameter, or ``None`` for an absent optional one.
@@ -224,7 +228,8 @@ def read_shard(
         )
     else:
         array = _read_whole(checkpoint, param, shape, rank)
-    if (param.partial and rank) or (param.expert_partial and expert_rank):
+    sums = expert_rank if partial_rank is None else partial_rank
+    if (param.partial and rank) or (param.expert_partial and sums):
         zeros = np.zeros(array.data.shape, array.data.dtype)
         array = HostArray(zeros, array.dtype, array.shape)
     if check or param.finite:

@@ -25,6 +25,8 @@ from inl_torch.backend import PAIR
 from inl_torch.tensors import torch_dtype
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from inl.device import Device
 
 LIBRARIES = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl"}
@@ -117,6 +119,21 @@ class ProcessCollectives(Collectives):
         if self.size(axis) == 1:
             return x
         return torch.cat(self._gathered(x, axis).unbind(0), -1)
+
+    def gather_rows(
+        self, parts: Sequence[torch.Tensor], axis: str
+    ) -> tuple[torch.Tensor, ...]:
+        size, count = self.size(axis), parts[0].shape[0]
+        if size == 1:
+            return tuple(parts)
+        rows = [x.contiguous().view(count, -1).view(torch.uint8) for x in parts]
+        joined = rows[0] if len(rows) == 1 else torch.cat(rows, 1)
+        gathered = self._gathered(joined, axis).view(size * count, -1)
+        found = torch.split(gathered, [row.shape[1] for row in rows], 1)
+        return tuple(
+            part.contiguous().view(x.dtype).view(size * count, *x.shape[1:])
+            for part, x in zip(found, parts, strict=True)
+        )
 
     def all_to_all(self, x: torch.Tensor, axis: str) -> torch.Tensor:
         self._rows(x, axis, "all_to_all")

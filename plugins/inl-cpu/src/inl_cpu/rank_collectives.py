@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
@@ -41,6 +41,17 @@ class RecordedCollectives(Collectives):
     def reduce_scatter(self, x: Any, axis: str) -> Any:
         shape = self._rows(x, axis, "reduce_scatter"), *x.shape[1:]
         return self._of_rows(self._peers.reduce_scatter, x, axis, shape)
+
+    def gather_rows(self, parts: Sequence[Any], axis: str) -> tuple[Any, ...]:
+        def rows(x: Any, axis: str) -> Any:
+            return self._peers.gather_rows((x,), axis)[0]
+
+        size = self.size(axis)
+        shapes = [(x.shape[0] * size, *x.shape[1:]) for x in parts]
+        return tuple(
+            self._of_rows(rows, x, axis, shape)
+            for x, shape in zip(parts, shapes, strict=True)
+        )
 
     def all_to_all(self, x: Any, axis: str) -> Any:
         self._rows(x, axis, "all_to_all")
