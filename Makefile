@@ -71,10 +71,13 @@ test-others: .venv-all/.test .venv-all/.libtpu
 test-long: .venv-all/.test
 	INL_TEST_DEPTH=long .venv-all/bin/python $(PYTEST) tests/core/engine/test_interrupts.py \
 		tests/core/engine/test_repeated_soak.py tests/core/engine/test_runner_reset.py \
-		tests/core/engine/test_soak.py tests/core/speculation/test_speculation_soak.py \
+		tests/core/engine/test_soak.py tests/core/engine/test_snapshot_soak.py \
+		tests/core/placement/test_data_ranks.py \
+		tests/core/speculation/test_speculation_soak.py \
 		tests/core/guidance/test_hostile.py tests/core/guidance/test_schemas.py \
 		tests/core/checkpoints/test_structure_fuzz.py \
-		tests/core/checkpoints/test_fuzz.py tests/core/kv_tiers/test_tier_soak.py \
+		tests/core/checkpoints/test_fuzz.py tests/core/kv_tiers/test_tier_crashes.py \
+		tests/core/kv_tiers/test_tier_soak.py \
 		tests/core/checkpoints/test_sentencepiece.py \
 		tests/core/checkpoints/test_tiktoken_file.py \
 		tests/core/scheduling/test_waiting_queue.py tests/core/text/test_plain_scored.py \

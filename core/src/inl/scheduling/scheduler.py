@@ -417,8 +417,8 @@ class Scheduler:
     def _prefill(self, step: StepBuilder) -> None:
         """Add chunks of running requests; without a cache, the whole sequence."""
         requests, uncached = self._requests, not self.config.use_kv_cache
-        for request in sorted(step.prefilling, key=lambda each: each.order):
-            self._admit_waiting(step, request.order)
+        for request in sorted(step.prefilling, key=_order):
+            self._admit_waiting(step, before=request.order)
             if not any(step.budgets):
                 return
             if not step.room(request):
@@ -439,8 +439,11 @@ class Scheduler:
             requests.free_out_of_window(step, request, max_updates=room)
             requests.schedule(step, request, last)
 
-    def _admit_waiting(self, step: StepBuilder, before: float = 1e30) -> None:
-        """Admit waiting requests while budget, rows and blocks last."""
+    def _admit_waiting(self, step: StepBuilder, before: int | None = None) -> None:
+        """Admit waiting requests while budget, rows and blocks last.
+
+        before: ``Request.order`` of a running request, whose prompt they precede.
+        """
         requests = self._requests
         growing: list[int] | None = None
         while (
@@ -451,7 +454,7 @@ class Scheduler:
             and not request.in_flight
             # A preempted one starts again, and no prefix has all tokens of this kind.
             and request.step_kind(0) is step.kind
-            and request.order <= before
+            and (before is None or request.order <= before)
         ):
             if growing is None:
                 growing = requests.count_growing()
