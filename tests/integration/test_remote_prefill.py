@@ -13,6 +13,7 @@ from inl.models.llama import MODEL
 from inl.runners.local_runner import start_runner
 from inl.spec.limits import Limits
 from inl.testing.tiny import MemoryCheckpoint, tiny_llama
+from rank_engines import runner_over
 from vendor_backends import MAKERS
 
 VOCAB, CONTEXT = 256, 192
@@ -44,7 +45,10 @@ def engine_of(tensors):
             max_blocks_per_seq=CONTEXT // size, vocab=VOCAB, token_budget=64,
             sampler="sample_filtered", depth=1,
         )  # fmt: skip
-        runner = start_runner(language, MAKERS[name](), config, limits=limits)
+        if name == "ranks":
+            runner = runner_over(language, 2, config, limits=limits)
+        else:
+            runner = start_runner(language, MAKERS[name](), config, limits=limits)
         engine = InferenceEngine(language, bytes_as_tokens(), config, runner=runner)
         made.append(engine)
         return engine
@@ -57,6 +61,8 @@ def engine_of(tensors):
 OPTIONS = [{"temperature": 0}, {"temperature": 0.9, "seed": 3}]
 PAIRS = [
     ("torch", 16, "cpu", 32), ("onnx", 16, "cpu", 16),
+    # Two tensor ranks of one side.
+    ("ranks", 16, "cpu", 32), ("cpu", 32, "ranks", 16),
     # JAX compiles for seconds.
     pytest.param("jax", 16, "torch", 16, marks=pytest.mark.full),
     pytest.param("cpu", 32, "jax", 16, marks=pytest.mark.full),
@@ -84,7 +90,7 @@ def test_a_prompt_is_computed_by_another_vendor(engine_of, there, size, here, ow
     assert near.remote_prefill.counts["done"] == len(OPTIONS)
 
 
-@pytest.mark.parametrize(("there", "size", "here", "own"), [PAIRS[0], PAIRS[2]])
+@pytest.mark.parametrize(("there", "size", "here", "own"), [*PAIRS[:1], *PAIRS[2:5]])
 def test_a_running_request_goes_to_another_vendor(engine_of, there, size, here, own):
     alone = engine_of("reference", 16, prefix_cache=False)
     one = engine_of(there, size)
@@ -102,10 +108,10 @@ def test_a_running_request_goes_to_another_vendor(engine_of, there, size, here, 
 
 def test_all_is_encrypted_between_hosts(engine_of, monkeypatch):
     """As between hosts, on this one: with TLS and a secret."""
-    from inl.engine import prefill_port
+    from inl.engine import link_port
     from inl.kv_transfer import link
 
-    for module in (prefill_port, link):
+    for module in (link_port, link):
         monkeypatch.setattr(module, "is_encrypted", lambda _: True)
     monkeypatch.setenv("INL_WORKER_SECRET", "ab" * 32)
     far, near = pair(engine_of, "reference", 16, "reference", 16)
@@ -113,11 +119,11 @@ def test_all_is_encrypted_between_hosts(engine_of, monkeypatch):
     assert found.cached_tokens == 96
     assert near.remote_prefill.counts["done"] == 1
     # An engine of the prefilling engine's own host sends plain bytes.
-    for module in (prefill_port, link):
+    for module in (link_port, link):
         monkeypatch.setattr(module, "is_encrypted", lambda _: False)
     near.generate(PROMPT[1:], max_tokens=4, temperature=0)
     assert near.remote_prefill.counts["done"] == 2
-    monkeypatch.setattr(prefill_port, "is_encrypted", lambda _: True)
+    monkeypatch.setattr(link_port, "is_encrypted", lambda _: True)
     near.generate(PROMPT[2:], max_tokens=4, temperature=0)
     assert near.remote_prefill.counts["failed"] == 1
     monkeypatch.setattr(link, "is_encrypted", lambda _: True)

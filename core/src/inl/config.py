@@ -143,6 +143,9 @@ class EngineConfig:
     kv_peer: str | None = None
     """Address of the role "prefill", such as "10.0.0.1:7100", or addresses of the role
     "decode", separated by commas."""
+    kv_transport: str | None = None
+    """A plugin's transport of contents between those, such as "nixl" of the package
+    inl-nixl; both have the same. ``None``: the connection, encrypted between hosts."""
     cache_bytes: int | None = None
     """Bytes for cached keys and values, per device. ``None``: a quarter of the memory
     that is free; on a GPU nine tenths of it, less what the largest step needs."""
@@ -294,6 +297,14 @@ class EngineConfig:
         needs_peer = self.role != "both"
         accepted = "HOST:PORT" if needs_peer else "None with the role both"
         self._check("kv_peer", bool(self.kv_peer) == needs_peer, accepted)
+        if self.kv_transport is not None:
+            from inl.plugin import registry
+
+            names = sorted(registry().names("transport"))
+            accepted = "None, or with a role that of a plugin: "
+            accepted += ", ".join(names) or "none is installed"
+            valid = needs_peer and self.kv_transport in names
+            self._check("kv_transport", valid, accepted)
         if self.role == "decode":
             self._check("kv_host", self.host_bytes > 0, "a size with the role decode")
 

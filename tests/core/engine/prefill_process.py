@@ -1,7 +1,8 @@
 """An engine on hashes that computes prompts for others, and stops before a span.
 
-``python prefill_process.py SPANS``: writes its address to the standard output, and
-"now" before it sends the span of that number, of three blocks at most.
+``python prefill_process.py SPANS [state]``: writes its address to the standard output,
+and "now" before it sends the span of that number, of three blocks at most. With
+"state", its model has state that every token changes.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import time
 import numpy as np
 
 from inl import EngineConfig, InferenceEngine
-from inl.engine import block_copies
+from inl.engine import block_copies, scheduler_setup
 from inl.executor.model_loader import LanguageModel
 from inl.kv_transfer.link import Kind, Link
 from inl.models.llama import MODEL
@@ -28,6 +29,9 @@ LIMITS = Limits(
 
 def main() -> None:
     left, send = int(sys.argv[1]), Link.send
+    has_state = "state" in sys.argv
+    scheduler_setup.is_recurrent = lambda _: has_state
+    runner = HashRunner(LIMITS, recurrent=has_state)
 
     def counted(link, kind, fields, parts=None):
         nonlocal left
@@ -43,7 +47,7 @@ def main() -> None:
     checkpoint = MemoryCheckpoint(*tiny)
     language = LanguageModel(MODEL, MODEL.config(checkpoint.config), checkpoint)
     config = EngineConfig(role="prefill", kv_peer="127.0.0.1:0", context=96)
-    with InferenceEngine(language, config=config, runner=HashRunner(LIMITS)) as engine:
+    with InferenceEngine(language, config=config, runner=runner) as engine:
         print(engine.prefill_port.address, flush=True)
         sys.stdin.read()
 

@@ -7,8 +7,11 @@ from dataclasses import replace
 from hashlib import sha256
 from random import Random
 
+import numpy as np
 import pytest
 
+from inl.dtypes import HostArray
+from inl.engine import core, request_migration, scheduler_setup
 from inl.engine.inference_engine import MovedRequest
 from inl.errors import ProtocolError, RequestError
 from inl.kv_transfer import spans
@@ -32,6 +35,10 @@ KINDS = {
     "one group": [limits_of(4), limits_of(16), limits_of(6)],
     "windows": [limits_of(4, (None, 9)), limits_of(8, (None, 9))],
 }
+WITHOUT_TIERS = [limits_of(4, slots=6), limits_of(16, slots=6)]
+KINDS["without tiers"] = WITHOUT_TIERS
+KINDS["state"] = KINDS["one group"]
+KINDS["state and windows"] = [limits_of(4, (None, 9)), limits_of(4, (None, 9))]
 REGEX = {"regex": "[ab]{3}(cd|ce){2}[0-9]{12}"}
 OPTIONS = [
     {"temperature": 0},
@@ -51,14 +58,31 @@ def prompt_of(draw):
     return [100 + family * 20 + at % 17 for at in range(draw.randint(3, 40))]
 
 
+@pytest.fixture(autouse=True)
+def recurrent(monkeypatch):
+    """Models of some kinds have state that every token changes."""
+    monkeypatch.setattr(scheduler_setup, "is_recurrent", lambda _: RECURRENT[0])
+    monkeypatch.setitem(RECURRENT, 0, False)
+
+
+RECURRENT = {0: False}
+
+
 def made(engines, limits, **settings):
-    runner = HashRunner(limits, lag=Random(1))
-    return engines(runner=runner, kv_host="1MiB", **settings)
+    recurrent = RECURRENT[0]
+    runner = HashRunner(limits, lag=Random(1), recurrent=recurrent)
+    kv_host = None if recurrent or limits in WITHOUT_TIERS else "1MiB"
+    return engines(runner=runner, kv_host=kv_host, **settings)
 
 
 def moved_on(world, request, draw):
     """Send a request to another engine, sometimes as bytes."""
-    moved = world[request["at"]].export_request(request["handle"])
+    try:
+        moved = world[request["at"]].export_request(request["handle"])
+    except RequestError:
+        # Its last step was in flight.
+        assert request["handle"].finish_reason in ("stop", "length")
+        return None
     if draw.random() < 0.5:
         moved = MovedRequest.from_bytes(moved.to_bytes())
     request["at"] = draw.choice([at for at in range(len(world)) if at != request["at"]])
@@ -68,8 +92,10 @@ def moved_on(world, request, draw):
 
 def soak(engines, kind, seed, steps, report=None):
     draw, counts = Random(seed), Counter()
+    RECURRENT[0] = kind.startswith("state")
     world = [made(engines, limits) for limits in KINDS[kind]]
-    alone = engines(runner=HashRunner(KINDS[kind][0]), prefix_cache=False)
+    runner = HashRunner(KINDS[kind][0], recurrent=RECURRENT[0])
+    alone = engines(runner=runner, prefix_cache=False)
     live = []
     for _ in range(steps):
         if len(live) < 5 and draw.random() < 0.3:
@@ -81,7 +107,8 @@ def soak(engines, kind, seed, steps, report=None):
         if live and draw.random() < 0.2:
             request = draw.choice(live)
             if not request["handle"].completed:
-                moved = moved_on(world, request, draw)
+                if (moved := moved_on(world, request, draw)) is None:
+                    continue
                 counts["moves"] += 1
                 counts["with tokens"] += bool(moved.output_ids)
                 counts["blocks"] += sum(span.blocks for span in moved.spans)
@@ -98,7 +125,10 @@ def soak(engines, kind, seed, steps, report=None):
                 assert getattr(found, name) == getattr(wanted, name), name
             counts["requests"] += 1
             counts["resumed"] += request["handle"].resumed_tokens > 0
-    counts["hits"] = sum(engine.tiers.hits["host"] for engine in world)
+            if world[0].tiers is None:
+                counts["hits"] += request["handle"].request.cached_tokens > 0
+    if world[0].tiers is not None:
+        counts["hits"] = sum(engine.tiers.hits["host"] for engine in world)
     return counts
 
 
@@ -119,6 +149,45 @@ def test_contents_that_are_cut_wrong_are_found(engines, monkeypatch):
     monkeypatch.setattr(spans.Recut, "add", beside)
     with pytest.raises(AssertionError, match=r"text|token_ids"):
         soak(engines, "one group", 1, 2_000)
+
+
+def without_slot(runner, request, state, recorder):
+    write(runner, request, replace(state, slot={**state.slot, **FRESH}), recorder)
+
+
+def other_blocks(runner, request, state, recorder):
+    (first, *rest), *others = state.blocks
+    if rest:
+        rest[0] = rest[0][0], first[1]
+    blocks = ((first, *rest), *others)
+    write(runner, request, replace(state, blocks=blocks), recorder)
+
+
+def other_slot(runner, request, state, recorder):
+    slot, request.slot = request.slot, request.slot % 4 + 1
+    write(runner, request, state, recorder)
+    request.slot = slot
+
+
+def behind(runner, request, tokens, recorder):
+    return read(runner, request, max(tokens - 1, 1), recorder)
+
+
+FRESH = {"hash": HostArray(np.zeros(2, np.int32), "int32", (2,))}
+read, write = core.read_sequence, core.write_carried
+STATE_FAULTS = {
+    "no slot": ("write_carried", without_slot),
+    "another slot": ("write_carried", other_slot),
+    "another block": ("write_carried", other_blocks),
+    "a token behind": ("read_sequence", behind),
+}
+
+
+@pytest.mark.parametrize("fault", STATE_FAULTS)
+def test_state_that_goes_wrong_is_found(engines, monkeypatch, fault):
+    monkeypatch.setattr(core, *STATE_FAULTS[fault])
+    with pytest.raises(AssertionError, match=r"text|token_ids"):
+        soak(engines, "state", 1, 2_000)
 
 
 def running(engine, tokens=3, **options):
@@ -166,13 +235,28 @@ def test_a_moved_request_is_served_in_the_background(engines):
     assert called
 
 
-def test_an_engine_without_memory_for_blocks_computes_them(engines):
+def test_an_engine_without_tiers_begins_with_the_blocks(engines):
     engine = made(engines, limits_of(4))
     other = engines(runner=HashRunner(limits_of(4)))
     wanted = engine.generate(list(range(40)), max_tokens=20, temperature=0)
     handle = other.import_request(engine.export_request(running(engine)))
     assert handle.result().token_ids == wanted.token_ids
-    assert handle.request.cached_tokens == 0
+    assert handle.request.cached_tokens >= 40
+    # They are shared, as if they had been computed here.
+    assert other.generate(list(range(40)), max_tokens=1).cached_tokens == 36
+
+
+def test_contents_beyond_the_room_are_computed(engines, monkeypatch):
+    monkeypatch.setattr(request_migration, "MAX_BYTES", 400)
+    engine = made(engines, limits_of(4))
+    other = engines(runner=HashRunner(limits_of(4)))
+    wanted = engine.generate(list(range(40)), max_tokens=20, temperature=0)
+    moved = engine.export_request(running(engine))
+    handles = [other.import_request(moved) for _ in range(2)]
+    # Each has 320 bytes and more; both wait.
+    assert [each.request.carried is None for each in handles] == [False, True]
+    for each in handles:
+        assert each.result().token_ids == wanted.token_ids
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,12 @@ from random import Random
 import pytest
 
 from inl.dtypes import HostArray
-from inl.engine import prefill_port, remote_prefill
+from inl.engine import (
+    link_port,
+    prefill_port,
+    remote_prefill,
+    scheduler_setup,
+)
 from inl.errors import DeviceError, RequestError
 from inl.kv_transfer import link
 from inl.kv_transfer.link import Kind, Link
@@ -44,7 +49,7 @@ def short_prompts(monkeypatch):
     monkeypatch.setattr(remote_prefill, "AWAY_SECONDS", 0.0)
     monkeypatch.setattr(prefill_port, "POLL_SECONDS", 0.001)
     # Of a machine that does other work too.
-    monkeypatch.setattr(prefill_port, "HELLO_SECONDS", 300.0)
+    monkeypatch.setattr(link_port, "HELLO_SECONDS", 300.0)
     for name in ("CONNECT_SECONDS", "HELLO_SECONDS"):
         monkeypatch.setattr(link, name, 300.0)
     monkeypatch.setattr(remote_prefill.RemotePrefill.__init__, "__kwdefaults__",
@@ -59,18 +64,26 @@ def short_prompts(monkeypatch):
     LINKS.clear()
 
 
+@pytest.fixture(params=["blocks", "state"])
+def has_state(request, monkeypatch):
+    """Whether every token changes state of the model, beside its blocks."""
+    recurrent = request.param == "state"
+    monkeypatch.setattr(scheduler_setup, "is_recurrent", lambda _: recurrent)
+    return recurrent
+
+
 @pytest.fixture
-def pair(engines):
+def pair(engines, has_state):
     """Makes a prefilling and a decoding engine."""
 
     def make(here=4, there=4, windows=()):
         far = engines(
-            runner=HashRunner(limits_of(there, windows)), role="prefill",
-            kv_peer="127.0.0.1:0",
+            runner=HashRunner(limits_of(there, windows), recurrent=has_state),
+            role="prefill", kv_peer="127.0.0.1:0",
         )  # fmt: skip
         near = engines(
-            runner=HashRunner(limits_of(here, windows)), role="decode",
-            kv_peer=far.prefill_port.address, kv_host="1MiB",
+            runner=HashRunner(limits_of(here, windows), recurrent=has_state),
+            role="decode", kv_peer=far.prefill_port.address, kv_host="1MiB",
         )  # fmt: skip
         return far, near
 
@@ -78,8 +91,9 @@ def pair(engines):
 
 
 @pytest.fixture
-def alone(engines):
-    return engines(runner=HashRunner(limits_of(4)), prefix_cache=False)
+def alone(engines, has_state):
+    runner = HashRunner(limits_of(4), recurrent=has_state)
+    return engines(runner=runner, prefix_cache=False)
 
 
 PROMPT = list(range(100, 160))
@@ -87,24 +101,28 @@ OPTIONS = {"max_tokens": 6, "temperature": 0.9, "seed": 5}
 
 
 @pytest.mark.parametrize("sizes", [(4, 4), (4, 16), (16, 4), (6, 4)])
-def test_a_prompt_is_computed_there(pair, alone, sizes):
+def test_a_prompt_is_computed_there(pair, alone, sizes, has_state):
     far, near = pair(*sizes)
     found = near.generate(PROMPT, **OPTIONS)
     assert found.token_ids == alone.generate(PROMPT, **OPTIONS).token_ids
     whole = 60 // sizes[1] * sizes[1] // sizes[0] * sizes[0]
-    assert found.cached_tokens == min(whole, 59 // sizes[0] * sizes[0])
+    cached = min(whole, 59 // sizes[0] * sizes[0])
+    assert found.cached_tokens == (59 if has_state else cached)
     assert near.remote_prefill.counts["done"] == 1
     # It counts what it has sent, and the other side may be faster.
     until(lambda: far.prefill_port.counts["done"] == 1)
+    if has_state:
+        return
     # The second time, the device has all of it.
     near.generate(PROMPT, **OPTIONS)
     assert near.remote_prefill.counts["done"] == 1
 
 
-def test_windows_are_shared(pair, engines):
+def test_windows_are_shared(pair, engines, has_state):
     windows = (None, 9)
-    _, near = pair(4, 8, windows)
-    alone = engines(runner=HashRunner(limits_of(4, windows)), prefix_cache=False)
+    _, near = pair(4, 4 if has_state else 8, windows)
+    runner = HashRunner(limits_of(4, windows), recurrent=has_state)
+    alone = engines(runner=runner, prefix_cache=False)
     found = near.generate(PROMPT, **OPTIONS)
     assert found.token_ids == alone.generate(PROMPT, **OPTIONS).token_ids
     assert found.cached_tokens >= 48
@@ -219,9 +237,14 @@ def shifted(draw, fields, parts):
 
 
 def truncated(draw, fields, parts):
-    cells = parts["cells"]
-    data = cells.data.reshape(cells.shape)[:, :, :, :-1].copy()
-    return fields, {"cells": HostArray(data, cells.dtype, data.shape)}
+    ((name, part),) = parts.items()
+    data = part.data.reshape(part.shape)
+    data = (data[:, :, :, :-1] if name == "cells" else data[:-1]).copy()
+    return fields, {name: HostArray(data, part.dtype, data.shape)}
+
+
+def earlier_state(draw, fields, parts):
+    return {**fields, "start": fields["start"] - (fields["group"] < 0)}, parts
 
 
 def dead(draw, fields, parts):
@@ -239,6 +262,7 @@ FAULTS = {
     "other group": (other_group, "damaged"),
     "shifted": (shifted, "foreign"),
     "truncated": (truncated, "damaged"),
+    "earlier state": (earlier_state, "foreign"),
     "dead": (dead, "failed"),
     "late": (late, "expired"),
 }
@@ -261,15 +285,17 @@ class Faulty:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_what_does_not_arrive_is_computed(pair, alone, monkeypatch, fault):
+def test_what_does_not_arrive_is_computed(pair, alone, monkeypatch, fault, has_state):
     make, kind = FAULTS[fault]
+    if fault == "earlier state" and not has_state:
+        kind = "done"  # there is none
     faulty = Faulty(monkeypatch, Random(1))
     faulty.fault = make
     _, near = pair()
     found = near.generate(PROMPT, **OPTIONS)
     assert found.token_ids == alone.generate(PROMPT, **OPTIONS).token_ids
     assert near.remote_prefill.counts[kind] == 1
-    assert near.remote_prefill.counts["done"] == 0
+    assert near.remote_prefill.counts["done"] == (kind == "done")
 
 
 class Wire(threading.Thread):
@@ -330,6 +356,10 @@ def test_a_wire_that_damages_or_ends_is_found(pair, alone, place, ends):
     assert counts["damaged"] + counts["failed"] == 1
 
 
+blocks_only = pytest.mark.parametrize("has_state", ["blocks"], indirect=True)
+
+
+@blocks_only
 def test_a_reset_makes_a_ticket_stale(pair, alone, monkeypatch):
     faulty = Faulty(monkeypatch, Random(1))
     _, near = pair()
@@ -345,16 +375,16 @@ def test_a_reset_makes_a_ticket_stale(pair, alone, monkeypatch):
 
 
 @pytest.mark.parametrize("spans", [1, 2, 4])
-def test_a_process_that_is_killed_is_no_problem(engines, alone, spans):
+def test_a_process_that_is_killed_is_no_problem(engines, alone, spans, has_state):
     script = Path(__file__).with_name("prefill_process.py")
     child = subprocess.Popen(
-        [sys.executable, str(script), str(spans)],
+        [sys.executable, str(script), str(spans), *["state"][: has_state]],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
         near = engines(
-            runner=HashRunner(limits_of(4)), role="decode", kv_host="1MiB",
-            kv_peer=child.stdout.readline().strip(),
+            runner=HashRunner(limits_of(4), recurrent=has_state), role="decode",
+            kv_host="1MiB", kv_peer=child.stdout.readline().strip(),
         )  # fmt: skip
         handle = near.start(PROMPT, listener=None, **OPTIONS)
         assert child.stdout.readline() == "now\n"
@@ -396,7 +426,7 @@ def test_the_secret_is_needed(pair, alone):
 OUTCOMES = "done", "stale", "foreign", "damaged", "failed", "expired", "blocks"
 
 
-def soak(pair, engines, monkeypatch, seed, requests, faults, outcomes=()):
+def soak(pair, alone, monkeypatch, seed, requests, faults, outcomes=()):
     """Random prompts, of which peers send wrong contents, die or are late.
 
     More than ``requests`` if not each of ``outcomes`` has occurred: some depend on how
@@ -405,7 +435,6 @@ def soak(pair, engines, monkeypatch, seed, requests, faults, outcomes=()):
     draw, counts = Random(seed), Counter()
     faulty = Faulty(monkeypatch, draw, share=0.5)
     worlds = [pair(*sizes) for sizes in ((4, 4), (6, 4), (4, 16))]
-    alone = engines(runner=HashRunner(limits_of(4)), prefix_cache=False)
 
     def has_all():
         seen = sum((near.remote_prefill.counts for _, near in worlds), Counter())
@@ -434,21 +463,22 @@ def soak(pair, engines, monkeypatch, seed, requests, faults, outcomes=()):
     return counts
 
 
-def test_random_prompts_over_wrong_peers(pair, engines, monkeypatch, depth, report):
+def test_random_prompts_over_wrong_peers(pair, alone, monkeypatch, depth, report):
     faults = [make for make, _ in FAULTS.values()]
     count = depth(60, 300, 5_000)
-    counts = soak(pair, engines, monkeypatch, 1, count, faults, OUTCOMES)
+    counts = soak(pair, alone, monkeypatch, 1, count, faults, OUTCOMES)
     report(", ".join(f"{counts[name]} {name}" for name in sorted(counts)))
     for name in OUTCOMES:
         assert counts[name], name
 
 
-def test_contents_of_other_tokens_would_be_found(pair, engines, monkeypatch):
+def test_contents_of_other_tokens_would_be_found(pair, alone, monkeypatch, has_state):
     """The soak finds a receiver that does not compare tokens."""
     monkeypatch.setattr(remote_prefill, "tokens_digest", lambda *_: "00" * 32)
     monkeypatch.setattr(prefill_port, "tokens_digest", lambda *_: "00" * 32)
+    fault = earlier_state if has_state else shifted
     with pytest.raises(AssertionError, match="a text is wrong"):
-        soak(pair, engines, monkeypatch, 1, 300, [shifted])
+        soak(pair, alone, monkeypatch, 1, 300, [fault])
 
 
 @pytest.mark.parametrize(
@@ -465,6 +495,7 @@ def test_roles_that_lack_something_are_refused(engines, fields):
         engines(**fields)
 
 
+@blocks_only
 def test_an_address_that_is_in_use_is_refused(pair, engines):
     far, _ = pair()
     with pytest.raises(DeviceError, match="kv_peer 127"):

@@ -26,6 +26,7 @@ def test_the_contract_has_the_expected_hooks():
         "inl_register_models",
         "inl_register_places",
         "inl_register_routers",
+        "inl_register_transports",
     }
 
 
@@ -49,6 +50,7 @@ SAYS = [
     "format .acme",
     "drafter suffix_tree",
     "router by_device",
+    "transport verbs",
     "command fine-tune",
     "1 device",
 ]

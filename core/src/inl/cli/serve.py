@@ -72,6 +72,14 @@ def run(
             "[default: none]",
         ),
     ] = None,
+    kv_transport: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="A plugin's transport of contents between these engines, such as "
+            "nixl. [default: none]",
+        ),
+    ] = None,
     limits: LimitOptions,
     security: SecurityOptions,
     storage: StorageOptions,
@@ -107,6 +115,7 @@ def run(
         trace=logs.trace,
         role=role,
         kv_peer=kv_peer,
+        kv_transport=kv_transport,
         **adapters,
     )
     logging.getLogger("inl.serve.access").disabled = not logs.access_log

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from inl.engine.core import EngineCore
     from inl.engine.fair_lock import FairLock
     from inl.kv_tiers.tiers import BlockTiers
+    from inl.kv_transfer.carried import CarriedSpans, CarriedState
     from inl.kv_transfer.spans import TokenSpan
     from inl.scheduling.request import Request
     from inl.spec.cache_layout import Parts
@@ -34,6 +35,21 @@ class BlockAccess:
     def lacking_tokens(self, request: Request) -> int:
         """See :meth:`~inl.engine.core.EngineCore.lacking_tokens`."""
         return self._lock.run(partial(self._core.lacking_tokens, request))
+
+    @property
+    def carries_state(self) -> bool:
+        """See :attr:`~inl.engine.core.EngineCore.carries_state`."""
+        return self._core.carries_state
+
+    def joined_spans(self) -> CarriedSpans:
+        """Return what joins the spans of one sequence to blocks of this engine."""
+        return self._core.joined_spans()
+
+    def carry(
+        self, requests: Sequence[Request], state: CarriedState, room: int
+    ) -> bool:
+        """See :meth:`~inl.engine.core.EngineCore.carry`."""
+        return self._lock.run(partial(self._core.carry, requests, state, room))
 
     def read(
         self, request: Request, first: Sequence[int], most: int

@@ -14,16 +14,20 @@ from typing import TYPE_CHECKING, NamedTuple
 from inl.errors import OutOfMemory
 from inl.forks import on_fork
 from inl.kv.tier import BlockMove
+from inl.kv_transfer.carried import slot_span, until
 from inl.kv_transfer.spans import TokenSpan
-from inl.protocol.runner import MAX_READS, BlockWrites
+from inl.protocol.runner import MAX_READS, BlockWrites, CacheWrite
+from inl.spec.cache_layout import SLOT_GROUP, copied
 from inl.spec.message import MAX_TRANSFER, READ, WRITE, transfer_frame
 
 if TYPE_CHECKING:
     from inl.kv.block_pool import BlockPool
     from inl.kv_tiers.tiers import BlockTiers
+    from inl.kv_transfer.carried import CarriedState
     from inl.protocol.runner import Each, Runner
     from inl.recording.recorder import Recorder
     from inl.scheduling.plan import Plan
+    from inl.scheduling.request import Request
 
 LEAST_THREADED, COPIES = 1 << 20, min(os.cpu_count() or 1, 8)
 """Bytes of blocks that are copied in memory on several threads, and how many."""
@@ -184,6 +188,57 @@ def shared_runs(
                 runs.append(run)
             run.blocks.append(block)
     return runs
+
+
+def write_carried(
+    runner: Runner, request: Request, state: CarriedState, recorder: Recorder | None
+) -> None:
+    """Write what a request brings to its blocks and its slot, before its admission.
+
+    Raises what the runner raises.
+    """
+    for group, blocks in enumerate(state.blocks):
+        table = request.block_table[group]
+        for at in range(0, len(blocks), MAX_TRANSFER):
+            several = blocks[at : at + MAX_TRANSFER]
+            frame = transfer_frame(WRITE, group, [table[index] for index, _ in several])
+            written = BlockWrites(frame, [parts for _, parts in several])
+            if recorder is not None:
+                recorder.add(written)
+            runner.write_blocks(*written)
+    if not state.slot:
+        return
+    slot = CacheWrite(transfer_frame(WRITE, SLOT_GROUP, [request.slot]), state.slot)
+    if recorder is not None:
+        recorder.add(slot)
+    runner.write(*slot)
+
+
+def read_sequence(
+    runner: Runner, request: Request, tokens: int, recorder: Recorder | None
+) -> list[TokenSpan]:
+    """Read the state of a running request after so many tokens, which the device has.
+
+    No other READ frame is submitted. Empty if the device has no memory for it. Raises
+    what the runner raises.
+    """
+    size, spans = runner.limits.block_size, []
+    for group, table in enumerate(request.block_table):
+        first = runner.limits.before_window(group, tokens)
+        for at in range(first, -(-tokens // size), MAX_TRANSFER):
+            blocks = table[at : min(at + MAX_TRANSFER, -(-tokens // size))]
+            span = read_span(runner, BlockRun(group, at, blocks), recorder)
+            if span is None:
+                return []
+            spans += until(span, tokens)
+    frame = transfer_frame(READ, SLOT_GROUP, [request.slot])
+    try:
+        runner.submit(frame)
+    except OutOfMemory:
+        return []
+    if recorder is not None:
+        recorder.add(frame)
+    return [*spans, slot_span(tokens, copied(runner.read()))]
 
 
 def read_span(

@@ -62,6 +62,8 @@ def started_tiers(
     if config.kv_host is not None and not config.has_tiers:
         return None
     reason = _refusal(scheduling, identity, started)
+    if scheduling.recurrent and config.role == "decode" and config.kv_disk is None:
+        return None  # the memory is for state that other engines have computed
     if identity is None or reason:
         if not config.has_tiers:
             return None

@@ -8,9 +8,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from inl.engine.block_copies import BlockCopies, read_span, shared_runs
+from inl.engine.block_copies import (
+    BlockCopies,
+    read_sequence,
+    read_span,
+    shared_runs,
+    write_carried,
+)
 from inl.engine.embedder import keep_hidden
 from inl.engine.frame_encoder import frames, masked_rows
 from inl.engine.records import Stats as Stats
@@ -34,10 +40,11 @@ from inl.errors import (
     RunnerError,
     WorkerLost,
 )
+from inl.kv_transfer.carried import CarriedSpans
 from inl.protocol.runner import AdapterSource, Limits, Reply, Runner
 from inl.protocol.token_masks import mask_width
 from inl.scheduling.plan import Plan, SchedulerConfig
-from inl.scheduling.request import Event, FinishReason, Request, StepKind
+from inl.scheduling.request import Event, FinishReason, Request, Status, StepKind
 from inl.scheduling.scheduler import Scheduler
 from inl.spec.message import STEP, header
 from inl.spec.step import NO_TOKEN, Bucket
@@ -45,6 +52,7 @@ from inl.spec.step import NO_TOKEN, Bucket
 if TYPE_CHECKING:
     from inl.kv_tiers.state_snapshots import StateSnapshots
     from inl.kv_tiers.tiers import BlockTiers
+    from inl.kv_transfer.carried import CarriedState
     from inl.kv_transfer.spans import TokenSpan
     from inl.recording.recorder import Recorder
     from inl.spec.cache_layout import Parts
@@ -264,8 +272,87 @@ class EngineCore:
         self._is_unsettled = False
         return [span for span in spans if span is not None]
 
+    @property
+    def carries_state(self) -> bool:
+        """Whether sequences have state that goes to other engines with all blocks."""
+        config, layout = self.config, self.runner.cache_layout
+        if not config.recurrent or config.replay or not config.use_kv_cache:
+            return False
+        return layout is not None and bool(layout.slotted)
+
+    @property
+    def has_tiers(self) -> bool:
+        """Whether contents of other engines are stored by their tokens."""
+        return self._copies is not None
+
+    def read_state(self, request: Request) -> list[TokenSpan]:
+        """Read the state of a running request after its collected tokens.
+
+        No step with it is in flight. Empty for one that has computed nothing, or while
+        a step waits for masks.
+        """
+        self.settle()
+        if self.failure is not None or request.in_flight or request.uncertain:
+            return []
+        self._is_unsettled = True
+        try:
+            spans = self._read_state(request, request.scheduled)
+        except Exception as error:
+            self._fail(error)
+            spans = []
+        self._is_unsettled = False
+        return spans
+
+    def _read_state(self, request: Request, tokens: int) -> list[TokenSpan]:
+        """Read the state after so many tokens; raises what the runner raises."""
+        is_running = request.status is Status.RUNNING
+        if not (is_running and tokens and self.carries_state):
+            return []
+        if self._unsampled is not None:
+            return []
+        if self._copies is not None:
+            self._copies.collect_all(self.runner)
+        if self._states is not None:
+            self._states.wait_all(self.runner)
+        return read_sequence(self.runner, request, tokens, self._recorder)
+
+    def joined_spans(self) -> CarriedSpans:
+        """Return what joins the contents of one sequence to blocks of this engine."""
+        layout = self.runner.cache_layout
+        assert layout is not None, "contents can be copied"
+        return CarriedSpans(self.runner.limits, layout, has_slot=self.carries_state)
+
+    def most_carried(self, request: Request) -> int:
+        """Return the leading tokens that a request may bring contents of."""
+        known = request.prompt_tokens if self.config.replay else len(request.tokens)
+        return known - 1
+
+    def carry(
+        self, requests: Sequence[Request], state: CarriedState, room: int
+    ) -> bool:
+        """Let requests that are not added begin with a state of another engine.
+
+        room: bytes of states that may wait; ``False`` if there are more.
+        """
+        waiting = {
+            id(each.carried): each.carried.nbytes
+            for each in self.scheduler.live.values()
+            if each.carried is not None
+        }
+        if sum(waiting.values()) + state.nbytes > room:
+            return False
+        for request in requests:
+            request.carried = state
+        return True
+
     def lacking_tokens(self, request: Request) -> int:
-        """Return the tokens of full blocks that neither the device nor a tier has."""
+        """Return the tokens of full blocks that neither the device nor a tier has.
+
+        All but the last one where state goes with them.
+        """
+        if self.carries_state:
+            has_state = request.carried is not None
+            return 0 if has_state else request.prompt_tokens - 1
         scheduler = self.scheduler
         keys, tiers = scheduler.block_keys(request), None
         if self._copies is not None:
@@ -332,6 +419,19 @@ class EngineCore:
             self._sample_unsampled()
         if self.failure is not None:
             outputs = self._end_all(self.failure)
+        events = [*self._pending, *outputs]
+        self._pending.clear()
+        self._is_unsettled = False
+        return events
+
+    def collect_all(self) -> list[Event]:
+        """Collect the steps in flight and submit no other; returns their events."""
+        self.settle()
+        self._is_unsettled = True
+        outputs: list[Event] = []
+        while self.failure is None and self.scheduler.in_flight:
+            outputs += self._collect()
+            self._sample_unsampled()
         events = [*self._pending, *outputs]
         self._pending.clear()
         self._is_unsettled = False
@@ -436,6 +536,13 @@ class EngineCore:
                 self._copies.submit(plan, self.runner)
             if self._states is not None:
                 self._states.restore(plan, self.runner)
+            for request, length in plan.admissions:
+                if request.carried is None:
+                    continue
+                assert length == request.carried.tokens, "its blocks are its own"
+                state: Any = request.carried
+                write_carried(self.runner, request, state, self._recorder)
+                request.carried = None
         except Exception as error:
             self._fail(error, plan)
             return False
@@ -543,6 +650,9 @@ class EngineCore:
                 self._copies.collect(plan, self.runner)
             if self._states is not None:
                 self._states.wait(plan, self.runner)
+            for request, _, stop, _ in plan.chunks:
+                if request.captures and stop == request.prompt_tokens:
+                    request.captured = self._read_state(request, stop)
         except OutOfMemory as error:
             # Workers report it late, when later steps of these rows may have begun.
             self._end_rows(plan, error)

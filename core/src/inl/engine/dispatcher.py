@@ -131,7 +131,10 @@ class RequestDispatcher:
             return  # a thread was about to compute what its last request had left
         self._is_unsettled = True
         self.steps += bool(self._open)
-        events = self._core.step()
+        self._apply(self._core.step())
+        self._is_unsettled = False
+
+    def _apply(self, events: Sequence[Event]) -> None:
         now, opened = time.perf_counter(), self._open.get
         for event in events:
             handle = opened(event.request)
@@ -141,7 +144,6 @@ class RequestDispatcher:
                 if event.finish_reason is None:
                     self._core.cancel(event.request, "stop")
                 del self._open[event.request]
-        self._is_unsettled = False
 
     def _settle(self) -> None:
         """Recover if an exception has interrupted an earlier call."""
@@ -184,13 +186,19 @@ class RequestDispatcher:
         request that has finished.
         """
         self._settle()
+        carries = self._core.carries_state
+        if carries:
+            self._is_unsettled = True
+            self._apply(self._core.collect_all())
+            self._is_unsettled = False
         while self._core.awaits_masks and not handle.completed:
             self._step()  # copies cannot come between a step and its masks
         if handle.completed:
             raise RequestError(
                 f"request {handle.request.id}: has finished, accepted: a running one"
             )
-        spans = self._core.read_blocks(handle.request)
+        read = self._core.read_state if carries else self._core.read_blocks
+        spans = read(handle.request)
         self._cancel(handle)
         return spans
 

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from inl.kv.kv_events import OnKVEvent
     from inl.kv_tiers.state_snapshots import StateSnapshots
     from inl.kv_tiers.tiers import BlockTiers
+    from inl.kv_transfer.spans import SequenceContents
     from inl.speculation.drafters import Drafter
     from inl.speculation.planner import Speculation
     from inl.text.template import ChatTemplate
@@ -495,6 +496,8 @@ class InferenceEngine(AdapterLoading, TextScoring):
         listener: Callable[[], None] | None,
         adapter_use: AdapterUse | None = None,
         output_ids: Sequence[int] = (),
+        captures: bool = False,
+        contents: SequenceContents | None = None,
         **options: Unpack[GenerationOptions],
     ) -> RequestHandle:
         """Queue a prompt for the engine's background thread and return its handle.
@@ -503,13 +506,18 @@ class InferenceEngine(AdapterLoading, TextScoring):
         of its further samples, on the thread that steps; ``None`` for those who use
         :meth:`after_step`. adapter_use: from :meth:`use_adapter`, in place of the
         option ``adapter``. output_ids: tokens that an engine of the same model has
-        generated with the same options and seed, after which the output goes on. Raises
+        generated with the same options and seed, after which the output goes on.
+        captures: see :class:`~inl.scheduling.request.Request`. contents: of the cache
+        of that engine; what does not suit is computed again. Raises
         :class:`~inl.errors.RequestError`.
         """
         use = self._use(options) if adapter_use is None else adapter_use
         handle = self._prepare(prompt, use, **options)
         if output_ids:
             self._migration.resume(handle, output_ids, "output_ids")
+        if contents is not None:
+            self._migration.adopt(handle.request, contents.spans, contents.identity)
+        handle.request.captures = captures
         for sample in handle.samples:
             sample.listener = listener
         self._core.check_room(handle.request)
@@ -539,7 +547,8 @@ class InferenceEngine(AdapterLoading, TextScoring):
         """Continue a request of another engine of the same model, with the same tokens.
 
         Its blocks are used where this engine has ``EngineConfig.kv_host`` and they suit
-        its cache; otherwise tokens are computed again. in_background: by the engine's
+        its cache, and the state of a model whose every token changes it without that;
+        otherwise tokens are computed again. in_background: by the engine's
         thread, as :meth:`start`, else as :meth:`submit`; listener: of the former.
         Raises :class:`~inl.errors.RequestError` for a request of another model or of
         an adapter that is not loaded here, otherwise as those.

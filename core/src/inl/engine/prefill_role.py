@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from inl.errors import RequestError
 from inl.kv_transfer.spans import transfer_identity
+from inl.kv_transfer.transport import Rooms
 from inl.workers.settings import parse_address, read_secret
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ class PrefillRole:
     def __init__(self) -> None:
         self.port: PrefillPort | None = None
         self.remote: RemotePrefill | None = None
+        self._rooms: Rooms | None = None
 
     def start(
         self, engine: InferenceEngine, blocks: BlockAccess, identity: Identity | None
@@ -40,25 +42,32 @@ class PrefillRole:
         if config.kv_peer is None:
             return
         shares = scheduling.prefix_cache and scheduling.use_kv_cache
-        if identity is None or scheduling.recurrent or not shares:
+        shares = blocks.carries_state or (shares and not scheduling.recurrent)
+        if identity is None or not shares:
             raise RequestError(
                 f"EngineConfig.role: found {config.role!r}, accepts both: the engine "
                 "shares no blocks of prompts, or cannot copy them"
             )
         secret = read_secret(os.environ)
+        if config.kv_transport is not None:
+            self._rooms = Rooms(config.kv_transport)
         if config.role == "prefill":
             from inl.engine.prefill_port import PrefillPort
 
             self.port = PrefillPort(
-                engine, blocks, transfer_identity(identity), config.kv_peer, secret
-            )
+                engine, blocks, transfer_identity(identity), config.kv_peer, secret,
+                rooms=self._rooms,
+            )  # fmt: skip
             return
         from inl.engine.remote_prefill import RemotePrefill
 
         addresses = [each.strip() for each in config.kv_peer.split(",")]
         for address in addresses:
             parse_address(address, "EngineConfig.kv_peer")
-        self.remote = RemotePrefill(blocks, identity, addresses, secret)
+        self.remote = RemotePrefill(
+            blocks, identity, addresses, secret, most_bytes=config.host_bytes,
+            rooms=self._rooms,
+        )  # fmt: skip
 
     def fetch(self, handles: Sequence[RequestHandle]) -> None:
         """Wait for blocks that another engine computes of prompts to be queued."""
@@ -79,3 +88,5 @@ class PrefillRole:
         for each in (self.port, self.remote):
             if each is not None:
                 each.close()
+        if self._rooms is not None:
+            self._rooms.close()

@@ -8,15 +8,16 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from itertools import count
 from typing import TYPE_CHECKING
 
 from inl.errors import DeviceError, InlError, ProtocolError
-from inl.kv_transfer.link import Kind, Link, Message, connect
+from inl.kv_transfer.carried import MAX_BYTES
+from inl.kv_transfer.link import Kind, Link, connect
+from inl.kv_transfer.span_messages import received_span
 from inl.kv_transfer.spans import (
     Recut,
-    TokenSpan,
     checked_index,
     tokens_digest,
     transfer_identity,
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from inl.engine.block_access import BlockAccess
     from inl.engine.request_handle import RequestHandle
     from inl.kv_tiers.record import Identity
+    from inl.kv_transfer.carried import CarriedSpans
+    from inl.kv_transfer.transport import Room, Rooms
 
 log = logging.getLogger("inl")
 
@@ -53,19 +56,23 @@ class RemotePrefill:
     """Asks prefilling engines at ``addresses`` in turn, before requests are queued.
 
     Thread-safe. blocks: of an engine with tiers, whose memory receives contents.
+    most_bytes: of state that waits for requests, of models that share no blocks. rooms:
+    of a plugin's transport.
     """
 
     def __init__(
         self, blocks: BlockAccess, identity: Identity, addresses: Sequence[str],
-        secret: bytes | None, *, seconds: float = SECONDS,
+        secret: bytes | None, *, seconds: float = SECONDS, most_bytes: int = MAX_BYTES,
+        rooms: Rooms | None = None,
     ) -> None:  # fmt: skip
+        self._most_bytes, self._rooms = most_bytes, rooms
         self._blocks, self._identity = blocks, identity
         self._addresses, self._secret, self._seconds = tuple(addresses), secret, seconds
         self._turn, self._away = count(), dict.fromkeys(self._addresses, 0.0)
         self.counts: Counter[str] = Counter()
         """Tickets that were "done", "refused", "expired", or "failed" as the connection
-        did; those that ended by contents that were "stale", "foreign" or "damaged"; and
-        "blocks" that have arrived."""
+        did; those that ended by contents that were "stale", "foreign" or "damaged", or
+        without room, "full"; and "blocks" that have arrived."""
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="inl-decode")
         self._closed = False
@@ -152,7 +159,8 @@ class RemotePrefill:
             self._away[address] = time.monotonic() + AWAY_SECONDS
             return "failed", f"{address}: {error}"
         try:
-            self._receive(link, handle)
+            with nullcontext() if self._rooms is None else self._rooms.room() as room:
+                self._receive(link, handle, room)
         except Refused as refused:
             return refused.kind, str(refused)
         except TimeoutError:
@@ -165,7 +173,7 @@ class RemotePrefill:
             link.close()
         return "done", ""
 
-    def _receive(self, link: Link, handle: RequestHandle) -> None:
+    def _receive(self, link: Link, handle: RequestHandle, room: Room | None) -> None:
         request, ticket = handle.request, secrets.token_hex(16)
         link.is_wanted = lambda: not (handle.completed or self._closed)
         generation = self._blocks.generation
@@ -174,11 +182,14 @@ class RemotePrefill:
             "ticket": ticket, "identity": transfer_identity(self._identity),
             "seconds": self._seconds, "prompt": request.tokens, "adapter": adapter,
             "adapter_digest": request.adapter_digest, "salt": request.cache_salt,
-            "key": request.key,
+            "key": request.key, "transport": None if room is None else room.offer,
         })  # fmt: skip
         recuts = [Recut(layout) for layout in self._identity.layouts]
+        carried = self._blocks.joined_spans() if self._blocks.carries_state else None
         while True:
             message = link.receive()
+            if room is not None:
+                message = room.receive(link, message)
             if handle.completed or self._closed:
                 raise Refused("refused", "the request was cancelled")
             if message.kind is Kind.REFUSED:
@@ -186,28 +197,34 @@ class RemotePrefill:
             if message.fields.get("ticket") != ticket:
                 raise Refused("stale", "contents of another ticket")
             if message.kind is Kind.DONE:
+                if carried is not None:
+                    self._carry(handle, carried)
                 return
-            span = _span(message)
-            blocks = list(checked_index(recuts, span.group).add(span))
+            span = received_span(message)
+            if carried is None:
+                blocks = list(checked_index(recuts, span.group).add(span))
+            else:
+                count = carried.add(span)
             digest = tokens_digest(request.tokens, span.stop)
             if not digest or message.fields.get("tokens") != digest:
                 raise Refused("foreign", "contents of other tokens")
+            if carried is not None:
+                self._count("blocks", count)
+                continue
             stored = self._blocks.store(request, span.group, blocks, generation)
             if stored is None:
                 raise Refused("stale", "the prefix cache was reset")
             self._count("blocks", stored)
 
+    def _carry(self, handle: RequestHandle, carried: CarriedSpans) -> None:
+        """Let a prompt and its samples begin with the state that has arrived."""
+        state = carried.state(handle.request.prompt_tokens - 1)
+        if state is None:
+            raise Refused("refused", "a part of the state has not arrived")
+        requests = [each.request for each in handle.samples]
+        if not self._blocks.carry(requests, state, self._most_bytes):
+            raise Refused("full", "the memory for state of other engines is full")
+
     def _count(self, name: str, value: int = 1) -> None:
         with self._lock:
             self.counts[name] += value
-
-
-def _span(message: Message) -> TokenSpan:
-    fields = message.fields
-    if message.kind is Kind.SPAN:
-        with suppress(KeyError, TypeError, ValueError):
-            return TokenSpan(
-                int(fields["group"]), int(fields["start"]), int(fields["block_size"]),
-                message.parts,
-            )  # fmt: skip
-    raise ProtocolError(f"ticket: found {message.kind.name} with {fields!r:.100}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from inl.engine.moved_request import MovedRequest, moved_request
 from inl.errors import ProtocolError, RequestError
+from inl.kv_transfer.carried import MAX_BYTES
 from inl.kv_transfer.spans import Recut, checked_index, transfer_identity
 
 if TYPE_CHECKING:
@@ -76,9 +77,37 @@ class RequestMigration:
         request.token_logprobs = [each for each in moved.token_logprobs if each]
         if moved.prompt_logprobs:
             request.prompt_token_logprobs = list(moved.prompt_logprobs)
-        if self._layouts and moved.identity == self._identity:
-            store = partial(self._store, request, moved.spans)
-            self._dispatcher.lock.run(store)
+        self.adopt(request, moved.spans, moved.identity)
+
+    def adopt(
+        self, request: Request, spans: Sequence[TokenSpan], identity: str
+    ) -> None:
+        """Let a request that is not added begin with contents of another engine.
+
+        identity: what they depend on beside its tokens. What does not suit is computed
+        again.
+        """
+        if self._layouts and spans and identity == self._identity:
+            self._dispatcher.lock.run(partial(self._adopt, request, spans))
+
+    def _adopt(self, request: Request, spans: Sequence[TokenSpan]) -> None:
+        """Store contents, or give them to the request; the caller holds the lock."""
+        core = self._core
+        try:
+            if core.has_tiers:
+                self._store(request, spans)
+                return
+            if core.config.recurrent and not core.carries_state:
+                return
+            joined = core.joined_spans()
+            for span in spans:
+                joined.add(span)
+        except ProtocolError as error:
+            log.warning("moved request: %s; its tokens are computed again", error)
+            return
+        state = joined.state(core.most_carried(request))
+        if state is not None:
+            core.carry([request], state, MAX_BYTES)
 
     def resume(
         self, handle: RequestHandle, output_ids: Sequence[int], where: str
@@ -98,9 +127,6 @@ class RequestMigration:
     def _store(self, request: Request, spans: Sequence[TokenSpan]) -> None:
         """Store contents of a request's blocks; the caller holds the lock."""
         recuts = [Recut(layout) for layout in self._layouts]
-        try:
-            for span in spans:
-                blocks = checked_index(recuts, span.group).add(span)
-                self._core.store_blocks(request, span.group, blocks)
-        except ProtocolError as error:
-            log.warning("moved request: %s; its tokens are computed again", error)
+        for span in spans:
+            blocks = checked_index(recuts, span.group).add(span)
+            self._core.store_blocks(request, span.group, blocks)

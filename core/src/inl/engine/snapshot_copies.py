@@ -85,6 +85,12 @@ class SnapshotCopies:
             if each.step <= plan.step and each.parts is None:
                 self._wait(each, runner)
 
+    def wait_all(self, runner: Runner) -> None:
+        """Wait for all that was asked for; raises what the runner raises."""
+        for each in self._pending:
+            if each.parts is None:
+                self._wait(each, runner)
+
     def store(self, plan: Plan, scheduler: Scheduler) -> None:
         """Store the state after a step whose output is processed."""
         while self._pending and self._pending[0].step <= plan.step:

@@ -67,6 +67,10 @@ class Kind(IntEnum):
     """That all were sent."""
     REFUSED = 4
     """That none will be sent, and why."""
+    TAKE = 5
+    """To an engine that holds contents of a request that it has left: their ticket."""
+    READ = 6
+    """To the prefilling engine: contents beside the link were read."""
 
 
 class Message(NamedTuple):
@@ -138,6 +142,11 @@ class Link:
             raise ProtocolError(str(error)) from None
         parts = read_contents(payload[head:]) if length > head else {}
         return Message(Kind(kind), fields, parts)
+
+    @property
+    def seconds_left(self) -> float:
+        """Time until it expires; 0 afterwards."""
+        return max(self._end - time.monotonic(), 0.0)
 
     def extend(self, end: float) -> None:
         """Change the time at which it expires."""

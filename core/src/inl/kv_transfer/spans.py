@@ -10,7 +10,7 @@ import numpy as np
 
 from inl.dtypes import HostArray
 from inl.errors import ProtocolError
-from inl.spec.cache_layout import BLOCKS, stored_bits
+from inl.spec.cache_layout import BLOCKS, SLOT_GROUP, stored_bits
 
 if TYPE_CHECKING:
     from inl.kv_tiers.record import Identity
@@ -18,9 +18,13 @@ if TYPE_CHECKING:
 
 
 class TokenSpan(NamedTuple):
-    """Contents of consecutive blocks of a sequence in one cache group."""
+    """Contents of consecutive blocks of a sequence in one cache group, or of its slot.
+
+    Of a slot, ``start`` is the number of tokens that its state is after.
+    """
 
     group: int
+    """``SLOT_GROUP`` for a slot."""
     start: int
     """Position of the first token."""
     block_size: int
@@ -30,12 +34,22 @@ class TokenSpan(NamedTuple):
     @property
     def blocks(self) -> int:
         """Number of blocks."""
+        if self.group == SLOT_GROUP:
+            return 0
         return int(self.parts["cells"].shape[BLOCKS])
 
     @property
     def stop(self) -> int:
         """Position after the last token."""
         return self.start + self.blocks * self.block_size
+
+
+class SequenceContents(NamedTuple):
+    """Contents of one sequence, of another engine."""
+
+    identity: str
+    """:func:`transfer_identity` of that engine."""
+    spans: Sequence[TokenSpan]
 
 
 def transfer_identity(identity: Identity) -> str:
@@ -59,6 +73,8 @@ class Recut:
         self._start = 0
         self._rest: dict[str, HostArray] = {}
         """Tokens from ``_start`` on that are less than a block, by part."""
+        self._whole: dict[str, HostArray] = {}
+        """Parts without tokens, those of constant scales."""
 
     def add(self, span: TokenSpan) -> Iterator[tuple[int, Parts]]:
         """Yield the index and contents of each whole block that is known now.
@@ -84,7 +100,28 @@ class Recut:
             for name, part in joined.items()
             if _has_tokens(part)
         }
+        self._whole = {
+            name: part for name, part in joined.items() if not _has_tokens(part)
+        }
         self._start += min(at, span.stop - self._start)
+
+    @property
+    def stop(self) -> int:
+        """Position after the last token so far."""
+        return self._start + self._length
+
+    def rest(self) -> tuple[int, Parts] | None:
+        """Return the block of the tokens that are less than one, zeros behind them."""
+        size, count = self._layout.block_size, self._length
+        if not count or self._start % size:
+            return None
+        parts = {**self._whole}
+        for name, part in self._rest.items():
+            shape = (*part.shape[:BLOCKS], size, *part.shape[BLOCKS + 1 :])
+            data = np.zeros(shape, part.data.dtype)
+            data[:, :, :count] = part.data
+            parts[name] = self._block(HostArray(data, part.dtype, shape), 0)
+        return self._start // size, parts
 
     @property
     def _length(self) -> int:
@@ -113,6 +150,28 @@ class Recut:
 def _has_tokens(part: HostArray) -> bool:
     """Whether a part has an axis of blocks: constant scales have none."""
     return len(part.shape) > BLOCKS
+
+
+def cut_tokens(
+    span: TokenSpan, start: int, stop: int, block_size: int
+) -> TokenSpan | None:
+    """Return tokens of a span, in blocks of a size that divides them, in own memory.
+
+    ``None`` if there are none.
+    """
+    if stop <= start:
+        return None
+    parts: dict[str, HostArray] = {}
+    for name, part in span.parts.items():
+        bits = stored_bits(part)
+        if not _has_tokens(part):
+            parts[name] = HostArray(bits, part.dtype, bits.shape)
+            continue
+        bits = bits.reshape(*bits.shape[:BLOCKS], -1, *bits.shape[BLOCKS + 2 :])
+        bits = bits[:, :, start - span.start : stop - span.start].copy()
+        bits = bits.reshape(*bits.shape[:BLOCKS], -1, block_size, *bits.shape[3:])
+        parts[name] = HostArray(bits, part.dtype, bits.shape)
+    return TokenSpan(span.group, start, block_size, parts)
 
 
 def _copied(part: HostArray, start: int, stop: int) -> HostArray:

@@ -29,7 +29,7 @@ SUFFIX = re.compile(r"(\.[a-z0-9_]{1,32}){1,3}")
 OWN_SUFFIXES = frozenset({".bin", ".gguf", ".json", ".pt", ".pth", ".safetensors"})
 """Suffixes of files that the core reads."""
 WORD = re.compile(r"[a-z][a-z0-9_]{0,31}")
-"""Name of a drafter or of a router."""
+"""Name of a drafter, a router or a transport."""
 OWN_DRAFTERS = ("ngram", "model", "eagle", "mtp")
 """Values of ``EngineConfig.speculation`` that the core has."""
 COMMAND = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
@@ -99,6 +99,7 @@ class Contribution:
     formats: dict[str, str | Callable[..., Any]] = field(default_factory=dict)
     drafters: dict[str, str | Callable[..., Any]] = field(default_factory=dict)
     routers: dict[str, str | Callable[..., Any]] = field(default_factory=dict)
+    transports: dict[str, str | Callable[..., Any]] = field(default_factory=dict)
     commands: dict[str, CommandEntry] = field(default_factory=dict)
 
     def register_backend(
@@ -217,6 +218,13 @@ class Contribution:
         """Register a router for ``inl serve --router NAME``."""
         _check_name("router", name, WORD, "a name such as by_client")
         _add(self.routers, f"router {name}", name, router)
+
+    def register_transport(
+        self, name: str, transport: str | Callable[..., Any]
+    ) -> None:
+        """Register a transport for ``EngineConfig(kv_transport=name)``."""
+        _check_name("transport", name, WORD, "a name such as nixl")
+        _add(self.transports, f"transport {name}", name, transport)
 
     def register_command(
         self, name: str, command: str | Callable[..., Any], summary: str

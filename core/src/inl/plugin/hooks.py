@@ -134,6 +134,16 @@ class RegisterRouter(Protocol):
     def __call__(self, name: str, router: str | Callable[[], Any]) -> None: ...
 
 
+class RegisterTransport(Protocol):
+    """Registers a transport factory under a value of ``EngineConfig.kv_transport``.
+
+    It is called without arguments and returns an
+    ``inl.kv_transfer.transport.Transport``.
+    """
+
+    def __call__(self, name: str, transport: str | Callable[[], Any]) -> None: ...
+
+
 class RegisterCommand(Protocol):
     """Registers the command ``inl NAME``, an annotated function, and its summary."""
 
@@ -180,6 +190,11 @@ def inl_register_drafters(register: RegisterDrafter) -> None:
 @hookspec
 def inl_register_routers(register: RegisterRouter) -> None:
     """Register routers of fleets."""
+
+
+@hookspec
+def inl_register_transports(register: RegisterTransport) -> None:
+    """Register transports of cached contents between engines."""
 
 
 @hookspec

@@ -239,6 +239,7 @@ def _register(plugin: Loading) -> None:
     returned += call.inl_register_formats(register=items.register_format)
     returned += call.inl_register_drafters(register=items.register_drafter)
     returned += call.inl_register_routers(register=items.register_router)
+    returned += call.inl_register_transports(register=items.register_transport)
     returned += call.inl_register_commands(register=items.register_command)
     check_returned(returned)
 

@@ -34,6 +34,7 @@ KINDS = {
     "format": "formats",
     "drafter": "drafters",
     "router": "routers",
+    "transport": "transports",
     "command": "commands",
 }
 """Kinds of items that are functions by name, and the field of each."""

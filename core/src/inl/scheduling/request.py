@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from math import nan
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from inl.errors import RequestError
 from inl.scheduling.embedded_positions import EmbeddedPositions
@@ -74,6 +74,18 @@ class StepKind(Enum):
     """Hidden states of their last tokens."""
     SCORED = "scored"
     """Log-probabilities of the tokens after their own, which the prompt has."""
+
+
+class Carried(Protocol):
+    """Contents of a cache that a request brings from another engine."""
+
+    @property
+    def tokens(self) -> int:
+        """Leading tokens that they are of."""
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
 
 
 @dataclass(slots=True, eq=False)
@@ -145,6 +157,12 @@ class Request:
     reads, and nothing is generated."""
     deadline: float | None = None
     """Unix time at which the request ends, whatever it has generated."""
+    captures: bool = False
+    """Whether the engine core reads the state after its prompt, for another engine."""
+    carried: Carried | None = field(default=None, repr=False)
+    """Contents that its next admission begins with, where they suit."""
+    captured: Sequence[Any] = field(init=False, default=(), repr=False)
+    """What was read, if it ``captures``."""
 
     id: int = field(init=False, default=0)
     """Order of arrival, from 1; 0 until added."""

@@ -12,7 +12,7 @@ from inl.kv.snapshots import Restore, Snapshot, SnapshotIndex
 from inl.kv.tier import Tier
 from inl.protocol.runner import Limits
 from inl.scheduling.plan import SchedulerConfig, StepBuilder
-from inl.scheduling.request import Request, Status
+from inl.scheduling.request import Carried, Request, Status
 from inl.scheduling.waiting_queue import WaitingQueue
 from inl.spec.message import (
     FEEDBACK,
@@ -153,17 +153,26 @@ class RunningRequests:
         length = len(request.tokens)
         prefill_len = self.prefill_len(request)
         keys: list[bytes] = []
+        # The last token is always computed: its hidden state gives the next one.
+        most = prefill_len - 1
+        if request.prompt_logprobs is not None:
+            # Tokens without a log-probability are computed again. A step of the
+            # kind that computes the first token computes one of them at least.
+            known = len(request.prompt_token_logprobs) - 1
+            last = (request.scored_from or request.prompt_tokens - 1) - 1
+            most = max(min(known, last), 0)
         if prefix_cache is not None:
-            # The last token is always computed: its hidden state gives the next one.
-            keys = prefix_cache.keys(request, (prefill_len - 1) // size)
-            if request.prompt_logprobs is not None:
-                # Tokens without a log-probability are computed again. A step of the
-                # kind that computes the first token computes one of them at least.
-                known = len(request.prompt_token_logprobs) - 1
-                last = (request.scored_from or request.prompt_tokens - 1) - 1
-                keys = keys[: max(min(known, last), 0) // size]
+            keys = prefix_cache.keys(request, most // size)
             if prefix_cache.must_wait(keys, prefill_len):
                 return False
+        carried = self._usable(request, most)
+        if carried is not None and keys:
+            has_more = kv_cache.cached_prefix(keys) * size >= carried.tokens
+            carried = None if has_more else carried
+        if carried is None:
+            request.carried = None
+        else:
+            keys = []
         # One block is spared per growing request, which would preempt this one.
         options = {"recomputes_block": True} if self._config.recomputes_block else {}
         while True:
@@ -182,7 +191,13 @@ class RunningRequests:
             keys = keys[: whole // size]
         request.block_table, request.published_blocks = table, shared
         request.freed_window_blocks = [table.count(0) for table in request.block_table]
-        request.cached_tokens = request.scheduled = request.published_blocks * size
+        if carried is not None:
+            # Blocks before a window have no contents, and must not be shared.
+            windowed = any(window is not None for window in kv_cache.windows)
+            request.published_blocks = carried.tokens // size if windowed else 0
+        request.cached_tokens = request.scheduled = (
+            shared * size if carried is None else carried.tokens
+        )
         request.prefill_len, request.host_token_count = prefill_len, length
         cached = self._config.use_kv_cache
         request.max_scheduled = request.max_length - 1 if cached else length
@@ -286,6 +301,24 @@ class RunningRequests:
         request.last_snapshot = stop
         if cache.begin_snapshot(request, stop, step.step):
             self._snapshots_due.append(Snapshot(request, request.slot, stop))
+
+    def _usable(self, request: Request, most: int) -> Carried | None:
+        """Return the contents that a request brings, if it can begin with them.
+
+        most: leading tokens that are not computed.
+        """
+        carried, config = request.carried, self._config
+        if (
+            carried is None
+            or not config.use_kv_cache
+            or config.recomputes_block
+            or len(self.kv_caches) > 1  # ranks with blocks of their own
+            or request.pooled
+            or request.embeddings is not None
+            or carried.tokens > most
+        ):
+            return None
+        return carried
 
     def schedule(self, step: StepBuilder, request: Request, stop: int) -> None:
         """Add a chunk of a request's known tokens up to ``stop`` to a step."""
