@@ -33,6 +33,8 @@ class Part:
     """The last token before a move, which the next engine generates again."""
     moves: int = 0
     """Moves since its last new token."""
+    state: tuple[str, str] | None = None
+    """Address and ticket of what the engine before a move holds of it."""
     moved_at: float = 0.0
     """When it lost its engine, of an output that is being continued."""
 
@@ -104,7 +106,7 @@ class Call:
         return Submit(
             first, given.model, given.client, [given.prompts[self.prompt_of(part)]],
             options, 1, given.structure, given.request, list(output), seconds,
-            given.transcript, part.position,
+            given.transcript, part.position, part.state,
         )  # fmt: skip
 
     def seconds_left(self) -> float | None:

@@ -18,6 +18,7 @@ from inl.fleet.warming import Warming
 from inl.serve.api_error import ApiError
 from inl.serve.frontends.messages import (
     Answered,
+    Exported,
     Forward,
     Forwarded,
     Leave,
@@ -64,7 +65,8 @@ class FleetClient:
         self.names: dict[str, int] = {}
         self.counts: Counter[str] = Counter()
         """Totals: "lost", "refused", "continued", "resumed", "diverged", "failed",
-        "prefix_gaps"."""
+        "prefix_gaps", and "exported", continued with what the engine before has
+        computed."""
         self._responses = responses
         self.warming = Warming(self.numbers)
         self.questions = Questions(self.members, self.numbers)
@@ -233,6 +235,14 @@ class FleetClient:
         self._continuing.abandon(engine)
         self.questions.abandon(engine)
 
+    def export(self, engine: EngineLink) -> None:
+        """Let other engines continue what one has not finished, with its state.
+
+        They answer questions of it, too.
+        """
+        self._continuing.export(engine)
+        self.questions.abandon(engine)
+
     def received(self, engine: EngineLink, message: Message) -> None:
         """Apply a message of an engine about a request."""
         if isinstance(message, News):
@@ -249,6 +259,8 @@ class FleetClient:
                 group.answered.set_exception(message.failure.error())
         elif isinstance(message, Prefixes):
             self._prefixes.apply(engine, message)
+        elif isinstance(message, Exported):
+            self._continuing.exported(engine, message)
         elif isinstance(message, Forwarded | Recalled):
             self.questions.answered(message)
         else:

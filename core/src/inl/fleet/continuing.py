@@ -8,7 +8,8 @@ import time
 from typing import TYPE_CHECKING
 
 from inl.serve.api_error import ApiError
-from inl.serve.frontends.messages import End
+from inl.serve.frontends.messages import End, Export, Exported
+from inl.workers.settings import parse_address, show_address
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -59,12 +60,37 @@ class Continuing:
         now = time.monotonic()
         groups = self._calls.groups.values()
         for group in [each for each in groups if each.engine is engine]:
+            # Others of the group may have gone on elsewhere.
+            parts = [part for part in group.parts if part.group is group]
             self._calls.end(group, finished=False)
             if not group.answered.done():
                 group.answered.set_exception(EngineGoneError())
                 continue
-            for part in group.parts:
+            for part in parts:
                 self.move(part, now)
+
+    def export(self, engine: EngineLink) -> None:
+        """Ask an engine to end what it has not finished, and what it holds of that."""
+        for number, part in list(self._calls.parts.items()):
+            group = part.group
+            if group is not None and group.engine is engine and group.answered.done():
+                engine.send(Export(number))
+
+    def exported(self, engine: EngineLink, message: Exported) -> None:
+        """Continue a completion that an engine has ended for another one."""
+        part = self._calls.parts.get(message.number)
+        if part is None or (group := part.group) is None or group.engine is not engine:
+            return
+        del self._calls.parts[message.number]
+        part.group = None
+        if not any(each.group is group for each in group.parts):
+            self._calls.end(group, finished=False)
+        state = None
+        if message.ticket:
+            host, _ = parse_address(engine.address)
+            state = show_address(host, message.port), message.ticket
+            self._counts["exported"] += 1
+        self.move(part, time.monotonic(), verifies=state is None, state=state)
 
     def move(
         self,
@@ -73,14 +99,16 @@ class Continuing:
         *,
         verifies: bool = True,
         avoided: EngineLink | None = None,
+        state: tuple[str, str] | None = None,
     ) -> None:
         """Begin to continue a completion on another engine, unless it has finished.
 
         verifies: whether the next engine generates the last token again. avoided: an
-        engine that failed with it.
+        engine that failed with it. state: address and ticket of what the one before
+        holds of it.
         """
         call = part.call
-        part.group, part.expected = None, None
+        part.group, part.expected, part.state = None, None, state
         if part.handle.completed or call.submit.first not in self._calls.by_number:
             return
         part.moves += 1

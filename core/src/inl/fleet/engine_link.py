@@ -130,6 +130,8 @@ class EngineLink:
         """Whether operators let it get no requests."""
         self.is_warming = False
         """Whether it computes recent prompts and gets no requests yet."""
+        self.exports = False
+        """Whether its requests can go on elsewhere with what its cache holds."""
         self._is_open = False
         self.changed_at = time.monotonic()
         """When it has come to its state."""
@@ -266,6 +268,7 @@ class EngineLink:
 
     def _open(self, described: Replica) -> None:
         self.device, self.name = described.device, described.name
+        self.exports = described.exports
         if reason := self._engines.opened(self, described):
             self._refuse(reason)
             return

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from inl.errors import DeviceError
 from inl.fleet.block_feed import BlockFeed
+from inl.fleet.moving import EngineMoving
 from inl.fleet.proofs import (
     is_equal,
     new_hello,
@@ -100,6 +101,7 @@ class EnginePort:
         self._server = server
         host, port = parse_address(address, "--listen")
         self._secret = usable_secret(secret, host)
+        self._moving = EngineMoving(host, self._secret)
         self._certificate: Certificate | None = None
         if is_encrypted(host):
             self._certificate = new_certificate()
@@ -142,6 +144,7 @@ class EnginePort:
                 task.cancel()
             await asyncio.gather(accepting, *self._tasks, return_exceptions=True)
             self._listening.close()
+            self._moving.close()
             for link in list(self._links):
                 await link.close()
 
@@ -223,6 +226,7 @@ class EnginePort:
             sorted(engine.core.config.eos_ids),
             self.name,
             time.time(),
+            exports=True,
         )
 
     def problem(self) -> str | None:
@@ -239,7 +243,7 @@ class EnginePort:
         assert link.link is not None, "open"
         end = EngineEnd(
             server.endpoints, server.models, server.responses, link.link,
-            self._transcripts,
+            self._transcripts, self._moving,
         )  # fmt: skip
         if self._is_stopping:
             link.send(Drain(force=False))

@@ -23,6 +23,9 @@ log = logging.getLogger("inl.serve")
 POLL_SECONDS = 0.05
 """Time between two looks at the open requests of an engine that is drained."""
 
+EXPORT_SECONDS = 2.0
+"""Time of an engine to export its requests; then others compute their tokens again."""
+
 FILE_SECONDS = 0.5
 """Time between two looks at the file."""
 
@@ -223,8 +226,13 @@ class Membership:
         """Wait until an engine has nothing open, and leave it if it is to go."""
         client, engine = self._client, member.engine
         end = time.monotonic() + member.seconds
+        is_exporting = False
         while left := client.open_requests(engine):
-            if time.monotonic() >= end and client.members.has_other(engine):
+            is_over = time.monotonic() >= end and client.members.has_other(engine)
+            if is_over and engine.exports and not is_exporting:
+                is_exporting, end = True, time.monotonic() + EXPORT_SECONDS
+                client.export(engine)
+            elif is_over:
                 log.info("engine %s: %d requests go on elsewhere", engine.address, left)
                 client.abandon(engine)
             await asyncio.sleep(POLL_SECONDS)

@@ -21,6 +21,7 @@ COUNTS = (
     "diverged",
     "failed",
     "prefix_gaps",
+    "exported",
 )
 """Totals of the client."""
 

@@ -19,6 +19,7 @@ from inl.engine.answers.conversation import Tool as Tool
 
 if TYPE_CHECKING:
     from inl.engine.options import GenerationOptions
+    from inl.kv_transfer.spans import SequenceContents
     from inl.serve.resuming import Origin, Seen
 
 
@@ -39,6 +40,8 @@ class Job:
     """Id of the request, by which it can be aborted."""
     output_ids: Sequence[int] = ()
     """Tokens of its only completion that another engine has generated."""
+    contents: SequenceContents | None = None
+    """What the cache of that engine has held of it."""
     transcript: bytes = b""
     """Name under which engines remember its outputs, so that a stream can go on."""
     origin: Origin | None = None

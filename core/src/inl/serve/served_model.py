@@ -168,7 +168,7 @@ class ServedModel(ModelText):
         for prompt in prompts:
             options = self._options(job, prompt)
             options["key"], options["n"] = call.client, job.count
-            started += self._submit(options, prompt, use, listener, job.output_ids)
+            started += self._submit(options, prompt, use, listener, job)
 
     def _submit(
         self,
@@ -176,13 +176,14 @@ class ServedModel(ModelText):
         encoded: EncodedPrompt,
         use: AdapterUse | None,
         listener: Callable[[], None] | None,
-        output_ids: Sequence[int],
+        job: Job,
     ) -> list[Generation]:
         handle = self.engine.start(
             encoded.ids,
             listener=listener,
             adapter_use=use,
-            output_ids=output_ids,
+            output_ids=job.output_ids,
+            contents=job.contents,
             **options,
         )
         cancel = self.engine.cancel

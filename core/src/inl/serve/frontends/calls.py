@@ -8,10 +8,12 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from inl.errors import RequestError
 from inl.serve.api_error import as_api_error
 from inl.serve.frontends.messages import (
     Answered,
     End,
+    Exported,
     Failure,
     Leave,
     News,
@@ -25,7 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from inl.engine.request_handle import RequestHandle
+    from inl.kv_transfer.spans import SequenceContents
     from inl.serve.frontends.link import Link
+    from inl.serve.frontends.moving import Moving
     from inl.serve.frontends.transcripts import Transcripts
     from inl.serve.generations import Generation
     from inl.serve.model_slot import ModelSlot
@@ -48,6 +52,8 @@ class _Output:
     sent: int
     """Those of another engine included."""
     has_begun: bool = False
+    is_exported: bool = False
+    """Whether another engine is to continue it."""
 
 
 class Call:
@@ -77,6 +83,7 @@ class Call:
             structure=given.structure,
             number=given.request,
             output_ids=given.output_ids,
+            contents=await self._contents(calls),
         )
         numbers: range = range(0)
         try:
@@ -106,6 +113,14 @@ class Call:
             if given.transcript and self._open_call is not None:
                 for at, item in enumerate(self._open_call.items, given.position):
                     calls.transcripts.end(given.transcript, at, item)
+
+    async def _contents(self, calls: Calls) -> SequenceContents | None:
+        """Take what another engine holds of its only completion."""
+        given = self._submit
+        if given.state is None or calls.moving is None:
+            return None
+        tokens = [*given.prompts[0], *given.output_ids]
+        return await calls.moving.take(*given.state, tokens)
 
     def _remember(self, transcripts: Transcripts, items: Sequence[Generation]) -> None:
         given = self._submit
@@ -158,11 +173,18 @@ class _Counts:
 class Calls:
     """All calls of a front-end. Used by the event loop only.
 
-    transcripts: remember the outputs of calls that ask for it.
+    transcripts: remember the outputs of calls that ask for it. moving: of requests
+    that go to other engines.
     """
 
-    def __init__(self, models: Models, link: Link, transcripts: Transcripts) -> None:
-        self.models = models
+    def __init__(
+        self,
+        models: Models,
+        link: Link,
+        transcripts: Transcripts,
+        moving: Moving | None = None,
+    ) -> None:
+        self.models, self.moving = models, moving
         self.link = link
         self.transcripts = transcripts
         self.outputs: dict[int, _Output] = {}
@@ -191,6 +213,28 @@ class Calls:
         elif call.task is not None:
             call.task.cancel()
 
+    async def export(self, number: int) -> None:
+        """End a completion that another engine is to continue, and say where it is."""
+        output = self.outputs.get(number)
+        if output is None or self.moving is None or output.is_exported:
+            return  # its end is on its way
+        output.is_exported = True
+        found = 0, ""
+        try:
+            slot = output.call.slot
+            if slot is not None and (engine := slot.engine) is not None:
+                found = await self.moving.export(engine, output.handle)
+        except RequestError as error:
+            log.info("a request is not moved: %s", error)
+            if output.handle.completed:
+                output.is_exported = False
+                self.flush()
+                return
+        self.flush()
+        if self.outputs.pop(number, None) is not None:
+            output.call.free_places()
+            self.link.send(Exported(number, *found))
+
     async def abort(self) -> None:
         """End all calls: the front-end has ended."""
         tasks = [call.task for call in self._open.values() if call.task is not None]
@@ -217,7 +261,7 @@ class Calls:
                 numbers.append(output.number)
                 parts.append(part)
                 _count(output, len(part), news, found)
-            if reason is not None:
+            if reason is not None and not output.is_exported:
                 news.ends.append(_end(output))
         for end in news.ends:
             self.outputs.pop(end.number).call.free_places()

@@ -11,6 +11,7 @@ from inl.serve.frontends.forwarding import answer
 from inl.serve.frontends.messages import (
     Answered,
     Check,
+    Export,
     Failure,
     Forward,
     Leave,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from inl.serve.frontends.link import Link
+    from inl.serve.frontends.moving import Moving
     from inl.serve.models import Models
     from inl.serve.openai.response_store import ResponseStore
 
@@ -40,6 +42,7 @@ class EngineEnd:
 
     app: answers forwarded requests. responses: stored ones, if there are any.
     transcripts: shared with the other front-ends of the engine, if there are others.
+    moving: of requests that go to other engines.
     """
 
     def __init__(
@@ -49,9 +52,10 @@ class EngineEnd:
         responses: ResponseStore | None,
         link: Link,
         transcripts: Transcripts | None = None,
+        moving: Moving | None = None,
     ) -> None:
         self._transcripts = Transcripts() if transcripts is None else transcripts
-        self.calls = Calls(models, link, self._transcripts)
+        self.calls = Calls(models, link, self._transcripts, moving)
         self._app, self._models, self._responses = app, models, responses
         self._link = link
         self._tasks: set[asyncio.Task[None]] = set()
@@ -64,6 +68,8 @@ class EngineEnd:
             self.calls.leave(message)
         elif isinstance(message, Stop):
             self.calls.stop(message)
+        elif isinstance(message, Export):
+            self._start(self.calls.export(message.number))
         elif isinstance(message, Recall):
             found = self._transcripts.find(message.transcript, message.count)
             self._link.send(Recalled(message.number, *found))

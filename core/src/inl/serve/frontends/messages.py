@@ -105,6 +105,8 @@ class Replica(msgspec.Struct, array_like=True, tag="replica"):
     end_ids: list[int]
     name: str = ""
     time: float = 0.0
+    exports: bool = False
+    """Whether it answers :class:`Export`."""
 
 
 class Ping(msgspec.Struct, array_like=True, tag="ping"):
@@ -188,6 +190,8 @@ class Submit(msgspec.Struct, array_like=True, tag="submit"):
     """Name under which its outputs are remembered; empty: they are not."""
     position: int = 0
     """Of its first completion among those of the transcript."""
+    state: tuple[str, str] | None = None
+    """Address and ticket of what another engine holds of its only completion."""
 
 
 class Stop(msgspec.Struct, array_like=True, tag="stop"):
@@ -202,6 +206,27 @@ class Leave(msgspec.Struct, array_like=True, tag="leave"):
 
     first: int
     finished: bool
+
+
+class Export(msgspec.Struct, array_like=True, tag="export"):
+    """End a completion here, which another engine is to continue.
+
+    Answered with :class:`Exported` behind its last tokens, unless it has ended.
+    """
+
+    number: int
+
+
+class Exported(msgspec.Struct, array_like=True, tag="exported"):
+    """A completion has ended for another engine, and has no end of its own.
+
+    port: of this host, where that engine takes what the cache holds of it. ticket:
+    empty if it is nothing.
+    """
+
+    number: int
+    port: int
+    ticket: str
 
 
 class Check(msgspec.Struct, array_like=True, tag="check"):
@@ -324,10 +349,12 @@ class News(msgspec.Struct, array_like=True, tag="news"):
 ToEngine = (
     Ready | Trouble | Named | Ping | Pong | Submit | Stop | Leave | Check | Forward
     | StoreResponse | ReadResponse | Hello | Knock | Recall | Follow
+    | Export
 )  # fmt: skip
 ToFrontEnd = (
     Settings | Names | Ping | Pong | Drain | Answered | Forwarded | StoredResponse
     | News | Hello | Refused | Replica | Recalled | Prefixes
+    | Exported
 )  # fmt: skip
 Message = ToEngine | ToFrontEnd
 
