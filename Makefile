@@ -156,6 +156,13 @@ test-ray: .venv-all/.test
 	touch .venv-ray/.complete
 	.venv-ray/bin/python -m pytest tests/plugins/ray
 
+# Contents of caches by NIXL, between processes of this host. NIXL takes 200 MB.
+test-nixl: .venv-all/.test
+	test -e .venv-nixl/.complete || $(PYTHON) -m venv .venv-nixl
+	$(call PIP,.venv-nixl) -e "core[cli]" -e plugins/inl-cpu -e plugins/inl-nixl --group test
+	touch .venv-nixl/.complete
+	.venv-nixl/bin/python -m pytest tests/plugins/nixl
+
 # A router of others in front of two engines; its environment has nothing of ours.
 test-router: .venv-all/.test
 	test -e .venv-router/.complete || $(PYTHON) -m venv .venv-router
@@ -168,7 +175,7 @@ lint: .venv-all/.test
 	.venv-all/bin/ruff check .
 	.venv-all/bin/ruff format --check .
 	.venv-all/bin/mypy $(SOURCES) tests/typing
-	PYTHONPATH=.:plugins/inl-ray/src .venv-all/bin/lint-imports
+	PYTHONPATH=.:plugins/inl-ray/src:plugins/inl-nixl/src .venv-all/bin/lint-imports
 
 # Wheels of all packages for this system, in dist. Their errors name this folder.
 wheels:

@@ -1,0 +1,1 @@
+"""INL with NIXL: the transport ``nixl`` of cached contents between engines."""
