@@ -10,7 +10,7 @@ from fleets import LONG, TEXT, Fleet, HeldEngine
 from http_servers import HashServer, SlowRunner, hash_engine
 from inl.config import EngineConfig
 from inl.engine import scheduler_setup, state_port
-from inl.fleet import membership, moving
+from inl.fleet import engine_port, membership, moving
 from inl.serve.server import engine_config
 from waiting import until
 
@@ -93,8 +93,7 @@ def drained(fleet, engines, body):
         until(lambda: lock.waiters > 0 or fleet.counts["exported"])
 
     for each in engines:
-        each.hold = lambda each=each: each.gate.hold_after(12)
-        each.release = lambda each=each: each.gate.release()
+        held(each)
     lines = fleet.disturbed(engines, TEXT, body, drain)
     return by_choice(lines), *found
 
@@ -104,6 +103,12 @@ def answers(server, body):
     status, _, found = server.send("POST", TEXT, body)
     assert status == 200, found
     return {each["index"]: each["token_ids"] for each in found["choices"]}
+
+
+def held(engine):
+    """Let a test hold steps of an engine as those of a process."""
+    engine.hold = lambda: engine.gate.hold_after(12)
+    engine.release = lambda: engine.gate.release()
 
 
 def by_choice(lines):
@@ -165,6 +170,30 @@ def test_what_does_not_arrive_is_computed_again(servers, monkeypatch, take):
         assert found == wanted
         assert fleet.counts["exported"] == 1
     assert other.engine.core.stats.prefix_hit_tokens == 0
+
+
+def test_an_engine_that_ends_lets_others_take_its_requests(servers, monkeypatch):
+    monkeypatch.setattr(engine_port, "EXPORT_SECONDS", 300.0)
+    alone, (other, _) = servers
+    wanted = answers(alone, BODIES["sampled"])
+    with (
+        Engine(max_batch=8, drain_seconds=0.0) as ending,
+        Fleet([ending.address], config=KEYS) as fleet,
+    ):
+        ready(fleet)
+
+        def end():
+            fleet.add(other.address)
+            until(lambda: fleet.client.members.has_other(fleet_link(fleet, ending)))
+            ending.stop()
+            lock = ending.engine._dispatcher.lock
+            until(lambda: lock.waiters > 0 or fleet.counts["exported"])
+
+        held(ending)
+        lines = fleet.disturbed([ending], TEXT, BODIES["sampled"], end)
+        assert by_choice(lines) == wanted
+        assert fleet.counts["exported"] == 1
+    assert other.engine.core.stats.prefix_hit_tokens >= 96
 
 
 def test_an_export_that_takes_too_long_is_not_waited_for(servers, monkeypatch):

@@ -23,7 +23,7 @@ from inl.engine import (
     scheduler_setup,
 )
 from inl.errors import DeviceError, RequestError
-from inl.kv_transfer import link
+from inl.kv_transfer import link, span_messages
 from inl.kv_transfer.link import Kind, Link
 from inl.spec.limits import Limits
 from inl.testing.hash_runner import HashRunner
@@ -475,7 +475,7 @@ def test_random_prompts_over_wrong_peers(pair, alone, monkeypatch, depth, report
 def test_contents_of_other_tokens_would_be_found(pair, alone, monkeypatch, has_state):
     """The soak finds a receiver that does not compare tokens."""
     monkeypatch.setattr(remote_prefill, "tokens_digest", lambda *_: "00" * 32)
-    monkeypatch.setattr(prefill_port, "tokens_digest", lambda *_: "00" * 32)
+    monkeypatch.setattr(span_messages, "tokens_digest", lambda *_: "00" * 32)
     fault = earlier_state if has_state else shifted
     with pytest.raises(AssertionError, match="a text is wrong"):
         soak(pair, alone, monkeypatch, 1, 300, [fault])

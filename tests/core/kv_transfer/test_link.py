@@ -53,7 +53,7 @@ def test_a_descriptor_above_that_of_select_is_watched(sockets):
 def test_a_message_longer_than_its_receiver_accepts_is_refused(links):
     near, far = links
     near.send(Kind.ASK, {"prompt": [1] * 100})
-    with pytest.raises(ProtocolError, match="accepts kinds 1 to 4 of at most 64"):
+    with pytest.raises(ProtocolError, match="accepts kinds 1 to 6 of at most 64"):
         far.receive(64)
 
 

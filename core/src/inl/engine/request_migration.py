@@ -94,7 +94,7 @@ class RequestMigration:
         """Store contents, or give them to the request; the caller holds the lock."""
         core = self._core
         try:
-            if core.has_tiers:
+            if core.has_tiers and not core.carries_state:
                 self._store(request, spans)
                 return
             if core.config.recurrent and not core.carries_state:

@@ -38,6 +38,8 @@ class StatePort(LinkPort):
 
     def __init__(self, address: str, secret: bytes | None) -> None:
         self._held: dict[str, _Held] = {}
+        self._serving = 0
+        """Tickets whose contents are being sent."""
         super().__init__(address, secret, "address of moved requests")
 
     def hold(self, moved: MovedRequest) -> str:
@@ -55,6 +57,13 @@ class StatePort(LinkPort):
             self._held[ticket] = _Held(moved, nbytes, now + SECONDS)
         return ticket
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether contents wait for the one who knows their ticket, or go there."""
+        now = time.monotonic()
+        with self._lock:
+            return self._serving > 0 or any(x.until > now for x in self._held.values())
+
     def _serve_link(self, link: Link) -> None:
         message = link.receive(MAX_ASK)
         if message.kind is not Kind.TAKE:
@@ -62,12 +71,19 @@ class StatePort(LinkPort):
         ticket = str(message.fields.get("ticket"))
         with self._lock:
             held = self._held.pop(ticket, None)
+            self._serving += held is not None
         if held is None:
             self._count("refused")
             link.send(Kind.REFUSED, {"reason": "the ticket is unknown or has expired"})
             return
+        try:
+            self._send(link, ticket, held.moved)
+        finally:
+            with self._lock:
+                self._serving -= 1
+
+    def _send(self, link: Link, ticket: str, moved: MovedRequest) -> None:
         link.extend(time.monotonic() + SECONDS)
-        moved = held.moved
         tokens = [*moved.prompt_ids, *moved.output_ids]
         for span in moved.spans:
             fields = span_fields(ticket, span, tokens)

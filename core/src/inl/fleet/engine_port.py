@@ -56,6 +56,11 @@ KNOCK_BYTES = 256
 MAX_KNOCKS = 64
 """Connections that have proved nothing; one more is closed."""
 
+EXPORT_SECONDS = 2.0
+"""Time of an engine that ends to let others take what it has not finished."""
+
+POLL_SECONDS = 0.05
+
 STALL_SECONDS = 30.0
 """Time without a step after which an engine with open requests has a problem."""
 
@@ -166,10 +171,20 @@ class EnginePort:
         """End once no request is open, or the time for it is over."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self._server.config.drain_seconds):
-                while any(slot.admission.open for slot in self._server.models):
-                    await asyncio.sleep(0.05)
+                await self._until_idle()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(EXPORT_SECONDS):
+                await asyncio.gather(*(link.export() for link in self._links))
+                # Front-ends leave what goes on elsewhere, which takes its contents.
+                await self._until_idle()
+                while self._moving.is_awaited:
+                    await asyncio.sleep(POLL_SECONDS)
         self._tasks.clear()  # not cancelled by the end that it begins
         self._stopped.set()
+
+    async def _until_idle(self) -> None:
+        while any(slot.admission.open for slot in self._server.models):
+            await asyncio.sleep(POLL_SECONDS)
 
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
@@ -305,6 +320,15 @@ class _FrontEndLink:
         """
         if self.link is not None and (message.is_whole or not self.link.is_behind):
             self.link.send(message)
+
+    async def export(self) -> None:
+        """End all completions for other engines.
+
+        Front-ends of version 1 continue them once the link has ended.
+        """
+        hello, end = self._hello, self._end
+        if end is not None and hello is not None and hello.version > 1:
+            await end.calls.export_all()
 
     async def close(self) -> None:
         """End all calls, and the link."""

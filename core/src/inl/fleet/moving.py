@@ -54,6 +54,11 @@ class EngineMoving(Moving):
             log.info("the tokens of a moved request are computed again: %s", error)
             return None
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether contents wait to be taken."""
+        return self._port is not None and self._port.is_awaited
+
     def close(self) -> None:
         """Stop listening. Closing twice is allowed."""
         if self._port is not None:

@@ -235,6 +235,10 @@ class Calls:
             output.call.free_places()
             self.link.send(Exported(number, *found))
 
+    async def export_all(self) -> None:
+        """End all completions that have begun, as :meth:`export`."""
+        await asyncio.gather(*map(self.export, list(self.outputs)))
+
     async def abort(self) -> None:
         """End all calls: the front-end has ended."""
         tasks = [call.task for call in self._open.values() if call.task is not None]
