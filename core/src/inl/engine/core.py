@@ -650,7 +650,7 @@ class EngineCore:
                 self._copies.collect(plan, self.runner)
             if self._states is not None:
                 self._states.wait(plan, self.runner)
-            for request, _, stop, _ in plan.chunks:
+            for request, _, stop, _ in plan.chunks[plan.decode_rows :]:
                 if request.captures and stop == request.prompt_tokens:
                     request.captured = self._read_state(request, stop)
         except OutOfMemory as error:

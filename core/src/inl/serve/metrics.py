@@ -327,7 +327,16 @@ RECORDS = ("written", "missing", "damaged", "foreign", "stale")
 SNAPSHOTS = ("taken", "restored", "dropped")
 """Snapshots of recurrent state: what became of them."""
 
-TICKETS = ("done", "refused", "expired", "failed", "stale", "foreign", "damaged")
+TICKETS = (
+    "done",
+    "refused",
+    "expired",
+    "failed",
+    "stale",
+    "foreign",
+    "damaged",
+    "full",
+)
 """Prompts that other engines were asked for: what became of them."""
 
 ACCEPTED_AT = "spec_decode_num_accepted_tokens_per_pos"
