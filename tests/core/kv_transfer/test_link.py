@@ -85,3 +85,22 @@ def test_a_sender_of_single_bytes_has_no_more_time_than_another(monkeypatch):
     monkeypatch.setattr(readiness, "time", clock)
     with pytest.raises(TimeoutError, match="received 5 of 38 bytes"):
         readiness.receive_exactly(Dribble(), 38, 5.0)
+
+
+@pytest.mark.parametrize("order", [[1, 0], [0, 0], [1]])
+def test_messages_that_are_reordered_repeated_or_lost_are_found(sockets, order):
+    """Each is a right one by itself."""
+    end = time.monotonic() + 300
+    near, far = sockets
+    sender = Link(near, KEY, end)
+    sent = []
+    for number in range(2):
+        sender.send(Kind.DONE, {"ticket": str(number)})
+        sent.append(far.recv(1 << 16))
+    third, fourth = socket.socketpair()
+    with third, fourth:
+        for number in order:
+            third.sendall(sent[number])
+        receiver = Link(fourth, KEY, end)
+        with pytest.raises(ProtocolError, match="the checksum is wrong"):
+            [receiver.receive() for _ in order]
