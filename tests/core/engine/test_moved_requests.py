@@ -16,7 +16,7 @@ from inl.engine.inference_engine import MovedRequest
 from inl.errors import ProtocolError, RequestError
 from inl.kv_transfer import spans
 from inl.spec.limits import Limits
-from inl.testing.hash_runner import HashRunner
+from inl.testing.hash_runner import CHAIN, HashRunner
 
 VOCAB = 256
 
@@ -173,7 +173,7 @@ def behind(runner, request, tokens, recorder):
     return read(runner, request, max(tokens - 1, 1), recorder)
 
 
-FRESH = {"hash": HostArray(np.zeros(2, np.int32), "int32", (2,))}
+FRESH = {CHAIN.name: HostArray(np.zeros(2, np.int32), "int32", (2,))}
 read, write = core.read_sequence, core.write_carried
 STATE_FAULTS = {
     "no slot": ("write_carried", without_slot),
