@@ -166,7 +166,8 @@ class RunningRequests:
             if prefix_cache.must_wait(keys, prefill_len):
                 return False
         carried = self._usable(request, most)
-        if carried is not None and keys:
+        # Blocks that are cached without the state after them are of no use.
+        if carried is not None and keys and not self._config.recurrent:
             has_more = kv_cache.cached_prefix(keys) * size >= carried.tokens
             carried = None if has_more else carried
         if carried is None:
