@@ -123,8 +123,9 @@ class InferenceEngine(AdapterLoading, TextScoring):
         """Verification of drafts, with its counts; ``None`` if there is none."""
         try:
             scheduling = scheduler_config(
-                model, self.config, limits, context=self.context
-            )
+                model, self.config, limits, context=self.context,
+                is_apart=started.runner.has_pinned_memory,
+            )  # fmt: skip
             identity = identity_of(self.config, scheduling, started)
             self.tiers = started_tiers(self.config, scheduling, identity, started)
             self.snapshots = started_snapshots(model, self.config, scheduling, started)

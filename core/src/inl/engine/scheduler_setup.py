@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from inl.checkpoints.digest import model_digest
 from inl.executor.model_loader import is_recurrent, is_replayed
@@ -13,15 +13,27 @@ if TYPE_CHECKING:
     from inl.executor.model_loader import LanguageModel
     from inl.protocol.runner import Limits
 
+DEVICE_SNAPSHOTS: Final = {"snapshot_tokens": 8192, "snapshot_interval": 32_768}
+"""A copy of the state of 24 layers of 1,024 stops an H100 for about 10 ms, in which it
+computes 2,000 tokens."""
+
 
 def scheduler_config(
-    model: LanguageModel, config: EngineConfig, limits: Limits, *, context: int
+    model: LanguageModel,
+    config: EngineConfig,
+    limits: Limits,
+    *,
+    context: int,
+    is_apart: bool = False,
 ) -> SchedulerConfig:
     """Return the scheduler's settings for a model and a runner with these limits.
 
-    context: maximum number of tokens of prompt and output.
+    context: maximum number of tokens of prompt and output. is_apart: whether the device
+    computes fast and has memory of its own: snapshots of state, whose copies it waits
+    for, then pay for long prompts only.
     """
     checkpoint = model.checkpoint
+    snapshots = DEVICE_SNAPSHOTS if is_apart else {}
     return SchedulerConfig(
         token_budget=(
             config.token_budget * limits.data_ranks
@@ -41,4 +53,5 @@ def scheduler_config(
         model_digest=model_digest(checkpoint),
         max_queued_requests=config.max_queued_requests,
         max_queued_tokens=config.max_queued_tokens,
+        **snapshots,
     )
