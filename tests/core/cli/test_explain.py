@@ -151,9 +151,9 @@ def test_the_options_of_an_engine(capsys, tiny_folder, tmp_path):
     for words in ("--tensor-parallel", "2"), ("--placement", "tensor=2"):
         divided = ops(report(*words)["ops"])
         assert divided["all_reduce"] == "native"
-    code, _, err = run(capsys, tiny_folder, "--placement", "data=2")
+    code, _, err = run(capsys, tiny_folder, "--placement", "data=2,pipeline=2")
     assert code == 2
-    assert "placement data=2: found data=2; models are divided along pipeline" in err
+    assert "found data=2 with pipeline=2; accepted: one of them" in err
     code, _, err = run(capsys, tiny_folder, "--placement", "expert=2")
     assert code == 2
     assert "the model has no weights of the ops experts and expert_linear" in err

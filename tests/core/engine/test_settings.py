@@ -79,6 +79,9 @@ ELSEWHERE = {
     "snapshot_host": "core/models/test_families.py",
     "role": "core/engine/test_remote_prefill.py",
     "kv_peer": "core/engine/test_remote_prefill.py",
+    "kv_transport": "core/engine/test_transport.py",
+    "mmproj": "core/checkpoints/test_projector.py",
+    "vision_backend": "integration/test_images.py",
 }  # fmt: skip
 """Field -> a test file that has it, for those not in FIELDS or only refused there."""
 OPTIONS = {

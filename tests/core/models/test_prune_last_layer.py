@@ -98,7 +98,7 @@ def test_pruned_logits_equal_those_of_all_tokens(language):
     seen = {}
     plain = language.model.layer
     fused = getattr(language.config, "activation", "silu") in ACTIVATIONS
-    names = FEED_FORWARD if fused else ("activate",)
+    names = FEED_FORWARD if fused else ("activate", "xielu")
 
     def watched(ops, *rest, index, sampled_step=None):
         watch = Watched(ops, index, seen, names)

@@ -31,11 +31,11 @@ SINCE_2_0 = {
 }  # fmt: skip
 LEFT_OUT = {
     "old:0": set(), "old_simple:0": set(),
-    "old_listed:0": SINCE_1_2 | SINCE_2_0 | {"ssm_scan"},
+    "old_listed:0": SINCE_1_2 | SINCE_2_0 | {"ssm_scan", "xielu"},
     "vendor:0": SINCE_2_0, "vendor_simple:0": SINCE_2_0,
 }  # fmt: skip
 """Ops without a kernel: some have those of whatever ops the core lists. The body of
-``ssm_scan`` calls one of contract 1.2."""
+``ssm_scan`` and ``xielu`` call one of contract 1.2."""
 CHECKS = """
 import json, sys
 import numpy as np

@@ -91,7 +91,10 @@ def _exchanges(
     secret = secrets.token_hex(32)
 
     def ask(number: int) -> dict[str, Any]:
-        rank = Rank(number, len(started), address, JOIN_SECONDS, placement.axes, secret)
+        rank = Rank(
+            number=number, ranks=len(started), address=address, seconds=JOIN_SECONDS,
+            axes=placement.axes, secret=secret,
+        )  # fmt: skip
         given = {"device": devices[number], "rank": sent(rank)}
         try:
             return started[number].ask(exchange=given)

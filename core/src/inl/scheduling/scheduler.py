@@ -417,8 +417,13 @@ class Scheduler:
     def _prefill(self, step: StepBuilder) -> None:
         """Add chunks of running requests; without a cache, the whole sequence."""
         requests, uncached = self._requests, not self.config.use_kv_cache
-        for request in sorted(step.prefilling, key=_order):
-            self._admit_waiting(step, before=request.order)
+        # One that starts again may preempt the latest: no row of this step yet.
+        may_overtake = all(each.scheduled for each in step.prefilling)
+        if may_overtake:
+            step.prefilling.sort(key=_order)
+        for request in step.prefilling:
+            if may_overtake:
+                self._admit_waiting(step, before=request.order)
             if not any(step.budgets):
                 return
             if not step.room(request):
