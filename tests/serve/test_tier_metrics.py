@@ -92,7 +92,7 @@ def test_prompts_of_other_engines_are_counted_by_kind():
     assert {kind: float(count) for kind, count in found.items() if float(count)} == {
         "done": 5, "foreign": 1,
     }  # fmt: skip
-    assert len(found) == 7
+    assert len(found) == 8
     assert "inl:remote_prefill_total{" not in exported(engine_of(None))
 
 
