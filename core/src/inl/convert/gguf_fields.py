@@ -25,11 +25,13 @@ RECURRENT: Final = (
     "nemotron_h_moe",
 )  # fmt: skip
 """Architectures whose tensors are in another order in GGUF files."""
+READ_ONLY: Final = ("qwen2vl", "qwen3vl")
+"""Architectures of language models of others, with positions along axes."""
 SUPPORTED: Final = {
     family.model_type: (name, family)
     for families in (FAMILIES, MOE_FAMILIES)
     for name, family in families.items()
-    if name not in RECURRENT
+    if name not in (*RECURRENT, *READ_ONLY)
 } | {"mistral": ("llama", FAMILIES["llama"])}
 """``general.architecture`` and conventions by ``model_type``."""
 BLOCKS_VERSION: Final = 2
