@@ -59,9 +59,9 @@ def engine_of():
 PAIRS = [
     ("torch", 4, "cpu", 8, "float32"),
     pytest.param("cpu", 8, "torch", 4, "float32", marks=pytest.mark.full),
-    pytest.param("torch", 4, "cpu", 8, "bfloat16", marks=pytest.mark.full),
+    pytest.param("torch", 4, "cpu", 8, "bfloat16", marks=pytest.mark.long),
     # JAX compiles for a minute.
-    pytest.param("jax", 16, "torch", 8, "float32", marks=pytest.mark.full),
+    pytest.param("jax", 16, "torch", 8, "float32", marks=pytest.mark.long),
 ]
 
 
