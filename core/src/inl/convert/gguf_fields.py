@@ -25,13 +25,12 @@ RECURRENT: Final = (
     "nemotron_h_moe",
 )  # fmt: skip
 """Architectures whose tensors are in another order in GGUF files."""
-READ_ONLY: Final = ("qwen2vl", "qwen3vl")
-"""Architectures of language models of others, with positions along axes."""
 SUPPORTED: Final = {
     family.model_type: (name, family)
-    for families in (FAMILIES, MOE_FAMILIES)
-    for name, family in families.items()
-    if name not in (*RECURRENT, *READ_ONLY)
+    # Of several names of a family, files are written with the first one.
+    for families in (MOE_FAMILIES, FAMILIES)
+    for name, family in reversed(families.items())
+    if name not in RECURRENT
 } | {"mistral": ("llama", FAMILIES["llama"])}
 """``general.architecture`` and conventions by ``model_type``."""
 BLOCKS_VERSION: Final = 2

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from inl.engine.block_copies import (
     BlockCopies,
@@ -540,7 +540,7 @@ class EngineCore:
                 if request.carried is None:
                     continue
                 assert length == request.carried.tokens, "its blocks are its own"
-                state: Any = request.carried
+                state = cast("CarriedState", request.carried)
                 write_carried(self.runner, request, state, self._recorder)
                 request.carried = None
         except Exception as error:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from inl.backend.base import Collectives
 from inl.backend.rank_sockets import split_address
 from inl.dtypes import SIZES, cast
 from inl.errors import InlError, ProtocolError, RunnerError
+from inl.placement.ranks import collectives_of
 from inl.protocol import wire_json
 from inl.protocol.wire import Frame, Kind
 from inl.workers.place import start_worker
@@ -71,7 +71,7 @@ def measure_exchange(device: str, rank: Any) -> dict[str, list[float]]:
 
     place = read_rank(rank)
     backend = joined_backend(make_backend(device), place)
-    collectives = backend.offers(Collectives)  # type: ignore[type-abstract]
+    collectives = collectives_of(backend)
     if collectives is None:
         raise RunnerError(f"{device}: joined ranks without collectives")
 

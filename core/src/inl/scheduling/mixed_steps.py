@@ -13,6 +13,8 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from inl.scheduling.step_timer import StepTimer
+
 if TYPE_CHECKING:
     from inl.scheduling.plan import Plan, SchedulerConfig
 
@@ -42,9 +44,7 @@ class MixedSteps:
         self._usual = max(self._most // PART, min(self._most, LEAST_BUDGET))
         bound = config.inter_token_ms
         self._seconds = None if bound is None else bound / 1e3
-        self._clock = clock
-        self._since = 0.0
-        """When the oldest step in flight became the oldest, or was planned."""
+        self._timer = StepTimer(clock)
         self._token_seconds: float | None = None
         """Estimated seconds of a step for each of its tokens; ``None`` until one with
         prompts beside decoding sequences is measured."""
@@ -62,15 +62,14 @@ class MixedSteps:
 
     def planned(self, *, is_first: bool) -> None:
         """Note that a step is submitted; is_first: no other one is in flight."""
-        if is_first and self._seconds is not None:
-            self._since = self._clock()
+        if self._seconds is not None:
+            self._timer.planned(is_first=is_first)
 
     def collected(self, plan: Plan) -> None:
         """Note that the oldest step in flight is collected."""
         if self._seconds is None:
             return
-        now = self._clock()
-        taken, self._since = now - self._since, now
+        taken = self._timer.collected()
         if not 0 < plan.decode_rows < len(plan.chunks):
             return
         seconds = taken / plan.tokens

@@ -18,6 +18,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from inl.scheduling.plan import Chunk, Plan, SchedulerConfig, StepBuilder
+from inl.scheduling.step_timer import StepTimer
 
 if TYPE_CHECKING:
     from inl.scheduling.buckets import Buckets
@@ -37,9 +38,7 @@ class Repeats:
         self._most = config.decode_steps if config.use_kv_cache else 1
         self.seconds = config.repeat_seconds
         """Most expected seconds of a repeated step."""
-        self._clock = clock
-        self._since = 0.0
-        """When the oldest step in flight became the oldest, or was planned."""
+        self._timer = StepTimer(clock)
         self._step_seconds: float | None = None
         """Estimated seconds of a decoding step; ``None`` until one is measured."""
 
@@ -89,17 +88,16 @@ class Repeats:
 
     def planned(self, *, is_first: bool) -> None:
         """Note that a step is submitted; is_first: no other one is in flight."""
-        if is_first and self._most > 1:
-            self._since = self._clock()
+        if self._most > 1:
+            self._timer.planned(is_first=is_first)
 
     def collected(self, plan: Plan, steps: int = 1) -> None:
         """Note that the oldest step in flight is collected, after ``steps`` steps."""
         if self._most == 1:
             return
-        now = self._clock()
+        seconds = self._timer.collected()
         if steps and plan.decode_rows == len(plan.chunks):
-            self._observe((now - self._since) / steps)
-        self._since = now
+            self._observe(seconds / steps)
 
     def _observe(self, seconds: float) -> None:
         known = self._step_seconds
