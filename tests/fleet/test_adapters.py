@@ -69,10 +69,13 @@ def test_requests_of_an_adapter_go_where_it_is_loaded(folders, monkeypatch):
         EngineProcess(**options({"poet": folders[1]})) as other,
         Fleet([bare.address]) as fleet,
     ):
-        names = lambda: [  # noqa: E731
-            each["id"] for each in fleet.send("GET", "/v1/models")[2]["data"]
-        ]
-        rows = lambda: fleet.send("GET", "/load")[2]["replicas"]  # noqa: E731
+
+        def names():
+            return [each["id"] for each in fleet.send("GET", "/v1/models")[2]["data"]]
+
+        def rows():
+            return fleet.send("GET", "/load")[2]["replicas"]
+
         assert names() == ["hash"]
         fleet.add(poet.address)
         until(lambda: [each["state"] for each in rows()][1:] == ["ready"])

@@ -9,12 +9,15 @@ from safetensors.numpy import save_file
 
 from inl.adapters.registry import check_adapter
 from inl.engine.core import EngineCore
+from inl.executor.model_loader import LanguageModel
+from inl.models import mixtral
 from inl.protocol.runner import AdapterSource
 from inl.scheduling.scheduler import Scheduler
 from inl.speculation.drafters import NgramDrafter
 from inl.speculation.planner import Speculation
-from inl.testing.tiny import plain_logits, tiny_mixture
+from inl.testing.tiny import MemoryCheckpoint, plain_logits, tiny_mixture
 from lora_files import LoraFiles
+from rank_engines import runner_over
 from served_requests import served as served_by
 from toy_guide import ToyGrammar
 
@@ -90,3 +93,30 @@ def answers(runner, language=None):
         assert found["adapter"] != found["greedy"]
     assert found["greedy"] == found["drafts"] != found["sampled"]
     return found
+
+
+class Noted(MemoryCheckpoint):
+    """Notes the tensors that are read."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.read = []
+
+    def spec(self, name):
+        return self._tensors[name].dtype, self._tensors[name].shape
+
+    def tensor(self, name):
+        self.read.append(name)
+        return super().tensor(name)
+
+
+def check_expert_reads(hf, tensors, config, **division):
+    """Of two ranks, each reads and holds the half of the eight experts that it owns."""
+    files = Noted(hf, tensors)
+    language = LanguageModel(mixtral.MODEL, mixtral.MODEL.config(hf), files)
+    runner = runner_over(language, 1, config, **division)
+    experts = sorted(name for name in tensors if ".experts." in name)
+    assert sorted(name for name in files.read if ".experts." in name) == experts
+    for rank in runner.runners:
+        layers = rank.loaded.weights.layers
+        assert {layer.mlp.experts.gate.shape for layer in layers} == {(4, 32, 48)}

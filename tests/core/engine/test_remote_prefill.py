@@ -17,13 +17,11 @@ import pytest
 
 from inl.dtypes import HostArray
 from inl.engine import (
-    link_port,
     prefill_port,
     remote_prefill,
-    scheduler_setup,
 )
 from inl.errors import DeviceError, RequestError
-from inl.kv_transfer import link, span_messages
+from inl.kv_transfer import span_messages
 from inl.kv_transfer.link import Kind, Link
 from inl.spec.limits import Limits
 from inl.testing.hash_runner import HashRunner
@@ -44,14 +42,10 @@ def limits_of(size, windows=()):
 
 
 @pytest.fixture(autouse=True)
-def short_prompts(monkeypatch):
+def short_prompts(monkeypatch, patient_links):
     monkeypatch.setattr(remote_prefill, "LEAST_TOKENS", 8)
     monkeypatch.setattr(remote_prefill, "AWAY_SECONDS", 0.0)
     monkeypatch.setattr(prefill_port, "POLL_SECONDS", 0.001)
-    # Of a machine that does other work too.
-    monkeypatch.setattr(link_port, "HELLO_SECONDS", 300.0)
-    for name in ("CONNECT_SECONDS", "HELLO_SECONDS"):
-        monkeypatch.setattr(link, name, 300.0)
     monkeypatch.setattr(remote_prefill.RemotePrefill.__init__, "__kwdefaults__",
                         {"seconds": 300.0})  # fmt: skip
     connect = remote_prefill.connect
@@ -62,14 +56,6 @@ def short_prompts(monkeypatch):
 
     monkeypatch.setattr(remote_prefill, "connect", connected)
     LINKS.clear()
-
-
-@pytest.fixture(params=["blocks", "state"])
-def has_state(request, monkeypatch):
-    """Whether every token changes state of the model, beside its blocks."""
-    recurrent = request.param == "state"
-    monkeypatch.setattr(scheduler_setup, "is_recurrent", lambda _: recurrent)
-    return recurrent
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from typing import ClassVar
 
 import pytest
 
-from inl.engine import link_port, remote_prefill, scheduler_setup
+from inl.engine import remote_prefill
 from inl.errors import DeviceError, RequestError
-from inl.kv_transfer import link, transport
+from inl.kv_transfer import transport
 from inl.kv_transfer.transport import Transport
 from inl.plugin import load_registry
 from inl.spec.limits import Limits
@@ -54,7 +54,7 @@ class Local(Transport):
 
 
 @pytest.fixture(autouse=True)
-def plugin(monkeypatch):
+def plugin(monkeypatch, patient_links):
     from inl import plugin as plugins
 
     module = ModuleType("fake_transports")
@@ -65,20 +65,10 @@ def plugin(monkeypatch):
     found = load_registry([], ["fake_transports"])
     monkeypatch.setattr(plugins, "registry", lambda: found)
     monkeypatch.setattr(remote_prefill, "LEAST_TOKENS", 8)
-    monkeypatch.setattr(link_port, "HELLO_SECONDS", 300.0)
-    for name in ("CONNECT_SECONDS", "HELLO_SECONDS"):
-        monkeypatch.setattr(link, name, 300.0)
     monkeypatch.setattr(remote_prefill, "SECONDS", 300.0)
     monkeypatch.setattr(Local, "memory", {})
     monkeypatch.setattr(Local, "written", [])
     return found
-
-
-@pytest.fixture(params=["blocks", "state"])
-def has_state(request, monkeypatch):
-    recurrent = request.param == "state"
-    monkeypatch.setattr(scheduler_setup, "is_recurrent", lambda _: recurrent)
-    return recurrent
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from inl.engine.prompt_embeddings import PromptEmbeddings
 from inl.errors import RequestError, RunnerError, WeightMismatch
 from inl.executor.model_loader import LanguageModel, open_model
 from inl.kv.kv_events import BlocksRemoved, BlocksStored, MergedEvents
-from inl.models import llama, mixtral
+from inl.models import llama
 from inl.placement import ranks
 from inl.recording import replay as replaying
 from inl.recording.recorder import Recorder
@@ -29,7 +29,7 @@ from inl.speculation.planner import Speculation
 from inl.speculation.step_times import measure_step_times, measure_token_seconds
 from inl.testing.hash_runner import HashRunner
 from inl.testing.tiny import MemoryCheckpoint, tiny_llama
-from mixture_answers import answers, exact, served
+from mixture_answers import answers, check_expert_reads, exact, served
 from rank_engines import runner_over
 from soak import Parts, WrongText, soak
 
@@ -79,30 +79,8 @@ def test_a_sequence_is_cached_on_its_rank_only(language):
     assert used[1] == 0.0 < used[0]
 
 
-class Noted(MemoryCheckpoint):
-    """Notes the tensors that are read."""
-
-    def __init__(self, *args):
-        super().__init__(*args)
-        self.read = []
-
-    def spec(self, name):
-        return self._tensors[name].dtype, self._tensors[name].shape
-
-    def tensor(self, name):
-        self.read.append(name)
-        return super().tensor(name)
-
-
 def test_a_rank_reads_its_own_experts_only():
-    files = Noted(HF, TENSORS)
-    language = LanguageModel(mixtral.MODEL, mixtral.MODEL.config(HF), files)
-    runner = runner_over(language, 1, replace(CONFIG, max_adapters=None), rows=2)
-    experts = sorted(name for name in TENSORS if ".experts." in name)
-    assert sorted(name for name in files.read if ".experts." in name) == experts
-    for rank in runner.runners:
-        layers = rank.loaded.weights.layers
-        assert {layer.mlp.experts.gate.shape for layer in layers} == {(4, 32, 48)}
+    check_expert_reads(HF, TENSORS, replace(CONFIG, max_adapters=None), rows=2)
 
 
 def test_a_dense_model_is_whole_on_each_rank(tiny_language, tiny_config):
@@ -267,7 +245,10 @@ def test_a_trace_is_replayed_on_one_device(is_wrong, tmp_path, monkeypatch):
     recorder.close()
     assert core.stats.preemptions or core.stats.prefix_hit_tokens
     if is_wrong:
-        wrong = lambda run: run._replace(limits=replace(run.limits, data_ranks=1))  # noqa: E731
+
+        def wrong(run):
+            return run._replace(limits=replace(run.limits, data_ranks=1))
+
         monkeypatch.setattr(replaying, "_with_one_pool", wrong)
     outcome = replaying.replay(read_trace(path), HashRunner)
     assert outcome.rows > 20

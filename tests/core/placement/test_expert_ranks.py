@@ -13,14 +13,12 @@ from inl import EngineConfig
 from inl.backend.collectives import EXPERT
 from inl.dtypes import wrap
 from inl.errors import DeviceError, RunnerError, WeightMismatch
-from inl.executor.model_loader import LanguageModel, open_model
-from inl.models import mixtral
+from inl.executor.model_loader import open_model
 from inl.placement import ranks
 from inl.runners.startup import start
 from inl.spec.message import READ, WRITE, transfer_frame
 from inl.testing.play import admission, one_step
-from inl.testing.tiny import MemoryCheckpoint
-from mixture_answers import answers, exact, served
+from mixture_answers import answers, check_expert_reads, exact, served
 from rank_engines import runner_over
 
 CONFIG = EngineConfig(backend="reference", dtype="float32", **mixture_answers.OPTIONS)
@@ -87,31 +85,8 @@ def test_quantized_experts_are_divided(language, kind):
     assert texts[0] == texts[1]
 
 
-class Noted(MemoryCheckpoint):
-    """Notes the tensors that are read."""
-
-    def __init__(self, *args):
-        super().__init__(*args)
-        self.read = []
-
-    def spec(self, name):
-        return self._tensors[name].dtype, self._tensors[name].shape
-
-    def tensor(self, name):
-        self.read.append(name)
-        return super().tensor(name)
-
-
 def test_a_rank_reads_its_own_experts_only():
-    files = Noted(HF, TENSORS)
-    language = LanguageModel(mixtral.MODEL, mixtral.MODEL.config(HF), files)
-    config = replace(CONFIG, max_adapters=None)
-    runner = runner_over(language, 1, config, experts=2)
-    experts = sorted(name for name in TENSORS if ".experts." in name)
-    assert sorted(name for name in files.read if ".experts." in name) == experts
-    for rank in runner.runners:
-        layers = rank.loaded.weights.layers
-        assert {layer.mlp.experts.gate.shape for layer in layers} == {(4, 32, 48)}
+    check_expert_reads(HF, TENSORS, replace(CONFIG, max_adapters=None), experts=2)
 
 
 def test_a_number_of_ranks_that_does_not_divide_is_refused(language):
