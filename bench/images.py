@@ -183,7 +183,7 @@ def report(engine: InferenceEngine, steps: Steps, options: Any) -> None:
     least, most = image_queue.LEAST_SECONDS, image_queue.MOST_SECONDS
     ways = {"layers in turns": (least, most), "an image in a turn": (1e9, 1e9)}
     for seed, (name, bounds) in enumerate(ways.items()):
-        image_queue.LEAST_SECONDS, image_queue.MOST_SECONDS = bounds  # type: ignore[misc]
+        image_queue.LEAST_SECONDS, image_queue.MOST_SECONDS = bounds  # type: ignore[misc] # Final
         for warm in (True, False):  # programs are compiled in the first
             count = 1 if warm else options.images
             images = [

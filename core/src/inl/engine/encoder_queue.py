@@ -26,7 +26,7 @@ class QueuedSequence:
     result: NDArray[np.float32] | None = field(default=None, repr=False)
     error: Exception | None = None
     dropped: bool = False
-    """Whether nobody waits for it any more."""
+    """Whether the caller has given up: it need not be computed."""
 
     @property
     def done(self) -> bool:

@@ -32,7 +32,7 @@ class QueuedImage:
     result: EncodedImage | None = field(default=None, repr=False)
     error: Exception | None = None
     dropped: bool = False
-    """Whether nobody waits for it any more."""
+    """Whether the caller has given up: it need not be computed."""
 
     @property
     def done(self) -> bool:
@@ -122,7 +122,7 @@ class ImageQueue:
         return sum(len(each.patches.values) for each in list(self._waiting))
 
     def make_room(self, patches: int) -> None:
-        """Encode images that wait until there is room for others of so many patches."""
+        """Encode queued images until ``patches`` more fit into the queue's budget."""
         while (waiting := self.waiting_patches) and waiting + patches > self.budget:
             self._drive()
 

@@ -165,7 +165,7 @@ class PartialEncoding:
         return self.computed == self.parts
 
     def advance(self, parts: int) -> None:
-        """Compute the next parts, as many as there are of so many; waits for them."""
+        """Compute the next ``parts`` parts, or all that are left, and wait for them."""
         executor = self._executor
         if self.parts == 1:
             program = executor.program(self._bucket)

@@ -139,7 +139,7 @@ class VisionEncoder:
         return found
 
     def keep(self, image: EncodedImage) -> None:
-        """Cache the features of an image in place of those that were used long ago."""
+        """Cache the features of an image; the least recently used ones are evicted."""
         with self._lock:
             if (old := self._cache.pop(image.digest, None)) is not None:
                 self._cached_bytes -= old.nbytes

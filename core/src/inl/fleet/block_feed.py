@@ -1,4 +1,4 @@
-"""Tells front-ends which blocks of prompts an engine has, and where.
+"""Publishes to front-ends which prompt blocks an engine has cached, on which tier.
 
 The engine reports blocks of its own size as they are shared, evicted, and moved between
 tiers. Here they become keys of the front-ends' index (:mod:`inl.fleet.prefix_index`). A
@@ -176,7 +176,7 @@ class BlockFeed:
         elif (parent := self._find(event.parent)) is not None:
             digest, rest = parent.digest, parent.rest
         else:
-            return  # nobody can name it
+            return  # the digests of what precedes it are unknown
         data, size = packed(event.tokens), 4 * event.block_size
         for at, key in enumerate(event.keys):
             rest += data[at * size : (at + 1) * size]

@@ -287,7 +287,7 @@ class EngineLink:
         self.follow()
 
     def follow(self) -> None:
-        """Ask for all blocks of prompts that the engine has, if it can tell them."""
+        """Subscribe to its cached prompt blocks, if its version publishes them."""
         if self._theirs is not None and self._theirs.version >= TELLS_PREFIXES:
             self.send(Follow())
 

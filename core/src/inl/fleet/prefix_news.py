@@ -1,4 +1,4 @@
-"""What engines tell of the blocks of prompts that they have, in order."""
+"""Applies the engines' numbered messages about cached prompt blocks to the router."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class PrefixNews:
         elif expected is None:
             return  # all of them are on their way
         elif news.number < expected:
-            return  # of an engine that had nothing to tell
+            return  # already applied
         elif news.number > expected:
             log.warning(
                 "engine %s: missed %d messages of what its cache has; asks for all",

@@ -25,7 +25,7 @@ VERSION = 2
 """Newest version of the messages; both sides use the older one of theirs."""
 
 TELLS_PREFIXES = 2
-"""Oldest version of engines that tell which blocks of prompts they have."""
+"""First version in which engines publish their cached prompt blocks."""
 
 OLDEST = 1
 

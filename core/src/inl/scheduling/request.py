@@ -199,7 +199,7 @@ class Request:
     slot: int = field(init=False, default=0)
     """Slot at the runner; 0 is none."""
     data_rank: int = field(init=False, default=0)
-    """The rank that computes it, of those that divide the rows of a step."""
+    """Index along "data" of the rank that computes it."""
     feedback_row: Row = field(init=False, default=Row(0, FEEDBACK), repr=False)
     """Its row of a step that feeds back its last token, without a random number."""
     block_table: list[list[int]] = field(init=False, default_factory=list)

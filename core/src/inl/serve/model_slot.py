@@ -109,7 +109,7 @@ class ModelSlot:
         self._reloads: deque[float] = deque(maxlen=MOST_RELOADS)
         metrics.observe(admission, lambda: self.engine)
 
-    def identity_of(self, model: str | None) -> str:  # noqa: ARG002 - of none
+    def identity_of(self, model: str | None) -> str:  # noqa: ARG002 - none has one
         """Return nothing: streams end with their connections."""
         return ""
 

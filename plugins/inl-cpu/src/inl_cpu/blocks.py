@@ -45,7 +45,7 @@ class Side:
         self._scales = tiles[..., at:].view(np.float32)
 
     def shape(self, count: int) -> tuple[int, ...]:
-        """Return the shape of the numbers of so many blocks."""
+        """Return the shape of the values of ``count`` blocks."""
         return count, self.size, self._heads, self.dim
 
     def read(self, blocks: Array, out: Array) -> None:

@@ -430,7 +430,7 @@ def _made(
     known: Projector, data: Metadata, names: Sequence[str],
     shapes: Mapping[str, tuple[int, ...]],
 ) -> tuple[tuple[int, ...], Make | None]:  # fmt: skip
-    """Return the shape of a tensor, and what makes it of those in the file."""
+    """Return a tensor's shape, and the function that computes it from stored ones."""
     for name in names:
         if name not in shapes:
             raise CheckpointError(f"{data.where}: tensor {name!r}: not found")

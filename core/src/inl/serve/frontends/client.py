@@ -53,7 +53,7 @@ class EngineClient:
         """Use one end of a socket pair."""
         self._link = await Link.open(end, self._receive, self._lost)
 
-    def identity_of(self, model: str | None) -> str:  # noqa: ARG002 - of none
+    def identity_of(self, model: str | None) -> str:  # noqa: ARG002 - none has one
         """Return nothing: streams end with their connections."""
         return ""
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Moving(Protocol):
-    """Exports requests of an engine, and takes contents of those of others."""
+    """Exports requests to other engines, and imports the cache contents of theirs."""
 
     async def export(
         self, engine: InferenceEngine, handle: RequestHandle
