@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from depth import mostly_full
@@ -12,6 +13,7 @@ from inl.engine.core import EngineCore
 from inl.errors import RequestError, RunnerError, WorkerLost
 from inl.runners.returned_tokens import ReturnedTokens, StepTokens
 from inl.scheduling.lanes import in_lane
+from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.request import Request
 from inl.spec.limits import Limits
 from inl.spec.message import ADMIT, STEP, header
@@ -126,6 +128,26 @@ def served(count, limits=LIMITS, max_tokens=12, after=lambda core, steps: None):
         after(core, len(records))
     runner.close()
     return requests, records
+
+
+@pytest.mark.parametrize(("stages", "tokens"), [(2, 1250), (3, 1024)])
+def test_a_long_prompt_is_computed_in_steps_that_overlap(stages, tokens):
+    limits = replace(
+        LIMITS, stages=stages, depth=stages + 1, token_budget=8192, block_size=16,
+        blocks=(640,), max_blocks_per_seq=640, vocab=997,
+    )  # fmt: skip
+    request = Request(list(np.arange(10_000) % 997), max_tokens=2)
+    records = []
+    runner = HashPipeline(limits)
+    policy = SchedulerConfig(token_budget=limits.token_budget)
+    core = EngineCore(runner, policy, on_step=records.append)
+    core.add(request)
+    while core.has_work:
+        core.step()
+    runner.close()
+    assert max(each.tokens for each in records) == tokens
+    # With one stage, two steps of at most 8,192 tokens would be fewer.
+    assert len(records) >= 8
 
 
 @pytest.mark.parametrize(("count", "stages"), [(2, 2), (6, 2), (7, 3), (8, 4)])

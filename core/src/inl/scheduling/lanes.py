@@ -3,12 +3,28 @@
 A pipeline of S stages computes S steps at the same time if none needs the tokens of
 another. So the requests are divided into as many lanes, and each has a token in every
 S-th step. A lane is no property of a request: it may decode again once its last step is
-S steps ago, or collected, and a step takes at most its share of the requests.
+S steps ago, or collected, and a step takes at most its share of the requests. Prompts
+are in no lane: their parts follow one another through the stages.
 """
 
 from __future__ import annotations
 
 from inl.scheduling.request import Request
+
+PARTS = 4
+"""Steps per stage into which prompts are divided at least: S stages then compute nothing
+in S - 1 steps of more than ``PARTS * S``."""
+
+LEAST_TOKENS = 1024
+"""Fewest tokens of such a step, as smaller ones take longer per token."""
+
+
+def prompt_tokens(waiting: int, stages: int) -> int:
+    """Return the most tokens of prompts in a step of a pipeline.
+
+    waiting: tokens of all prompts that are to be computed.
+    """
+    return max(waiting // (PARTS * stages), LEAST_TOKENS)
 
 
 def in_lane(step: int, requests: list[Request], stages: int) -> list[Request]:

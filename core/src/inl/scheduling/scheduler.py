@@ -28,7 +28,7 @@ from inl.protocol.token_masks import mask_words
 from inl.scheduling.buckets import Buckets
 from inl.scheduling.deadlines import Deadlines
 from inl.scheduling.guided_output import append_guided, skips_forced
-from inl.scheduling.lanes import in_lane
+from inl.scheduling.lanes import in_lane, prompt_tokens
 from inl.scheduling.mixed_steps import MixedSteps
 from inl.scheduling.plan import Chunk, Plan, SchedulerConfig, StepBuilder
 from inl.scheduling.repeats import Repeats
@@ -404,6 +404,8 @@ class Scheduler:
         if rows:
             padded = self.buckets.padded(step.chunks)[1]
             most = min(most, self.mixed.tokens(padded, left))
+        if self.limits.stages > 1:
+            most = min(most, rows + prompt_tokens(left, self.limits.stages))
         longest = max((each.longest_span for each in self._prompts(step)), default=0)
         if self.buckets.ranks == 1:
             most = self.buckets.fill(rows + left, rows, most)
