@@ -54,7 +54,7 @@ from inl_torch.triton.dynamics import training as dynamics_training
 from inl_torch.triton.float8.products import Products as Float8Products
 from inl_torch.triton.float8.weights import Float8
 from inl_torch.triton.int4.products import Products as Int4Products
-from inl_torch.triton.int4.products import decoded
+from inl_torch.triton.int4.products import decoded, rounded
 from inl_torch.triton.int4.weights import Int4
 from inl_torch.triton.matmul.invariant import product as fixed_product
 from inl_torch.triton.matmul.products import MIXED, library_is_faster
@@ -66,9 +66,12 @@ from inl_torch.triton.quantized.packed import FLOAT8, PackedLinear, PackedMlp, p
 from inl_torch.triton.sparse import products as sparse_products
 from inl_torch.triton.tuning import Tuning
 
-SHARED = {"cuda:80": 166912, "cuda:90": 232448, "cuda:100": 232448} | {
-    f"hip:{name}": chip.shared_bytes for name, chip in CHIPS.items()
-}
+SHARED = {
+    "cuda:80": 166912,
+    "cuda:90": 232448,
+    "cuda:100": 232448,
+    "cuda:120": 101376,
+} | {f"hip:{name}": chip.shared_bytes for name, chip in CHIPS.items()}
 """Most shared memory of a program in bytes, by chip."""
 
 MATRIX = re.compile(r"\b(v_s?mfma|v_s?wmma)")
@@ -402,6 +405,7 @@ def call_streamed(dtype, tuning):
             products.mlp(x, mlp, "silu")
         if width:
             decoded(few, dtype)
+            rounded(few)
 
 
 def packed_stack(kind, *shape):
@@ -541,9 +545,9 @@ def call_all(dtype, dim, tuning, *, packed=True):
 
 
 def has_copy_engine():
-    """Whether the target has one, without which long prompts use another kernel."""
+    """Whether long prompts use one on the target: large chips from Hopper on."""
     target = triton.runtime.driver.active.get_current_target()
-    return target.backend == "cuda" and target.arch >= 90
+    return target.backend == "cuda" and 90 <= target.arch < 120
 
 
 def call_attention_only(dtype, dim, tuning):

@@ -16,8 +16,9 @@ from depth import drawn, scaled
 SCRIPT = Path(__file__).with_name("compile_kernels.py")
 LDS = 64 << 10
 SHARED = {
-    "cuda:80": 166912, "cuda:90": 232448, "cuda:100": 232448, "hip:gfx90a": LDS,
-    "hip:gfx942": LDS, "hip:gfx950": 160 << 10, "hip:gfx1100": LDS, "hip:gfx1201": LDS,
+    "cuda:80": 166912, "cuda:90": 232448, "cuda:100": 232448, "cuda:120": 99 << 10,
+    "hip:gfx90a": LDS, "hip:gfx942": LDS, "hip:gfx950": 160 << 10, "hip:gfx1100": LDS,
+    "hip:gfx1201": LDS,
 }  # fmt: skip
 """Most shared memory of a program in bytes, by chip, from the vendors' manuals."""
 
@@ -56,7 +57,7 @@ SEARCH_BYTES = 1 << 10
 """Most shared memory of the search for a sampling threshold. Its accumulators belong to
 threads: with as many threads as accumulators nothing else is exchanged."""
 
-LONG = ("cuda:80", "cuda:100", "hip:gfx90a", "hip:gfx950", "hip:gfx1201")
+LONG = ("cuda:80", "cuda:100", "cuda:120", "hip:gfx90a", "hip:gfx950", "hip:gfx1201")
 """Chips of ``make test-long``, beside those that other runs compile for."""
 
 UNDRAWN = tuple({*LANES} - {drawn(LANES)})

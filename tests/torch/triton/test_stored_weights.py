@@ -42,7 +42,14 @@ KERNELS = {(one.op, one.layout): one for one in EVERY}
 KINDS = ("mxfp8", "q4_1", "q4_0", "q4_1, wide")
 HALVES = ("bfloat16", "float16")
 DTYPES = (*HALVES, "float32")
-SIZES = ((1, 48, 288), (2, 80, 64), (17, 32, 544), (25, 48, 96), (34, 48, 96))
+SIZES = (
+    (1, 48, 288),
+    (2, 80, 64),
+    (17, 32, 544),
+    (25, 48, 96),
+    (34, 48, 96),
+    (35, 80, 256),
+)
 """Rows, and rows and columns of the matrix."""
 MOST = 33
 """Most rows that the tests stream, for the interpreter is slow."""
@@ -54,6 +61,8 @@ def few_rows(monkeypatch):
         monkeypatch.setattr(module, "MAX_STREAMED", MOST)
     monkeypatch.setattr(int4, "TOKENS", 16)
     monkeypatch.setattr(int4, "MOST_EXACT", 20)
+    monkeypatch.setattr(int4, "LEAST_ROUNDED", 64)
+    monkeypatch.setattr(int4, "LARGE_TILE_BYTES", 0)
 
 
 def packed(op, kind, group, dtype):
@@ -215,6 +224,21 @@ def assert_rounded(rows, x):
     assert np.isclose(got, want, rtol=1e-5).mean() > 0.95
     least = float(rows.scales.max()) * 2**-8
     np.testing.assert_allclose(got, want, rtol=2**-3 + 2**-10, atol=least)
+
+
+@pytest.mark.parametrize("kind", ["q4_1", "q4_0", "q4_1, wide"])
+def test_decoded_weights_are_rounded_to_the_nearest(kind, seed):
+    rng = np.random.default_rng(seed)
+    blocks, values = stored(rng, 50, 512, kind)
+    w = packed("linear", kind, {"weight": blocks}, "bfloat16").weight
+    codes, scales = (each.cpu() for each in int4.rounded(w))
+    scales = scales.double().numpy()[:, None]
+    size = np.abs(values)
+    # The scale is that of the largest number that codes may be, here up to twice it.
+    assert (size.max(1, keepdims=True) <= 448.001 * scales).all()
+    assert (size.max(1, keepdims=True) >= 200 * scales).all()
+    error = np.abs(codes.double().numpy() * scales - values)
+    assert (error <= np.maximum(2**-4 * size, 2**-10 * scales) * 1.001).all()
 
 
 def test_the_declared_rounding_is_that_of_torch(seed):

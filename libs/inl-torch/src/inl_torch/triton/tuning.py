@@ -151,6 +151,13 @@ class Tuning:
         available = min(self.shared_bytes, PIPELINE_BYTES)
         return min(max(available // step, 1), MAX_STAGES)
 
+    def fitted_stages(self, stages: int, step: int) -> int:
+        """Return the stages of a pipeline that fit the shared memory.
+
+        stages: as many as are fastest; step: bytes of one, of which one less is held.
+        """
+        return min(stages, 1 + self.shared_bytes // step)
+
     def fuses_norm(self, tokens: int, columns: int) -> bool:
         """Whether a product of ``tokens`` rows also computes their norm."""
         if tokens == 1:

@@ -129,12 +129,7 @@ class Products:
         assert isinstance(w, Float8), "rows in the compute dtype multiply it"
         if len(x.codes) <= MAX_STREAMED:
             return self._stream(x, w, bias, dtype)
-        # The only product of float8 in torch before 2.10; its result is bfloat16.
-        y = torch._scaled_mm(
-            x.codes, w.codes.t(), scale_a=x.scales[:, None], scale_b=w.scales[None, :],
-            out_dtype=torch.bfloat16, use_fast_accum=True,
-        ).to(dtype)  # fmt: skip
-        return y if bias is None else y + bias
+        return multiply(x, w, bias, dtype)
 
     def _stream(
         self, x: Rows, w: Float8, bias: torch.Tensor | None, dtype: torch.dtype,
@@ -144,11 +139,12 @@ class Products:
         tuning, padded = self.tuning, max(power(tokens), 16)
         tile = float8_tile(n, k, padded, tuning, gated=bool(gated))
         tiles, columns = -(-n // tile.rows), min(tile.columns, max(power(k), 32))
+        step = columns * (padded + tile.rows * (2 if gated else 1))
         y, parts, counters = self._results(x, n, tiles, tile.splits, dtype)
         streamed_float8[(tiles, tile.splits)](
             x.codes, x.scales, *w, w.scales if bias is None else bias, y, parts,
             counters, tokens, n, k, TOKENS=padded, ROWS=tile.rows, COLUMNS=columns,
-            SPLITS=tile.splits, STAGES=tile.stages,
+            SPLITS=tile.splits, STAGES=tuning.fitted_stages(tile.stages, step),
             EVEN=n % tile.rows == 0 and k % columns == 0, HAS_BIAS=bias is not None,
             GATED=bool(gated), SILU=gated == "silu", PDL=tuning.uses_pdl(tokens),
             AHEAD=AHEAD if k >= 2048 else 0, num_warps=tile.warps,
@@ -236,6 +232,18 @@ class Products:
         if str(residual.dtype).endswith("float32"):
             return f"takes bfloat16 and float16, found {residual.dtype}"
         return None
+
+
+def multiply(
+    x: Rows, w: Float8, bias: torch.Tensor | None, dtype: torch.dtype
+) -> torch.Tensor:
+    """Return ``x`` [T, K] @ ``w`` [N, K].T + ``bias`` [N], by the device's library."""
+    # The only product of float8 in torch before 2.10; its result is bfloat16.
+    y = torch._scaled_mm(
+        x.codes, w.codes.t(), scale_a=x.scales[:, None], scale_b=w.scales[None, :],
+        out_dtype=torch.bfloat16, use_fast_accum=True,
+    ).to(dtype)  # fmt: skip
+    return y if bias is None else y + bias
 
 
 def decoded(w: Matrix, dtype: torch.dtype) -> torch.Tensor:

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from triton.language import tensor
 
-from inl_torch.triton.float8.kernels import sum_parts
+from inl_torch.triton.float8.kernels import LARGEST, sum_parts, to_float8
 from inl_torch.triton.matmul.activation import activate_gate
 from inl_torch.triton.pdl import pdl_sync
 from inl_torch.triton.quantized.tiles import unpack_4bit
@@ -191,3 +191,49 @@ def unpack_int4(
         y_at = group[:, :, None] * (2 * WIDTH) + half * WIDTH
         y_at += tl.arange(0, WIDTH)[None, None, :]
         tl.store(y + y_at, values, mask=inside[:, :, None])
+
+
+@triton.jit
+def round_int4(
+    codes: tensor, scales: tensor, offsets: tensor, y: tensor, y_scales: tensor,
+    n: tensor, k: tensor, WIDTH: tl.constexpr, ROWS: tl.constexpr, CHUNKS: tl.constexpr,
+    GROUPS: tl.constexpr,
+) -> None:  # fmt: skip
+    """Round decoded weights to E4M3 [n, k], with a scale of each row [n].
+
+    The scale makes the largest number that codes may be 448. GROUPS: all of a row, or
+    more.
+    """
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    is_row = row < n
+    groups, chunks = k // WIDTH, k // (2 * WIDTH)
+    each = tl.arange(0, GROUPS)[None, :]
+    at = row[:, None] * groups + each
+    inside = is_row[:, None] & (each < groups)
+    low = tl.load(offsets + at, mask=inside, other=0).to(tl.float32)
+    step = tl.load(scales + at, mask=inside, other=0).to(tl.float32)
+    largest = tl.max(tl.maximum(tl.abs(low), tl.abs(low + 15 * step)), 1)
+    y_scale = largest / LARGEST
+    tl.store(y_scales + row, y_scale, mask=is_row)
+    factor = (1.0 / tl.where(largest > 0, y_scale, 1.0))[:, None]
+    byte = tl.arange(0, WIDTH)[None, None, :]
+    for start in range(0, chunks, CHUNKS):
+        chunk = start + tl.arange(0, CHUNKS)
+        is_chunk = is_row[:, None] & (chunk < chunks)[None, :]
+        group = row[:, None] * chunks + chunk[None, :]
+        b = tl.load(
+            codes + group[:, :, None] * WIDTH + byte, mask=is_chunk[:, :, None], other=0
+        ).to(tl.int32)
+        for half in tl.static_range(2):
+            scale = tl.load(scales + group * 2 + half, mask=is_chunk, other=0)
+            offset = tl.load(offsets + group * 2 + half, mask=is_chunk, other=0)
+            # Converting codes to floats would take longest: these are 1 + code / 16.
+            scale = scale.to(tl.float32) * factor * 16
+            offset = offset.to(tl.float32) * factor - scale
+            bits = ((b << (19 - 4 * half)) & 0x780000) | 0x3F800000
+            values = bits.to(tl.float32, bitcast=True) * scale[:, :, None]
+            values += offset[:, :, None]
+            values = tl.clamp(values, -LARGEST, LARGEST)
+            stored, _ = to_float8(values, False)
+            y_at = y + (group * 2 + half)[:, :, None] * WIDTH + byte
+            tl.store(y_at, stored, mask=is_chunk[:, :, None])

@@ -14,8 +14,15 @@ from inl_torch.eager.linear import product as library_product
 from inl_torch.eager.mlp import StackedMlp
 from inl_torch.triton.common import dense, dtype_name, power, refuse_row
 from inl_torch.triton.counters import Counters
-from inl_torch.triton.float8.products import Rows, normed, quantized
-from inl_torch.triton.int4.kernels import streamed_int4, sum_groups, unpack_int4
+from inl_torch.triton.float8.products import Rows, multiply, normed, quantized
+from inl_torch.triton.float8.weights import FLOAT8 as E4M3
+from inl_torch.triton.float8.weights import MULTIPLE, Float8
+from inl_torch.triton.int4.kernels import (
+    round_int4,
+    streamed_int4,
+    sum_groups,
+    unpack_int4,
+)
 from inl_torch.triton.int4.rounded_kernels import rounded_int4
 from inl_torch.triton.int4.weights import (
     INT4_CHUNKS,
@@ -32,6 +39,10 @@ from inl_torch.triton.tuning import Tuning
 MAX_STREAMED: Final = 128
 """Most rows that stream a matrix. For more, it is decoded for the device's library."""
 
+LEAST_ROUNDED: Final = 1024
+"""Least rows and columns of a matrix whose decoded weights are rounded, for many rows
+of activations."""
+
 MOST_EXACT: Final = 32
 """Most rows that multiply wide groups without being rounded: for more, rounding takes
 less time than the conversion of codes."""
@@ -39,11 +50,20 @@ less time than the conversion of codes."""
 TOKENS: Final = 64
 """Most rows of one program."""
 
+LARGE_TILE_BYTES: Final = 200 << 10
+"""Shared memory of tiles of 128 rows."""
+
 LEAST_GROUPS: Final = 16
 """Least width of a product of float32 on the matrix units."""
 
 MOST_GROUPS: Final = 32
 """Most groups whose offsets the registers of a program hold."""
+
+ROWS: Final = 4
+"""Rows of a matrix that a program decodes."""
+
+DECODED: Final = 512
+"""Bytes of each that it decodes at once."""
 
 
 class Summed(NamedTuple):
@@ -88,17 +108,26 @@ def stream_tile(
 
 
 def rounded_tile(n: int, k: int, width: int, tokens: int, tuning: Tuning) -> StreamTile:
-    """Return the tile for a matrix [n, k] that rows in float8 multiply."""
-    programs = (3 if tokens <= 16 else 2) * tuning.processors
-    splits = min(max(programs // -(-n // 64), 1), max(k // (4 * width), 1), 8)
-    return StreamTile(64, splits, 4, 3)
+    """Return the tile for a matrix [n, k] that ``tokens`` rows in float8 multiply.
+
+    Tiles of many rows are large, so that weights are converted less often.
+    """
+    repeats, programs = -(-tokens // TOKENS), (3 if tokens <= 16 else 2)
+    rows, warps = 64, 4
+    if repeats > 1 and tuning.shared_bytes >= LARGE_TILE_BYTES:
+        rows, warps, programs = 128, 8, 1
+    tiles = -(-n // rows) * repeats
+    splits = max(programs * tuning.processors // tiles, 1)
+    return StreamTile(rows, min(splits, max(k // (4 * width), 1), 8), warps, 3)
 
 
 class Products:
     """Products with matrices of 4 bits, and the counters of one engine's kernels.
 
     For a few rows, wide groups are converted to the compute dtype. Other rows are
-    rounded to E4M3, which codes of 4 bits are as they are.
+    rounded to E4M3, which codes of 4 bits are as they are. For many rows, the device's
+    library multiplies decoded weights: those of large matrices are rounded to E4M3,
+    too.
     """
 
     def __init__(self, tuning: Tuning) -> None:
@@ -112,9 +141,14 @@ class Products:
 
         Rows in float32, and many rows, multiply decoded weights.
         """
-        if isinstance(w, Plain) or self.decodes(x):
-            return library_product(x, decoded(w, x.dtype), bias)
+        if isinstance(w, Plain):
+            return library_product(x, w.weight, bias)
         assert isinstance(w, Int4), "of no other layout"
+        if self.decodes(x):
+            if is_rounded(x, w):
+                rows = quantized(x, self.tuning)
+                return multiply(rows, rounded(w), bias, x.dtype)
+            return library_product(x, decoded(w, x.dtype), bias)
         if is_exact(x, w):
             return self._stream(self._summed(x, w), w, bias)
         return self._round(quantized(x, self.tuning, group=w.width), w, bias, x.dtype)
@@ -166,6 +200,9 @@ class Products:
         if isinstance(down, Int4) and is_few and not is_exact(both, down):
             rows = quantized(both, self.tuning, gated=activation, group=down.width)
             return self._round(rows, down, None, both.dtype)
+        if isinstance(down, Int4) and not is_few and is_rounded(both, down):
+            rows = quantized(both, self.tuning, gated=activation)
+            return multiply(rows, rounded(down), None, both.dtype)
         inner = gated_activation(*both.chunk(2, 1), activation=activation)
         return self.product(inner, down, None)
 
@@ -226,10 +263,10 @@ class Products:
     ) -> torch.Tensor:
         (tokens, k), n, tuning = x.codes.shape, w.shape[0], self.tuning
         padded = min(max(power(tokens), 16), TOKENS)
-        tile = rounded_tile(n, k, w.width, padded, tuning)
+        tile = rounded_tile(n, k, w.width, tokens, tuning)
         tiles, repeats = -(-n // tile.rows), -(-tokens // padded)
         y = torch.empty((tokens, n), dtype=dtype, device=x.codes.device)
-        rounded_int4[(tiles, tile.splits, repeats)](
+        rounded_int4[(repeats, tiles, tile.splits)](
             *x, w.codes, w.scales.view(torch.int32), w.offsets,
             w.scales if bias is None else bias, y,
             *self._parts(y, tiles * repeats, tile.splits), tokens, n, k, TOKENS=padded,
@@ -256,6 +293,19 @@ def is_exact(x: torch.Tensor, w: Int4) -> bool:
     return w.is_wide and len(x) <= MOST_EXACT
 
 
+def is_rounded(x: torch.Tensor, w: Int4) -> bool:
+    """Whether many rows [T, K] multiply weights that are rounded to E4M3.
+
+    Rounding them loses about as much as rounding rows, which the tolerance of kernels
+    that round rows permits; small models, whose logits change most, keep them exact.
+    """
+    return (
+        x.dtype != torch.float32
+        and min(w.shape) >= LEAST_ROUNDED
+        and w.shape[0] % MULTIPLE == 0
+    )
+
+
 def _int4(w: StackedMlp) -> Int4:
     assert isinstance(w.gate_up, Int4), "gate and up are divided by rows"
     return w.gate_up
@@ -268,12 +318,25 @@ def decoded(w: Matrix, dtype: torch.dtype) -> torch.Tensor:
     assert isinstance(w, Int4), "of no other layout"
     n, k = w.shape
     y = torch.empty((n, k), dtype=dtype, device=w.codes.device)
-    chunks = 512 // w.width
-    unpack_int4[(-(-n // 4), -(-k // (2 * w.width * chunks)))](
-        w.codes, w.scales.view(torch.int32), w.offsets, y, n, k, WIDTH=w.width, ROWS=4,
-        CHUNKS=chunks,
+    chunks = DECODED // w.width
+    unpack_int4[(-(-n // ROWS), -(-k // (2 * w.width * chunks)))](
+        w.codes, w.scales.view(torch.int32), w.offsets, y, n, k, WIDTH=w.width,
+        ROWS=ROWS, CHUNKS=chunks,
     )  # fmt: skip
     return y
+
+
+def rounded(w: Int4) -> Float8:
+    """Return the weights [N, K] in E4M3, with a scale of each row."""
+    n, k = w.shape
+    place = w.codes.device
+    codes = torch.empty((n, k), dtype=E4M3, device=place)
+    scales = torch.empty(n, dtype=torch.float32, device=place)
+    round_int4[(-(-n // ROWS),)](
+        w.codes, w.scales, w.offsets, codes, scales, n, k, WIDTH=w.width, ROWS=ROWS,
+        CHUNKS=DECODED // w.width, GROUPS=power(k // w.width), num_warps=4,
+    )  # fmt: skip
+    return Float8(codes, scales)
 
 
 def int4_kernels(tuning: Tuning) -> Iterable[Kernel]:

@@ -100,14 +100,14 @@ def rounded_int4(
 ) -> None:  # fmt: skip
     """Multiply ``x`` [tokens, k] with a matrix [n, k].
 
-    As ``streamed_float8``, with a third axis of tiles of tokens; codes: [n, k / 2],
-    chunks of WIDTH bytes. scales: int32, two of float16 for a chunk of each row.
-    offsets: float16 [n, k / WIDTH]. x_sums: [tokens, k / WIDTH]. EVEN: whether tiles
-    divide the rows, and steps the chunks.
+    As ``streamed_float8``. Grid: tiles of tokens, which read the same weights, tiles of
+    rows, parts of columns. codes: [n, k / 2], chunks of WIDTH bytes. scales: int32, two
+    of float16 for a chunk of each row. offsets: float16 [n, k / WIDTH]. x_sums:
+    [tokens, k / WIDTH]. EVEN: whether tiles divide the rows, and steps the chunks.
     """
-    tile, part = tl.program_id(0), tl.program_id(1)
+    tile, part = tl.program_id(1), tl.program_id(2)
     row = tile * ROWS + tl.arange(0, ROWS)
-    token = tl.program_id(2) * TOKENS + tl.arange(0, TOKENS)
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     is_row, is_token = row < n, token < tokens
     chunks = k // (2 * WIDTH)
     byte = tl.arange(0, WIDTH)
@@ -138,7 +138,7 @@ def rounded_int4(
     both = is_token[None, :] & is_row[:, None]
     place = token.to(tl.int64)[None, :] * n + row[:, None]
     if SPLITS > 1:
-        counter = counters + tile * tl.num_programs(2) + tl.program_id(2)
+        counter = counters + tile * tl.num_programs(0) + tl.program_id(0)
         last, acc = sum_parts(
             acc, parts, counter, part, place, both, n.to(tl.int64) * tokens,
             SPLITS,

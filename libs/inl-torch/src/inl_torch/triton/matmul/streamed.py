@@ -33,6 +33,11 @@ class StreamTile(NamedTuple):
     warps: int
     stages: int
 
+    def fitted_stages(self, tokens: int, tuning: Tuning, *, gated: bool) -> int:
+        """Return the stages that fit the chip's shared memory."""
+        rows = tokens + self.rows * (2 if gated else 1)
+        return tuning.fitted_stages(self.stages, 2 * self.columns * rows)
+
 
 def stream_tile(n: int, tokens: int, *, gated: bool) -> StreamTile:
     """Return the tile for a matrix of ``n`` rows and a padded number of tokens."""
@@ -124,7 +129,8 @@ def stream_product(
     tile = stream_tile(n, padded, gated=bool(gated))
     streamed_product[(-(-n // tile.rows),)](
         x, weight, weight if bias is None else bias, y, x.stride(0), tokens, n, k,
-        TOKENS=padded, ROWS=tile.rows, COLUMNS=tile.columns, STAGES=tile.stages,
+        TOKENS=padded, ROWS=tile.rows, COLUMNS=tile.columns,
+        STAGES=tile.fitted_stages(padded, tuning, gated=bool(gated)),
         EVEN=n % tile.rows == 0 and k % tile.columns == 0, HAS_BIAS=bias is not None,
         GATED=bool(gated), SILU=gated == "silu", PDL=tuning.uses_pdl(tokens),
         num_warps=tile.warps, **tuning.launch(tokens),
