@@ -29,6 +29,10 @@ MORE_STACK = {"attend_tiles": 88}
 """Kernels that are faster with small spills, as measured: tiles of a group of three
 heads of 128."""
 
+SMALL_STACK = MORE_STACK | {"packed_tile": 184, "ssm_rows": 80}
+"""Likewise on the small Blackwell chips, for which kernels were compiled and never run:
+their assembler gives these more registers to spill."""
+
 WIDE = {
     "cuda:90": ["float32", "bfloat16"],
     "hip:gfx942": scaled(["bfloat16"], ["bfloat16"], ["float32", "bfloat16"]),
@@ -102,7 +106,7 @@ def faults(rows, target):
     amd = target.startswith("hip:")
     for row in rows:
         name = f"{row['kernel']} of {row['dtype']} x {row['dim']} for {target}"
-        if row["spills"] > most_spills(row["kernel"], amd=amd):
+        if row["spills"] > most_spills(row["kernel"], target):
             yield f"{name} spills {row['spills']} {'registers' if amd else 'bytes'}"
         if row["shared"] > SHARED[target]:
             yield f"{name} takes {row['shared']} bytes of shared memory"
@@ -121,11 +125,12 @@ def faults(rows, target):
                 yield f"{name} uses {row['matrix']}, not {expected}"
 
 
-def most_spills(kernel, *, amd):
+def most_spills(kernel, target):
     """Bytes of stack on NVIDIA's chips, registers on AMD's."""
-    if amd:
+    if target.startswith("hip:"):
         return STACK if kernel in PACKED else 0
-    return MORE_STACK.get(kernel, STACK)
+    known = SMALL_STACK if target == "cuda:120" else MORE_STACK
+    return known.get(kernel, STACK)
 
 
 @pytest.mark.parametrize("target", targets(long=(*LONG, *UNDRAWN)))

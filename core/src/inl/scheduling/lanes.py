@@ -12,8 +12,8 @@ from __future__ import annotations
 from inl.scheduling.request import Request
 
 PARTS = 4
-"""Steps per stage into which prompts are divided at least: S stages then compute nothing
-in S - 1 steps of more than ``PARTS * S``."""
+"""Steps per stage into which prompts are divided at least: S stages then wait for S - 1
+steps of more than ``PARTS * S``."""
 
 LEAST_TOKENS = 1024
 """Fewest tokens of such a step, as smaller ones take longer per token."""
