@@ -3,9 +3,11 @@
 Prints the measured times of steps, from which the number of drafts is chosen, then
 decoding speed for several kinds of text. Runs with and without drafts alternate, and
 the fastest of each counts, so that other load on the machine matters less. Outputs of
-every pair are compared.
+every pair are compared: in 16 bits they are equal up to rounding, and the share of
+equal ones is printed; others are an error in float32 and in the invariant mode.
 
     python bench/speculation.py [--model NAME] [--device cpu] [--tokens 128] [--runs 3]
+    python bench/speculation.py --device cuda:0 --dtype float32
     python bench/speculation.py --model LARGE --draft-model SMALL [--draft-device cpu]
     python bench/speculation.py --device cuda:0 --shape 8b --rows 1 32 256
 
@@ -112,8 +114,9 @@ class Bench:
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
         self.config = EngineConfig(
-            backend=args.device, max_batch=8, context=2048, prefix_cache=False
-        )
+            backend=args.device, max_batch=8, context=2048, prefix_cache=False,
+            dtype=args.dtype, invariant=args.invariant,
+        )  # fmt: skip
         self.plain = InferenceEngine.from_pretrained(args.model, self.config)
 
     def ids(self, text: str) -> list[int]:
@@ -143,7 +146,13 @@ class Bench:
             )
             for _ in range(args.runs + 1)
         ]
-        assert all(one.outputs == other.outputs for one, other in pairs), name
+        equal = [
+            first == second
+            for one, other in pairs
+            for first, second in zip(one.outputs, other.outputs, strict=True)
+        ]
+        is_exact = args.invariant or args.dtype == "float32"
+        assert all(equal) or not is_exact, name
         slow = min(one.seconds for one, _ in pairs[1:])
         fast = min(other.seconds for _, other in pairs[1:])
         work = min(one.cpu for one, _ in pairs[1:])
@@ -153,7 +162,8 @@ class Bench:
         rate = counts.accepted / counts.drafted if counts.drafted else 0.0
         print(
             f"{name:34} {1 / slow:8.1f} {1 / fast:8.1f} tok/s {slow / fast:6.2f} x "
-            f"(CPU {work:5.2f} x)  drafted {counts.drafted:5}, accepted {rate:4.0%}"
+            f"(CPU {work:5.2f} x)  drafted {counts.drafted:5}, accepted {rate:4.0%}, "
+            f"equal {sum(equal)} of {len(equal)}"
         )
         # The model's files stay open for the next comparison.
         engine.runner.close()
@@ -181,6 +191,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--only", help="part of the name of what to compare")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--invariant", action="store_true")
     parser.add_argument("--draft-model", help="smaller model with the same tokenizer")
     parser.add_argument("--draft-device", help="device of the draft model")
     parser.add_argument("--shape", help="random weights: smollm2 or 8b")
