@@ -183,7 +183,7 @@ SOAKS = [(ranks, kind) for ranks in (2, 3) for kind in KINDS]
 def test_soak(case, report):
     ranks, kind = case
     parts = Parts(runner=HashRows, data_ranks=ranks, **kind)
-    counts = soak(5, scaled(100, 1_500, 150_000), parts, world_steps=100)
+    counts = soak(5, scaled(100, 800, 150_000), parts, world_steps=100)
     report(f"{ranks} ranks {kind}: {counts['steps']} steps")
 
 

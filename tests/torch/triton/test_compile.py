@@ -39,6 +39,10 @@ WIDE = {
 }
 """Chips for which float32 is compiled too."""
 
+PLAIN = ["64"], ["--skip-packed"]
+"""Sizes of heads for which they are compiled for float32 at other than long depth, and
+what is left out."""
+
 BOTH_SIZES = ("cuda:80", "cuda:90")
 """Chips for which heads of 128 are compiled too."""
 
@@ -136,10 +140,12 @@ def most_spills(kernel, target):
 @pytest.mark.parametrize("target", targets(long=(*LONG, *UNDRAWN)))
 def test_every_kernel_compiles_and_fits(target):
     dims = ["64", "128"] if target in BOTH_SIZES else ["64"]
-    dtypes = WIDE.get(target, ["bfloat16"])
     words = ["--skip-packed"] if target in SKIP_PACKED else []
-    rows = compiled(target, "--dims", *dims, "--dtypes", *dtypes, *words)
+    rows = compiled(target, "--dims", *dims, "--dtypes", "bfloat16", *words)
     assert len({row["kernel"] for row in rows} - PACKED) >= 23
+    if "float32" in WIDE.get(target, []):
+        dims, words = scaled(PLAIN, PLAIN, (dims, words))
+        rows += compiled(target, "--dims", *dims, "--dtypes", "float32", *words)
     assert not list(faults(rows, target))
 
 
