@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import logging
 import os
 import socket
 import struct
 import sys
 import threading
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,7 @@ from waiting import until
 TOKENS = 8
 CLIENTS = 48
 PATH = "/v1/completions"
+LOGGER = "inl.serve"
 
 
 @pytest.fixture(scope="module", params=mostly_long([0, 2]))
@@ -274,6 +277,33 @@ def test_stopping_loses_no_accepted_answer():
         asyncio.run(run())
     assert [status for status, _, _ in answers] == [200] * 12
     assert all(len(tokens(answer)) == TOKENS for _, _, answer in answers)
+
+
+def test_requests_that_outlast_the_stop_are_ended_without_a_traceback(caplog):
+    with HashServer(max_batch=4, drain_seconds=1) as server:
+
+        async def run():
+            host, port = server.url.removeprefix("http://").split(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(head(body_of(1, stream=True, max_tokens=900)))
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+            with server.paused():
+                whole = asyncio.create_task(post(server, body_of(2, max_tokens=900)))
+                while server.admission.open < 2:
+                    await asyncio.sleep(0.005)
+                server.stop()
+                answer = await whole
+                with suppress(ConnectionResetError):
+                    assert b"[DONE]" not in await reader.read(-1)
+            writer.close()
+            return answer
+
+        status, headers, answer = asyncio.run(run())
+    assert (status, headers["retry-after"]) == (503, "1")
+    assert answer["error"]["code"] == "draining"
+    errors = [each for each in caplog.records if each.exc_info or each.name != LOGGER]
+    assert not [each.getMessage() for each in errors if each.levelno > logging.INFO]
+    assert "2 requests are ended: the server stops, and has waited 1 s" in caplog.text
 
 
 def test_idle_streams_get_comments():

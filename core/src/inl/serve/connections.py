@@ -216,6 +216,11 @@ class Connection(HttpToolsProtocol):
         self._disconnect()
         self._raw.abort()
 
+    def end_answers(self) -> None:
+        """Close the connection if an answer has begun, which cannot be finished."""
+        if any(cycle.response_started for cycle in self._unanswered):
+            self._abort()
+
     def evict(self) -> None:
         """Close the connection, which no request needs, in favor of another one."""
         self._connections.remove(self)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import gc
+import logging
 import socket
 import ssl
 from collections.abc import Callable, Iterator
@@ -16,10 +17,16 @@ import uvicorn
 
 from inl.errors import RequestError
 from inl.garbage_collection import only_young_collections
+from inl.serve.api_error import ApiError
+from inl.serve.app import error_shape
 from inl.serve.connections import Connection, Connections
+from inl.serve.http_messages import send_error
 
 if TYPE_CHECKING:
+    from inl.serve.event_stream import Receive, Send
     from inl.serve.settings import ServerConfig
+
+log = logging.getLogger("inl.serve")
 
 BACKLOG = 2048
 """Connections that wait to be accepted; all may be accepted at once."""
@@ -45,6 +52,9 @@ MOST_COLLECT_SECONDS = 600.0
 MAX_OPEN_FILES = 65_536
 """What the limit of open files is raised to, if the system allows it."""
 
+END_SECONDS = 2.0
+"""Time of requests that are ended by the server to say so to their clients."""
+
 
 class HttpServer:
     """Serves an application until :meth:`stop`.
@@ -54,10 +64,12 @@ class HttpServer:
     """
 
     def __init__(self, app: Any, config: ServerConfig) -> None:
+        self._app = app
         self._connections = Connections(config, connection_limit(config))
         self._server = _Uvicorn(
             uvicorn.Config(
-                app,
+                self._answer,
+                interface="asgi3",
                 # Its keywords are those of uvicorn's own protocols.
                 http=partial(Connection, self._connections),  # type: ignore[arg-type]
                 ws="none",
@@ -97,6 +109,27 @@ class HttpServer:
                 await serving
             finally:
                 collecting.cancel()
+
+    async def _answer(self, scope: Any, receive: Receive, send: Send) -> None:
+        """Call the application; a request that the server ends leaves no error."""
+        is_started = False
+
+        async def send_on(message: Any) -> None:
+            nonlocal is_started
+            is_started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_on)
+        except asyncio.CancelledError:
+            if not self._server.should_exit:
+                raise
+            if not is_started:
+                error = ApiError(
+                    503, "the server is stopping; try again", code="draining",
+                    retry_after=1,
+                )  # fmt: skip
+                await send_error(send, error, error_shape(scope["path"], error))
 
     async def _collect_garbage(self) -> None:
         """Collect all garbage while few connections are open.
@@ -143,6 +176,30 @@ class _Uvicorn(uvicorn.Server):
             for each in sockets or ()
         ]  # fmt: skip
         self.started = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Finish the open requests, and end those that take too long."""
+        state, seconds = self.server_state, self.config.timeout_graceful_shutdown
+        for each in [*self.servers, *(sockets or ())]:
+            each.close()
+        for connection in list(state.connections):
+            connection.shutdown()
+        await asyncio.sleep(0.1)  # requests may have been sent meanwhile
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._wait_tasks_to_complete()
+        if tasks := list(state.tasks):
+            log.warning(
+                "%d requests are ended: the server stops%s", len(tasks),
+                "" if self.force_exit else f", and has waited {seconds} s for them",
+            )  # fmt: skip
+        for connection in list(state.connections):
+            if isinstance(connection, Connection):
+                connection.end_answers()
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=END_SECONDS)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
