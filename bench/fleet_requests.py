@@ -175,6 +175,10 @@ class Answering(EngineLink):
             Replica(b"", [model], identity, "cpu:0", PLACES, 1 << 20, 1 << 20, {}, [0])
         )
 
+    def leave(self, message: Leave) -> None:
+        """Encode the end of a request."""
+        self.send(message)
+
     def send(self, message: ToEngine) -> None:
         """Answer a request, through the bytes of all messages."""
         found = decode(encode(message))

@@ -12,7 +12,7 @@ from fleets import SLOW, EngineProcess, Fleet
 from inl.fleet import engine_link
 from inl.fleet.client import FleetClient
 from inl.fleet.engine_link import EngineLink, State
-from inl.serve.frontends.messages import ModelSettings, Ping, Pong, Replica
+from inl.serve.frontends.messages import Leave, ModelSettings, Ping, Pong, Replica
 from inl.serve.settings import ServerConfig
 from waiting import until
 
@@ -126,3 +126,26 @@ def test_an_engine_whose_step_takes_long_answers_all_the_while():
         busy.release()
         until(lambda: fleet.client.engines[0].state is State.READY)
         assert len(fleets.ids_of(list(stream))) > 0
+
+
+def test_the_end_of_an_answered_request_goes_with_the_next_message_or_soon():
+    async def check():
+        engine = EngineLink("127.0.0.1:1", None, FleetClient(ServerConfig()))
+        sent, is_late = [], asyncio.Event()
+
+        def send(message):
+            sent.append(message)
+            if message == Leave(3, True):
+                is_late.set()
+
+        engine._link = SimpleNamespace(send=send)
+        engine.leave(Leave(1, True))
+        engine.leave(Leave(2, True))
+        assert sent == []
+        engine.send(Ping())
+        assert sent == [Ping(), Leave(1, True), Leave(2, True)]
+        engine.leave(Leave(3, True))
+        await is_late.wait()
+        assert sent[3:] == [Leave(3, True)]
+
+    asyncio.run(check())

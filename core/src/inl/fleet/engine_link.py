@@ -26,6 +26,7 @@ from inl.serve.frontends.messages import (
     Follow,
     Hello,
     Knock,
+    Leave,
     Message,
     Ping,
     Pong,
@@ -59,6 +60,9 @@ LOST_BEATS = 300
 
 CLOCK_SECONDS = 5.0
 """Difference of an engine's clock to this host's from which on the log names it."""
+
+LEAVE_SECONDS = 0.01
+"""Time that the end of an answered request waits for another message to go with."""
 
 CONNECT_SECONDS = 5.0
 FIRST_RETRY_SECONDS, MOST_RETRY_SECONDS = 0.1, 2.0
@@ -142,11 +146,28 @@ class EngineLink:
         self._problem = ""
         """What the engine says is wrong with it."""
         self._ended = asyncio.Event()
+        self._answered: list[Leave] = []
+        """Ends of requests that were answered, to send with another message."""
 
     def send(self, message: ToEngine) -> None:
         """Send a message; nothing if it is not connected."""
         if self._link is not None:
             self._link.send(message)
+            if self._answered:
+                self._send_answered()
+
+    def leave(self, message: Leave) -> None:
+        """Send the end of an answered request, with another message or soon."""
+        if not self._answered:
+            loop = asyncio.get_running_loop()
+            loop.call_later(LEAVE_SECONDS, self._send_answered)
+        self._answered.append(message)
+
+    def _send_answered(self) -> None:
+        answered, self._answered = self._answered, []
+        for each in answered:
+            if self._link is not None:
+                self._link.send(each)
 
     async def run(self) -> None:
         """Connect, and connect again, until it is cancelled."""
@@ -203,7 +224,7 @@ class EngineLink:
                 self._judge("does not answer" if silent >= self._patience() else "")
                 self._late_seconds *= LATE_DECAY
                 self._pinged_at = self._pinged_at or time.monotonic()
-                link.send(Ping())
+                self.send(Ping())
             elif silent * BEAT_SECONDS > CONNECT_SECONDS:
                 break  # such as a port whose process is stopped
         self._fail("does not answer")

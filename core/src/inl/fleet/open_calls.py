@@ -113,8 +113,8 @@ class OpenCalls:
         for assignment in group.assignments:
             self._router.end(assignment)
         leave = Leave(group.first, finished)
-        if finished:  # the answer is sent to the client first
-            asyncio.get_running_loop().call_soon(group.engine.send, leave)
+        if finished:
+            group.engine.leave(leave)
         else:
             group.engine.send(leave)
 
