@@ -225,7 +225,7 @@ def test_engines_of_version_1_are_asked_for_nothing(monkeypatch):
 def test_blocks_of_any_size_become_keys_of_the_index(size):
     """A feed of an engine that a test plays; each block in an event of its own."""
     engine = SimpleNamespace(
-        tiers=None, report_kv_events=lambda tell: told.append(tell)
+        tiers=None, snapshots=None, report_kv_events=lambda tell: told.append(tell)
     )
     told, sent, calls = [], [], []
     loop = SimpleNamespace(call_soon_threadsafe=calls.append)

@@ -1,18 +1,19 @@
 """Publishes to front-ends which prompt blocks an engine has cached, on which tier.
 
 The engine reports blocks of its own size as they are shared, evicted, and moved between
-tiers. Here they become keys of the front-ends' index (:mod:`inl.fleet.prefix_index`). A
-front-end that asks gets all of them, and then what changes, in numbered messages.
+tiers, and the places of snapshots of recurrent state. Here both become keys of the
+front-ends' index (:mod:`inl.fleet.prefix_index`). A front-end that asks gets all of
+them, and then what changes, in numbered messages.
 """
 
 from __future__ import annotations
 
 import asyncio
 from array import array
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from inl.engine.records import BlocksCleared, BlocksRemoved, BlocksStored
 from inl.fleet.prefix_index import (
@@ -60,6 +61,51 @@ class _Block:
         return DEVICE if self.on_device else self.tier
 
 
+class _State(NamedTuple):
+    """Whether there is a snapshot after a block now; without a key: there is none."""
+
+    key: bytes | None
+    is_held: bool
+
+
+class _States:
+    """Blocks of the index behind which there is a snapshot, or that have its border."""
+
+    def __init__(self) -> None:
+        self._keys: dict[bytes, int] = {}
+        """Of the index, by those of the engine's blocks."""
+        self._counts: Counter[int] = Counter()
+        self._changed: dict[int, None] = {}
+
+    def add(self, key: bytes, block: _Block) -> None:
+        if key not in self._keys:
+            self._keys[key] = found = key_of(block.digest)
+            self._counts[found] += 1
+            self._changed[found] = None
+
+    def discard(self, key: bytes | None) -> None:
+        for each in list(self._keys) if key is None else [key]:
+            if (found := self._keys.pop(each, None)) is not None:
+                self._counts[found] -= 1
+                self._changed[found] = None
+
+    def all(self) -> bytes:
+        """Return all keys of the index."""
+        return array("Q", [key for key, n in self._counts.items() if n]).tobytes()
+
+    def take_changes(self) -> tuple[bytes, bytes]:
+        """Return new keys of the index since the last call, and those that are none."""
+        new, left = array("Q"), array("Q")
+        for key in self._changed:
+            if self._counts[key]:
+                new.append(key)
+            else:
+                left.append(key)
+                del self._counts[key]
+        self._changed.clear()
+        return new.tobytes(), left.tobytes()
+
+
 class BlockFeed:
     """Follows one engine, before its first request.
 
@@ -74,7 +120,7 @@ class BlockFeed:
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._engine, self._also = engine, also
-        self._events: deque[KVEvent | tuple[bytes, str | None]] = deque()
+        self._events: deque[KVEvent | _State | tuple[bytes, str | None]] = deque()
         self._is_due = False
         """Whether the event loop knows that there are events."""
         self._blocks: dict[bytes, _Block] = {}
@@ -85,6 +131,11 @@ class BlockFeed:
         self._number = 0
         self._sends: dict[object, Callable[[Prefixes], None]] = {}
         """By front-end."""
+        self._states: _States | None = None
+        """Of a model with recurrent state."""
+        if engine.snapshots is not None:
+            self._states = _States()
+            engine.snapshots.on_change = self._tell_state
         if engine.tiers is not None:
             self._generation = engine.tiers.generation
             engine.tiers.on_place = self._tell_place
@@ -99,7 +150,10 @@ class BlockFeed:
         if group == self._engine.core.scheduler.kv_cache.main_group:
             self._put((key, tier))
 
-    def _put(self, event: KVEvent | tuple[bytes, str | None]) -> None:
+    def _tell_state(self, key: bytes | None, is_held: bool) -> None:
+        self._put(_State(key, is_held))
+
+    def _put(self, event: KVEvent | _State | tuple[bytes, str | None]) -> None:
         self._events.append(event)
         if not self._is_due:
             self._is_due = True
@@ -120,7 +174,8 @@ class BlockFeed:
             if block.keys and (level := block.level) is not None:
                 found[level].extend(block.keys)
         levels = [each.tobytes() for each in found]
-        send(Prefixes(self._number, True, levels, b"", self._costs()))
+        states = None if self._states is None else self._states.all()
+        send(Prefixes(self._number, True, levels, b"", self._costs(), states))
 
     def leave(self, front_end: object) -> None:
         """Send a front-end nothing more."""
@@ -130,14 +185,18 @@ class BlockFeed:
         """Send a front-end that was behind an empty message, which shows a gap."""
         if (send := self._sends.get(front_end)) is not None:
             none = [b""] * len(LEVELS)
-            send(Prefixes(self._number, False, none, b"", self._costs()))
+            states = None if self._states is None else b""
+            send(Prefixes(self._number, False, none, b"", self._costs(), states))
 
     def flush(self) -> None:
         """Apply all events, and send what they have changed."""
         self._is_due = False
         while self._events:
             self._apply(self._events.popleft())
-        if not self._changes:
+        states, left = (
+            (None, b"") if self._states is None else self._states.take_changes()
+        )
+        if not (self._changes or states or left):
             return
         removed = array("Q")
         found: list[array[int]] = [array("Q") for _ in LEVELS]
@@ -147,13 +206,15 @@ class BlockFeed:
         self._number += 1
         levels = [each.tobytes() for each in found]
         message = Prefixes(
-            self._number, False, levels, removed.tobytes(), self._costs()
+            self._number, False, levels, removed.tobytes(), self._costs(), states, left
         )
         for send in self._sends.values():
             send(message)
 
-    def _apply(self, event: KVEvent | tuple[bytes, str | None]) -> None:
-        if isinstance(event, BlocksStored):
+    def _apply(self, event: KVEvent | _State | tuple[bytes, str | None]) -> None:
+        if isinstance(event, _State):
+            self._apply_state(*event)
+        elif isinstance(event, BlocksStored):
             self._stored(event)
         elif isinstance(event, BlocksRemoved):
             for key in event.keys:
@@ -169,6 +230,13 @@ class BlockFeed:
                 found.tier = None if tier is None else LEVELS.index(tier)
                 self._blocks[key] = found
                 self._changed(key, found)
+
+    def _apply_state(self, key: bytes | None, is_held: bool) -> None:
+        assert self._states is not None, "it has snapshots"
+        if not is_held or key is None:
+            self._states.discard(key)
+        elif (block := self._find(key)) is not None:
+            self._states.add(key, block)
 
     def _stored(self, event: BlocksStored) -> None:
         if event.parent is None:

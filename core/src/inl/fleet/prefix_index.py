@@ -87,6 +87,11 @@ class PrefixIndex:
         """Reported keys of each replica, the newest one last."""
         self._below: dict[int, int] = {}
         """Number of blocks of each replica that are not on its device, if any."""
+        self._states: dict[int, set[int]] = {}
+        """Of each replica of a model with recurrent state, the blocks behind which it
+        has a snapshot of that."""
+        self._expected: dict[int, set[int]] = {}
+        """Of these replicas, predicted blocks of that kind."""
         self._capacities: dict[int, int] = {}
         self._count = 0
 
@@ -122,11 +127,36 @@ class PrefixIndex:
         return found
 
     def blocks_of(self, replica: int, keys: Sequence[int]) -> int:
-        """Return how many leading blocks of a prompt a replica has, at any level."""
+        """Return how many leading blocks of a prompt a replica has, at any level.
+
+        Up to the last snapshot, of a model with recurrent state.
+        """
         holders = self._holders
-        return _deepest(
+        depth = _deepest(
             self.known_blocks(keys), lambda at: replica in holders.get(keys[at], ())
         )
+        return self.restorable(replica, keys, depth)
+
+    def restorable(self, replica: int, keys: Sequence[int], depth: int) -> int:
+        """Return after how many of ``depth`` leading blocks a replica can go on."""
+        if (states := self._states.get(replica)) is None:
+            return depth
+        expected = self._expected[replica]
+        while depth and not (keys[depth - 1] in states or keys[depth - 1] in expected):
+            depth -= 1
+        return depth
+
+    def report_states(
+        self, replica: int, keys: Iterable[int], left: Iterable[int] = ()
+    ) -> None:
+        """Record behind which blocks a replica has snapshots, and ``left``: no more.
+
+        Of a replica of which it is never called, all blocks can be shared.
+        """
+        states = self._states.setdefault(replica, set())
+        self._expected.setdefault(replica, set())
+        states.difference_update(left)
+        states.update(keys)
 
     def below_device(
         self, replica: int, keys: Sequence[int], depth: int
@@ -154,6 +184,10 @@ class PrefixIndex:
     def add(self, replica: int, keys: Sequence[int]) -> None:
         """Predict that a replica has, or will have, the blocks of a prompt."""
         blocks, capacity = self._blocks[replica], self._capacities[replica]
+        expected = self._expected.get(replica)
+        fits = 0 < len(keys) <= capacity
+        if expected is not None and fits and keys[-1] not in self._reported[replica]:
+            expected.add(keys[-1])
         # The last block first: it is forgotten first.
         for key in reversed(keys[:capacity]):
             holders = self._holders.setdefault(key, {})
@@ -171,7 +205,10 @@ class PrefixIndex:
     def report(self, replica: int, keys: Iterable[int], level: int = 0) -> None:
         """Record that a replica has said that it has blocks. level: in ``LEVELS``."""
         blocks, reported = self._blocks[replica], self._reported[replica]
+        expected = self._expected.get(replica)
         for key in keys:
+            if expected:
+                expected.discard(key)
             before = self._holders.setdefault(key, {}).pop(replica, None)
             if before is None:
                 self._count += 1
@@ -195,6 +232,8 @@ class PrefixIndex:
 
     def clear(self, replica: int) -> None:
         """Forget all blocks of a replica."""
+        self._states.pop(replica, None)
+        self._expected.pop(replica, None)
         for key in [*self._blocks[replica], *self._reported[replica]]:
             self._forget(key, replica)
 
@@ -227,6 +266,8 @@ class PrefixIndex:
     def _forget(self, key: int, replica: int) -> None:
         reported = self._reported[replica]
         del (reported if key in reported else self._blocks[replica])[key]
+        if expected := self._expected.get(replica):
+            expected.discard(key)
         self._count -= 1
         holders = self._holders[key]
         self._count_below(replica, -(holders.pop(replica) > 0))

@@ -32,6 +32,8 @@ class PrefixNews:
         if news.is_whole:
             levels = [unpacked(keys) for keys in news.levels]
             self._router.report(engine.number, levels)
+            if news.states is not None:
+                self._router.index.report_states(engine.number, unpacked(news.states))
         elif expected is None:
             return  # all of them are on their way
         elif news.number < expected:
@@ -50,6 +52,9 @@ class PrefixNews:
             index.withdraw(engine.number, unpacked(news.removed))
             for level, keys in enumerate(news.levels):
                 index.report(engine.number, unpacked(keys), level)
+            if news.states is not None:
+                left = unpacked(news.left)
+                index.report_states(engine.number, unpacked(news.states), left)
         self._numbers[engine.number] = news.number + 1
         if news.costs:
             self._router.loads[engine.number].tier_costs = [

@@ -264,7 +264,7 @@ class Router:
             return self.usable(keys, exclude, adapter)
         loads = self.loads
         found = {
-            replica: blocks
+            replica: index.restorable(replica, keys, blocks)
             for replica, blocks in index.candidates(keys, HOLDERS).items()
             if replica in loads
             and loads[replica].is_usable

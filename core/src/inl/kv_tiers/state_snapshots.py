@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from inl.backend.host import host_memory
@@ -27,6 +28,9 @@ class StateSnapshots:
         self._host = HostTier(capacity)
         self.counts: Counter[str] = Counter()
         """Snapshots that were "taken", "restored", and "dropped" for want of room."""
+        self.on_change: Callable[[bytes | None, bool], None] = lambda *_: None
+        """Called with a key, and whether there is a snapshot of it now; ``None``: of
+        none there is. On the thread that steps; returns at once."""
 
     def __len__(self) -> int:
         return len(self._host)
@@ -54,12 +58,17 @@ class StateSnapshots:
 
     def put(self, key: bytes, parts: Parts) -> None:
         """Add a snapshot, whose arrays do not change."""
-        self.counts["taken"] += not self.holds(key)
-        self.counts["dropped"] += len(list(self._host.put((SLOT_GROUP, key), parts)))
+        if not self.holds(key):
+            self.counts["taken"] += 1
+            self.on_change(key, True)
+        for (_, dropped), _ in self._host.put((SLOT_GROUP, key), parts):
+            self.counts["dropped"] += 1
+            self.on_change(dropped, False)
 
     def clear(self) -> None:
         """Drop all snapshots."""
         self._host.clear()
+        self.on_change(None, False)
 
 
 def automatic_snapshot_bytes() -> int:

@@ -136,7 +136,9 @@ class Prefixes(msgspec.Struct, array_like=True, tag="prefixes"):
     are all blocks, and otherwise changes. levels: keys of those of the device, host
     memory and files, eight bytes each. removed: keys of those that it has no more.
     costs: time to read a token from host memory and from files, by that to compute it,
-    0 if it is not known; empty without tiers.
+    0 if it is not known; empty without tiers. states, left: keys of blocks behind which
+    there is a snapshot of recurrent state, and there is none any more; a prompt goes on
+    from such a block only. ``None``: the model has no recurrent state.
     """
 
     number: int
@@ -144,6 +146,8 @@ class Prefixes(msgspec.Struct, array_like=True, tag="prefixes"):
     levels: list[bytes]
     removed: bytes
     costs: Sequence[float]
+    states: bytes | None = None
+    left: bytes = b""
 
 
 class Ready(msgspec.Struct, array_like=True, tag="ready"):
