@@ -149,11 +149,12 @@ test-hosts: .venv-all/.test
 	test -e .hosts/site || .venv-all/bin/python tests/hosts/fetch_tools.py .hosts
 	INL_TEST_DEPTH=long .venv-all/bin/python -m pytest tests/hosts
 
-# Workers in a Ray cluster of three hosts, which are network namespaces of this one, and
+# Workers in a Ray cluster of three hosts, which are network namespaces of this one, a
+# fleet of two actors, a batch of INL_BATCH_LINES lines over these, and
 # Ray Data on one host; needs root on Linux. Ray takes 450 MB.
 test-ray: .venv-all/.test
 	test -e .venv-ray/.complete || $(PYTHON) -m venv .venv-ray
-	$(call PIP,.venv-ray) -e "core[cli]" -e plugins/inl-cpu -e "plugins/inl-ray[data]" --group test
+	$(call PIP,.venv-ray) -e "core[cli,serve]" -e plugins/inl-cpu -e "plugins/inl-ray[data]" --group test
 	touch .venv-ray/.complete
 	.venv-ray/bin/python -m pytest tests/plugins/ray
 
