@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from inl.fleet.client import FleetClient
+from inl.fleet.dns_names import DnsNames
 from inl.fleet.engine_link import EngineLink, State
 from inl.fleet.metrics import FleetMetrics
 from inl.serve.metrics import Metrics
@@ -17,6 +18,8 @@ from inl.serve.settings import ServerConfig
 DEPLOY = Path(__file__).parents[2] / "deploy"
 NAME = re.compile(r"inl:\w+")
 STATE = re.compile(r'state="(\w+)"')
+
+COMMANDS = (DEPLOY.parent / "docs" / "cli.md").read_text()
 
 ENGINES_OWN = {"inl:failed_steps_total"}
 """Exported by each engine's server, see ``tests/serve/test_operations.py``."""
@@ -52,6 +55,29 @@ def test_expressions_name_metrics_and_states_that_there_are(name, exported):
         assert used <= names | ENGINES_OWN, text
         assert used or text.startswith("up{"), text
         assert set(STATE.findall(text)) <= {state.value for state in State}
+
+
+def test_kubernetes_has_options_and_metrics_that_there_are(exported):
+    yaml = pytest.importorskip("yaml")
+    text = (DEPLOY / "kubernetes.yml").read_text()
+    parts = list(yaml.safe_load_all(text))
+    assert set(NAME.findall(text)) <= exported[0]
+    services = {p["metadata"]["name"] for p in parts if p["kind"] == "Service"}
+    pods = [p["spec"]["template"]["spec"] for p in parts if p["kind"] == "Deployment"]
+    kinds = {}
+    for pod in pods:
+        seconds = pod["terminationGracePeriodSeconds"]
+        assert seconds > ServerConfig().drain_seconds
+        (container,) = pod["containers"]
+        args = container["args"]
+        options = {each for each in args if each.startswith("--")}
+        assert all(f"`{option}" in COMMANDS for option in options)
+        kinds[container["name"]] = args
+    name = next(each for each in kinds["server"] if each.startswith("dns:"))
+    assert DnsNames([name])
+    assert name.split(":")[1] in services
+    port = kinds["engine"][kinds["engine"].index("--listen") + 1].rpartition(":")[2]
+    assert name.endswith(f":{port}")
 
 
 def test_the_names_of_engines_are_theirs():

@@ -62,8 +62,9 @@ class ReplicaOptions:
     replica: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="HOST:PORT",
-            help="Engine that inl serve --engine-only has started; can be repeated.",
+            metavar="[dns:]HOST:PORT",
+            help="Engine that inl serve --engine-only has started; with dns: those at "
+            "all addresses of HOST, now and later. Can be repeated.",
         ),
     ] = None
     replica_file: Annotated[

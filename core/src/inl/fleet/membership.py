@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from inl.errors import DeviceError, RequestError
+from inl.fleet.dns_names import DNS_SECONDS
 from inl.fleet.engine_link import EngineLink, State
 from inl.fleet.replica_file import DRAIN, ReplicaFile, Wanted
 from inl.serve.api_error import ApiError
 
 if TYPE_CHECKING:
     from inl.fleet.client import FleetClient
+    from inl.fleet.dns_names import DnsNames
     from inl.fleet.local_engines import LocalEngines
     from inl.fleet.placed_engines import PlacedEngines
 
@@ -45,6 +47,8 @@ class Member:
     """Whether the server leaves it once it has nothing open."""
     is_ending: bool = False
     """Whether that has begun."""
+    is_named: bool = False
+    """Whether a name of DNS has led to it."""
 
 
 class Membership:
@@ -93,6 +97,27 @@ class Membership:
         self._client.engines.append(engine)
         link = asyncio.create_task(engine.run())
         self._all[address] = Member(engine, link, is_local)
+
+    async def watch_names(self, names: DnsNames) -> None:
+        """Use the engines of names, and leave those that are gone with their address.
+
+        One whose address is gone first finishes its requests: it is stopping.
+        """
+        while True:
+            found = await names.look_up()
+            for address in sorted(found - self._all.keys()):
+                try:
+                    self.use(address)
+                except DeviceError as error:
+                    log.warning("engine %s is not used: %s", address, error)
+                    continue
+                self._all[address].is_named = True
+            for address, member in list(self._all.items()):
+                is_gone = member.is_named and address not in found
+                if is_gone and member.engine.state is State.ABSENT:
+                    log.info("engine %s: is gone", address)
+                    await self._leave(member)
+            await asyncio.sleep(DNS_SECONDS)
 
     async def close(self) -> None:
         """Leave all engines."""

@@ -17,6 +17,7 @@ from starlette.routing import Route
 import inl
 from inl.fleet.admin import FleetAdmin
 from inl.fleet.client import FleetClient
+from inl.fleet.dns_names import PREFIX, DnsNames
 from inl.fleet.membership import Membership
 from inl.fleet.metrics import FleetMetrics
 from inl.serve.api_error import model_not_found
@@ -48,10 +49,10 @@ SHOWN_TIMES = 64
 class FleetServer:
     """Engines behind an HTTP server.
 
-    addresses: of engines that were started elsewhere. secret: that they know. name,
-    place: of the model in requests, and where its tokenizer is; by default as the first
-    engine says. local: engines to start, if there are any. policy: of a plugin, which
-    chooses engines. file: names further engines.
+    addresses: of engines that were started elsewhere, or ``dns:HOST:PORT`` for all of a
+    host's. secret: that they know. name, place: of the model in requests, and where its
+    tokenizer is; by default as the first engine says. local: engines to start, if there
+    are any. policy: of a plugin, which chooses engines. file: names further engines.
     """
 
     def __init__(
@@ -70,7 +71,11 @@ class FleetServer:
         self._responses = response_store(config)
         self.client = FleetClient(config, self._responses, policy)
         self._local, self._file = local, file
-        self._addresses = list(dict.fromkeys(addresses))
+        names = [each for each in addresses if each.startswith(PREFIX)]
+        self._names = DnsNames(names)
+        self._addresses = list(
+            dict.fromkeys(each for each in addresses if each not in names)
+        )
         self.membership = Membership(
             self.client, secret, config.drain_seconds, local, file
         )
@@ -123,6 +128,9 @@ class FleetServer:
             if self._file is not None:
                 self.membership.apply(self._file.read())
             tasks.append(asyncio.create_task(self.membership.watch()))
+            if self._names:
+                watching = self.membership.watch_names(self._names)
+                tasks.append(asyncio.create_task(watching))
             yield
         finally:
             await self.membership.close()
