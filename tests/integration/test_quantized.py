@@ -19,7 +19,11 @@ safe_open = pytest.importorskip("safetensors").safe_open
 
 families = importlib.import_module("families")
 models = importlib.import_module("quantized_models")
-FORMATS = models.FORMATS | importlib.import_module("torchao_models").FORMATS
+FORMATS = models.FORMATS | {
+    name: form
+    for module in ("torchao_models", "block_float_models", "tool_models")
+    for name, form in importlib.import_module(module).FORMATS.items()
+}
 saved = partial(models.saved, formats=FORMATS)
 BOUND = 1e-3
 
@@ -52,7 +56,8 @@ def test_logits_are_those_of_the_dequantized_weights(form, tmp_path):
 Q4_1 = (
     "gptq-asymmetric", "gptq-one-group", "gptq-2", "awq", "compressed-int4-zeros",
     "compressed-int4-rows",
-    "torchao-intx4-zeros", "torchao-int4", "torchao-int4-tiles",
+    "torchao-intx4-zeros", "torchao-int4", "torchao-int4-tiles", "auto-round-zeros",
+    "auto-round-awq", "quark-uint4", "hqq", "hqq-3",
 )  # fmt: skip
 Q8_0 = "compressed-int8", "compressed-mixed", "bnb-int8", "torchao-int8"
 
@@ -117,7 +122,7 @@ def in_bfloat16(folder):
 
 NATIVE = (
     "gptq", "gptq-act-order", "awq", "fp8-blocks", "nf4", "torchao-int8",
-    "torchao-int4-tiles",
+    "torchao-int4-tiles", "modelopt-nvfp4", "compressed-mxfp4", "compressed-mxfp8",
 )  # fmt: skip
 
 
@@ -344,11 +349,73 @@ DAMAGE = {
         {"quant_type": None},
         ["quantization_config.quant_type", "'default'"],
     ),
+    "nvfp4 scales": (
+        "modelopt-nvfp4",
+        cut("weight_scale"),
+        {},
+        ["weight_scale", "modelopt, NVFP4", "[63, 8]", "[64, 8]"],
+    ),
+    "nvfp4 factor": (
+        "modelopt-nvfp4",
+        lambda parts: parts.pop("weight_scale_2"),
+        {},
+        ["k_proj", "no 'weight_scale_2' beside it"],
+    ),
+    "nvfp4 divisor": (
+        "compressed-nvfp4",
+        filled("weight_global_scale", 0),
+        {},
+        ["weight_global_scale", "found 0"],
+    ),
+    "modelopt algorithm": (
+        "modelopt-nvfp4",
+        None,
+        {"quant_algo": "W4A8_AWQ"},
+        ["quantization_config.quant_algo", "'W4A8_AWQ'", "NVFP4"],
+    ),
+    "mxfp4 exponents": (
+        "compressed-mxfp4",
+        filled("weight_scale", 255),
+        {},
+        ["weight_scale", "exponent 255, NaN"],
+    ),
+    "mxfp8 not finite": (
+        "compressed-mxfp8",
+        filled("weight", float("nan")),
+        {},
+        ["k_proj.weight'", "NaN", "finite"],
+    ),
+    "auto-round pattern": (
+        "auto-round",
+        None,
+        {"extra_config": {"(a+)+": {"bits": 8}}},
+        ["extra_config", "'(a+)+'", "patterns with '.*'"],
+    ),
+    "auto-round packing": (
+        "auto-round",
+        None,
+        {"packing_format": "auto_round:other"},
+        ["packing_format", "'auto_round:other'", "auto_round:auto_awq"],
+    ),
+    "quark dtype": (
+        "quark-int4",
+        None,
+        {"global_quant_config": {"weight": {"dtype": "int3"}}},
+        ["global_quant_config.weight.dtype", "'int3'", "uint4"],
+    ),
+    "quark scales": (
+        "quark-int4",
+        cut("weight_scale", 1),
+        {},
+        ["weight_zero_point", "Quark, int4", "[2, 8]", "[1, 8]"],
+    ),
+    "hqq bits": ("hqq", filled("nbits", 7), {}, ["k_proj.nbits", "found 7"]),
+    "hqq codes": ("hqq", cut("W_q"), {}, ["k_proj.W_q", "[63, 64]", "[64, 64]"]),
     "unknown method": (
         "gptq",
         None,
-        {"quant_method": "hqq"},
-        ["quant_method", "'hqq'", "gptq"],
+        {"quant_method": "aqlm"},
+        ["quant_method", "'aqlm'", "gptq"],
     ),
 }
 
@@ -359,6 +426,18 @@ def test_damaged_matrices_are_refused_by_name(case, tmp_path):
     message = damaged(form, tmp_path, change or (lambda _: None), **config)
     for part in parts:
         assert part in message, message
+
+
+def test_modelopts_own_file_describes_what_the_config_does_not(tmp_path):
+    small, _ = saved("modelopt-nvfp4", tmp_path)
+    fields = json.loads((small / "config.json").read_text())
+    del fields["quantization_config"]
+    (small / "config.json").write_text(json.dumps(fields))
+    inner = {"quant_algo": "NVFP4", "kv_cache_quant_algo": None, "group_size": 16}
+    text = json.dumps({"producer": {"name": "modelopt"}, "quantization": inner})
+    (small / "hf_quant_config.json").write_text(text)
+    (note,) = open_model(small).checkpoint.notes
+    assert note == "modelopt, NVFP4: 7 matrices decoded when they are loaded"
 
 
 def test_a_method_that_is_no_object_is_refused(tmp_path):

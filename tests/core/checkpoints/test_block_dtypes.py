@@ -22,7 +22,7 @@ from inl.errors import CheckpointError, MissingPackage
 
 KINDS = {
     name: gguf.GGMLQuantizationType[name.upper()]
-    for name in BLOCK_DTYPES
+    for name in (*BLOCK_DTYPES, "nvfp4")
     if name not in ("mxfp8", "fp8_128")  # not in GGUF files
 }
 

@@ -226,3 +226,26 @@ def test_the_layers_of_gemma3_with_full_attention(tmp_path, pattern, full):
     path = written(tmp_path / "m.gguf", "gemma3", {}, fill)
     kinds = open_checkpoint(path).config["layer_types"]
     assert [at for at, kind in enumerate(kinds) if kind == "full_attention"] == full
+
+
+def test_matrices_of_nvfp4_have_a_factor(tmp_path):
+    """As llama.cpp writes them: blocks, and a float beside each matrix."""
+    path, rng = tmp_path / "model.gguf", np.random.default_rng(5)
+    kind = gguf.GGMLQuantizationType.NVFP4
+    blocks = rng.integers(0, 126, (INNER, HIDDEN // 64 * 36), np.uint8)
+
+    def fill(writer):
+        writer.add_tensor("blk.0.ffn_up.weight", blocks, raw_dtype=kind)
+        writer.add_tensor("blk.1.ffn_up.weight", blocks, raw_dtype=kind)
+        writer.add_tensor("blk.1.ffn_up.scale", np.float32([0.37]))
+        writer.add_tensor("blk.1.ffn_up.input_scale", np.float32([2]))
+
+    checkpoint = open_checkpoint(written(path, "qwen2", {}, fill))
+    plain, scaled = (f"model.layers.{n}.mlp.up_proj.weight" for n in (0, 1))
+    assert sorted(checkpoint.names()) == [plain, scaled]
+    assert checkpoint.spec(plain) == ("nvfp4", (INNER, HIDDEN))
+    assert checkpoint.spec(scaled) == ("float32", (INNER, HIDDEN))
+    expected = gguf.dequantize(blocks, kind)
+    found = checkpoint.tensor(scaled).data
+    np.testing.assert_array_equal(found, expected * np.float32(0.37))
+    checkpoint.close()

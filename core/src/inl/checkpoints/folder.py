@@ -35,7 +35,10 @@ GENERATION: Final = "generation_config.json"
 INDEX: Final = "model.safetensors.index.json"
 PICKLED_INDEX: Final = "pytorch_model.bin.index.json"
 """Of shards that torch has saved; read where there are no safetensors."""
+QUANTIZATION: Final = "quantization_config"
 WHOLE: Final = "model.safetensors"
+MODELOPT: Final = "hf_quant_config.json"
+"""Of ModelOpt, whose older versions do not write a ``quantization_config``."""
 
 
 @final
@@ -141,6 +144,9 @@ def _config(path: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{path}: architectures: found {show(names)}; accepted: a list of names"
         )
+    quantized = optional_json(path.parent / MODELOPT).get("quantization")
+    if isinstance(quantized, dict):
+        config.setdefault(QUANTIZATION, {"quant_method": "modelopt", **quantized})
     return config
 
 

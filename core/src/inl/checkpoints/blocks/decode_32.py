@@ -39,6 +39,9 @@ def _e4m3_values() -> Floats:
 
 E4M3: Final = _e4m3_values()
 """Values of float8_e4m3 codes."""
+UE4M3: Final = np.tile(E4M3[:128], 2)
+"""Values of E4M3 codes whose sign has no meaning, without NaN, as ggml has them."""
+UE4M3[[127, 255]] = 0, 480
 
 
 def float8_e4m3(blocks: Bytes, out: Floats) -> None:
@@ -112,6 +115,16 @@ def mxfp8(blocks: Bytes, out: Floats) -> None:
     """Decode blocks of an exponent and 32 E4M3 floats (OCP Microscaling, v1.0)."""
     out[:] = E4M3[blocks[:, 1:]]
     out *= np.ldexp(np.float32(1), blocks[:, :1].astype(np.int32) - 127)
+
+
+def nvfp4(blocks: Bytes, out: Floats) -> None:
+    """Decode blocks of four E4M3 scales without a sign, each of 16 E2M1 floats."""
+    scales = UE4M3[blocks[:, :4]]
+    codes = blocks[:, 4:].reshape(-1, 4, 8)
+    parts = out.reshape(-1, 4, 16)
+    parts[:, :, :8] = E2M1_DOUBLED[codes & 15]
+    parts[:, :, 8:] = E2M1_DOUBLED[codes >> 4]
+    parts *= scales[:, :, None] * np.float32(0.5)
 
 
 def fp8_128(blocks: Bytes, out: Floats) -> None:

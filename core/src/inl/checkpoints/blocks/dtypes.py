@@ -81,6 +81,7 @@ BLOCK_DTYPES: Final = {
 BLOCKS: Final = {
     **dict.fromkeys((*FLOAT8, E8M0), (1, 1)),
     **{name: (one.block, one.bytes) for name, one in BLOCK_DTYPES.items()},
+    "nvfp4": (64, 36),
     "q8_1": (32, 40),
     "q8_k": (256, 292),
     "iq1_s": (256, 50),
@@ -105,6 +106,7 @@ _DECODERS: Final[dict[str, Callable[[Bytes, Floats], None]]] = {
     "iq4_nl": decode_32.iq4_nl,
     "mxfp4": decode_32.mxfp4,
     "mxfp8": decode_32.mxfp8,
+    "nvfp4": decode_32.nvfp4,
     "fp8_128": decode_32.fp8_128,
     "q2_k": decode_256.q2_k,
     "q3_k": decode_256.q3_k,

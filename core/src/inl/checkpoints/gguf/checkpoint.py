@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import numpy as np
 from numpy.typing import NDArray
 
+from inl.checkpoints.blocks.dtypes import dequantize
 from inl.checkpoints.checkpoint import Checkpoint
 from inl.checkpoints.files.tensor_file import Entry, show
 from inl.checkpoints.gguf.config import DRAFT_LAYERS, config
@@ -41,6 +42,8 @@ HEADS: Final = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"
 RATES: Final = ".A_log"
 VECTORS: Final = (RATES, ".D", ".mamba.norm.weight", ".mixer.norm.weight")
 """Ends of the names of vectors that files of Mamba-2 divide into rows."""
+FACTOR, INPUT_FACTOR = ".scale", ".input_scale"
+"""Ends of the names of factors beside matrices of NVFP4, and of their inputs."""
 
 
 @final
@@ -70,6 +73,13 @@ class GgufCheckpoint(Checkpoint):
         self.special_tokens = special_tokens(metadata, path)
         self._family = known
         used = self._used_tensors()
+        stems = {each.removesuffix(FACTOR) for each in used if each.endswith(FACTOR)}
+        stems &= {each.removesuffix(".weight") for each in used}
+        unread = {f"{stem}{end}" for stem in stems for end in (FACTOR, INPUT_FACTOR)}
+        used = [each for each in used if each not in unread]
+        self._factors = {
+            _name(f"{stem}.weight", known): f"{stem}{FACTOR}" for stem in stems
+        }
         self._stored = {_name(name, known): name for name in used}
         if len(self._stored) != len(used):
             duplicates = set(used) - set(self._stored.values())
@@ -114,19 +124,36 @@ class GgufCheckpoint(Checkpoint):
         if name not in self._stored:
             raise self.missing(name)
         entry = self._gguf.tensors[self._stored[name]]
-        return entry.dtype, _shape(name, entry.shape)
+        dtype = "float32" if name in self._factors else entry.dtype
+        return dtype, _shape(name, entry.shape)
 
     def tensor(self, name: str) -> HostArray:
-        dtype, _ = self.spec(name)
+        self.spec(name)
         file, entry = self._gguf.file, self._gguf.tensors[self._stored[name]]
-        array = file.array(entry) if dtype in SIZES else file.rows(entry)
+        array = file.array(entry) if entry.dtype in SIZES else file.rows(entry)
         restore = self._restoration(name)
-        return restore(array) if restore else array
+        array = restore(array) if restore else array
+        return self._scaled(name, array) if name in self._factors else array
+
+    def _scaled(self, name: str, array: HostArray) -> HostArray:
+        """Decode a matrix, or several, and multiply by the factor of each."""
+        file, entry = self._gguf.file, self._gguf.tensors[self._factors[name]]
+        factors = widen(file.array(entry)).astype(np.float32).reshape(-1)
+        accepted = {1, array.shape[0]} if len(array.shape) == 3 else {1}
+        if factors.size not in accepted or not np.isfinite(factors).all():
+            raise CheckpointError(
+                f"{self.path}: tensor {self._factors[name]!r}: found "
+                f"{entry.dtype}{list(entry.shape)} for {list(array.shape)}; accepted: "
+                "a finite factor of each matrix"
+            )
+        values = dequantize(array, name)
+        values *= factors.reshape(-1, *(1,) * (values.ndim - 1))
+        return wrap(values)
 
     def row_reader(self, name: str) -> Callable[[int, memoryview], None] | None:
         dtype, shape = self.spec(name)
         if dtype in SIZES or self._restoration(name):
-            return None
+            return None  # as those with a factor, which are float32
         file, entry = self._gguf.file, self._gguf.tensors[self._stored[name]]
         size = (entry.stop - entry.start) // shape[0]
 

@@ -54,5 +54,6 @@ KINDS: Final = {
     34: "tq1_0",
     35: "tq2_0",
     39: "mxfp4",
+    40: "nvfp4",
 }
 """Dtype names by tensor type number."""

@@ -10,7 +10,15 @@ import numpy as np
 from inl.checkpoints.blocks.codes import FLOAT8_SCALED
 from inl.checkpoints.blocks.dtypes import BLOCK_DTYPES, dequantize
 from inl.checkpoints.files.tensor_file import show
-from inl.checkpoints.quantized.matrix import QuantMatrix, unpack_words
+from inl.checkpoints.quantized.block_floats import (
+    MXFP8,
+    NVFP4,
+    block_kind,
+    check_blocks,
+    nvfp4_matrix,
+    packed_blocks,
+)
+from inl.checkpoints.quantized.matrix import BLOCK, QuantMatrix, unpack_words
 from inl.checkpoints.quantized.matrix_format import (
     MatrixFormat,
     Parts,
@@ -130,10 +138,14 @@ class Fp8(MatrixFormat):
         self.ignored = IGNORED
 
     def spec(self, parts: Parts) -> tuple[str, Shape]:
+        if block_kind(parts, "weight", self.scale) == MXFP8:
+            return MXFP8, check_blocks(parts, MXFP8, "weight", self.scale, "")
         shape = check_scaled(parts, self.scale, self._block, FLOAT8)
         return float8_dtype(parts, self.scale, shape), shape
 
     def array(self, parts: Parts, dtype: str) -> HostArray | None:
+        if dtype == MXFP8:
+            return packed_blocks(parts, MXFP8, "weight", self.scale)
         if dtype == FLOAT8_SCALED:
             return float8_blocks(parts, self.scale)
         return super().array(parts, dtype)
@@ -142,11 +154,18 @@ class Fp8(MatrixFormat):
         return scaled_matrix(parts, self.scale, self._block)
 
 
-def modelopt(config: Mapping[str, Any]) -> Fp8:
-    """Return the format of NVIDIA's ModelOpt: FP8 with a scale per tensor."""
-    option(config, "quant_algo", ("FP8",))
+def fbgemm(_config: Mapping[str, Any]) -> Fp8:
+    """Return the format of FBGEMM: FP8 with a scale per row."""
     form = Fp8({})
-    form.name = "modelopt, FP8"
+    form.name = "FBGEMM FP8"
+    form.ignored = (*IGNORED, ".input_scale_ub")
+    return form
+
+
+def mxfp8(config: Mapping[str, Any]) -> Fp8:
+    """Return the format of FP8 whose scales are powers of two of 32 columns."""
+    form = Fp8({"weight_block_size": [1, BLOCK]} | dict(config))
+    form.name = "MXFP8"
     return form
 
 
@@ -157,12 +176,13 @@ class CompressedTensors(MatrixFormat):
     marker = ".weight_scale"
     parts = (
         "weight", "weight_packed", "weight_scale", "weight_shape", "weight_zero_point",
-        "weight_g_idx",
+        "weight_g_idx", "weight_global_scale",
     )  # fmt: skip
     ignored = IGNORED
     FORMATS = (
         "pack-quantized", "float-quantized", "int-quantized", "naive-quantized",
-        "dense", "mixed-precision",
+        "dense", "mixed-precision", "nvfp4-pack-quantized", "mxfp4-pack-quantized",
+        "mxfp8-quantized",
     )  # fmt: skip
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -188,6 +208,13 @@ class CompressedTensors(MatrixFormat):
         self._rounds_rows = _rounds_activations(config)
 
     def spec(self, parts: Parts) -> tuple[str, Shape]:
+        if kind := self._kind(parts):
+            if parts.has("weight_zero_point"):
+                parts.refuse("weight_zero_point", "zero points", "none in such blocks")
+            shape = check_blocks(
+                parts, kind, _codes(parts), "weight_scale", "weight_global_scale"
+            )
+            return "float32" if kind == NVFP4 else kind, shape
         if not parts.has("weight_packed"):
             dtypes = (*FLOAT8, *INTEGERS)
             shape = check_scaled(parts, "weight_scale", self._block, dtypes)
@@ -209,11 +236,18 @@ class CompressedTensors(MatrixFormat):
         return dtype, (rows, size)
 
     def array(self, parts: Parts, dtype: str) -> HostArray | None:
+        if dtype == self._kind(parts):
+            return packed_blocks(parts, dtype, _codes(parts), "weight_scale")
         if dtype == FLOAT8_SCALED:
             return float8_blocks(parts, "weight_scale")
         return super().array(parts, dtype)
 
     def matrix(self, parts: Parts) -> QuantMatrix:
+        if self._kind(parts) == NVFP4:
+            factor = float(parts.floats("weight_global_scale").reshape(()))
+            if not factor:
+                parts.refuse("weight_global_scale", "0", "a divisor of scales")
+            return nvfp4_matrix(parts, _codes(parts), "weight_scale", 1 / factor)
         if not parts.has("weight_packed"):
             return scaled_matrix(parts, "weight_scale", self._block)
         rows, size, bits, width = self._packed(parts)
@@ -225,6 +259,9 @@ class CompressedTensors(MatrixFormat):
             zero = unpack_words(words, bits, axis=0)[:rows].astype(np.int32)
         columns = columns_of(parts, "weight_g_idx", width, scale.shape[1])
         return QuantMatrix(codes, scale, zero, 1, columns, width)
+
+    def _kind(self, parts: Parts) -> str | None:
+        return block_kind(parts, _codes(parts), "weight_scale")
 
     def _blocks(self, parts: Parts, shape: Shape) -> str:
         """Return the dtype of a matrix of bytes."""
@@ -252,6 +289,10 @@ class CompressedTensors(MatrixFormat):
         scale = parts.shape("weight_scale")
         groups = scale[1] if len(scale) == 2 and scale[1] else 1
         return rows, size, bits[packed[1]], -(-size // groups)
+
+
+def _codes(parts: Parts) -> str:
+    return "weight_packed" if parts.has("weight_packed") else "weight"
 
 
 def _fields(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
