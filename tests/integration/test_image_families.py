@@ -17,6 +17,9 @@ from tokenizers import AddedToken  # noqa: E402
 from transformers.models.gemma3.image_processing_pil_gemma3 import (  # noqa: E402
     Gemma3ImageProcessorPil,
 )
+from transformers.models.gemma4.image_processing_pil_gemma4 import (  # noqa: E402
+    Gemma4ImageProcessorPil,
+)
 from transformers.models.pixtral.image_processing_pil_pixtral import (  # noqa: E402
     PixtralImageProcessorPil,
 )
@@ -52,6 +55,7 @@ SPECIAL = [
     "<|endoftext|>", "<image>", "[IMG_BREAK]", "[IMG_END]",
     "<fake_token_around_image>", "<global-img>", *TILES,
     "<image_soft_token>", "<start_of_image>", "<end_of_image>",
+    "<|image>", "<image|>",
 ]  # fmt: skip
 VOCAB = 256 + len(SPECIAL)
 TEMPLATE = (
@@ -121,9 +125,53 @@ def _panned():
     )  # fmt: skip
 
 
+def _gemma4(text=None, **vision):
+    # An image is longer than the window of the second layer.
+    text = {
+        **TEXT, "num_hidden_layers": 3,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        "sliding_window": 10, "global_head_dim": 24, "pad_token_id": 0,
+        "hidden_size_per_layer_input": 0, "num_key_value_heads": 2,
+        "use_bidirectional_attention": "vision", **(text or {}),
+    }  # fmt: skip
+    config = transformers.Gemma4Config(
+        text_config=text, audio_config=None, image_token_id=IMAGE,
+        vision_config={
+            **VISION, "patch_size": 4, "num_key_value_heads": 2, "head_dim": 12,
+            "position_embedding_size": 80, **vision,
+        },
+        tie_word_embeddings=False,
+    )  # fmt: skip
+    made = transformers.Gemma4ForConditionalGeneration(config)
+    draws = np.random.default_rng(8)
+    for name, values in made.named_buffers():
+        kind = name.rpartition(".")[2]
+        if kind in ("std_bias", "std_scale"):
+            drawn = draws.standard_normal(values.shape) * 0.2
+            values.copy_(torch.tensor(drawn + (kind == "std_scale")))
+        elif kind.endswith(("_min", "_max")):
+            bound = draws.uniform(0.3, 1.0)
+            values.fill_(-bound if kind.endswith("_min") else bound)
+    processor = Gemma4ImageProcessorPil(
+        max_soft_tokens=70, patch_size=4, pooling_kernel_size=3
+    )
+    return made, processor
+
+
+def _gemma4_small():
+    text = {
+        "num_hidden_layers": 4, "num_kv_shared_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB,
+        "use_bidirectional_attention": None,
+    }  # fmt: skip
+    return _gemma4(text, use_clipped_linears=True)
+
+
 KINDS = {
     "mistral3": _mistral3, "smolvlm": _smolvlm, "gemma3": _gemma3,
-    "gemma3_panned": _panned,
+    "gemma3_panned": _panned, "gemma4": lambda: _gemma4(standardize=True),
+    "gemma4_small": _gemma4_small,
 }  # fmt: skip
 SIZES = [(70, 45), (200, 310), (28, 28), (1, 60), (500, 400), (90, 13)]
 
@@ -153,6 +201,10 @@ def processed(model, image):
         rows, columns = (int(side) // 28 for side in given["image_sizes"][0])
         lines = ["<image>" * columns] * rows
         return given, "[IMG_BREAK]".join(lines) + "[IMG_END]"
+    if kind == "gemma4":
+        given = dict(model.processor(images=[image], return_tensors="pt"))
+        (count,) = given.pop("num_soft_tokens_per_image").tolist()
+        return given, f"<|image>{'<image>' * count}<image|>"
     if kind == "gemma3":
         given = dict(model.processor(images=[image], return_tensors="pt"))
         (crops,) = given.pop("num_crops").tolist()
@@ -183,6 +235,10 @@ def test_a_processor_without_fields_has_the_defaults(model, tmp_path):
     settings = open_model(tmp_path).vision.settings
     grid = settings.grid_of(2000, 1500, "image")
     is_pixtral = model.model.config.model_type == "mistral3"
+    if model.model.config.model_type == "gemma4":
+        # 266 features, of 3 x 3 patches each.
+        assert grid == (3 * 19, 3 * 14)
+        return
     # 1024 x 768 in squares of 28 pixels; 224 x 168 in tiles of 56.
     is_gemma = model.model.config.model_type == "gemma3"
     assert grid == ((74, 56) if is_pixtral else (8, 8) if is_gemma else (16, 12))
@@ -190,6 +246,13 @@ def test_a_processor_without_fields_has_the_defaults(model, tmp_path):
 
 def patches_of(model, given):
     """The patches of transformers' pixels, row by row of features."""
+    if model.model.config.model_type == "gemma4":
+        places = given["image_position_ids"][0].numpy()
+        used = places[:, 0] >= 0
+        (columns, rows), values = places[used].T, given["pixel_values"][0][used].numpy()
+        order = np.lexsort((columns % 3, rows % 3, columns // 3, rows // 3))
+        values = 2 * (values[order].reshape(-1, 4, 4, 3) - 0.5)
+        return values.transpose(0, 3, 1, 2).reshape(len(values), -1)
     pixels = np.asarray(given["pixel_values"])
     pixels = pixels.reshape(-1, *pixels.shape[-3:])
     count, channels, height, width = pixels.shape
@@ -253,7 +316,7 @@ def test_features_are_those_of_transformers(model, device):
         alone = encoded(encoder, image)
         assert (joint.grid, joint.parts) == (alone.grid, alone.parts)
         for features in (alone.features, joint.features):
-            if model.model.config.model_type == "gemma3":
+            if model.model.config.model_type.startswith("gemma"):
                 features = features * 8  # it multiplies embeddings by the root of 64
             assert features.shape == expected.shape
             error = np.abs(features - expected).max()
@@ -261,11 +324,20 @@ def test_features_are_those_of_transformers(model, device):
     encoder.close()
 
 
+def budget_of(model, tokens):
+    """Tokens of a step, which holds all features that attend in both directions."""
+    text = model.model.config.text_config
+    is_wide = getattr(text, "use_bidirectional_attention", None) == "vision"
+    return max(tokens, 80) if is_wide else tokens
+
+
 def expected_answer(model, ids, image, count):
     given, _ = processed(model, image)
     if model.model.config.model_type == "gemma3":
         soft = model.model.config.image_token_index
         given["token_type_ids"] = (torch.tensor([ids]) == soft).int()
+    if model.model.config.model_type == "gemma4":
+        given["mm_token_type_ids"] = (torch.tensor([ids]) == IMAGE).int()
     with torch.no_grad():
         found = model.model.generate(
             input_ids=torch.tensor([ids]),
@@ -278,7 +350,9 @@ def expected_answer(model, ids, image, count):
 def test_answers_are_those_of_transformers(model):
     with InferenceEngine(
         open_model(model.folder),
-        config=EngineConfig(backend="reference", dtype="float32", token_budget=32),
+        config=EngineConfig(
+            backend="reference", dtype="float32", token_budget=budget_of(model, 32)
+        ),
     ) as engine:
         assert engine._encoder.images._encoder is None  # texts do not pay for it
         tokenizer = engine._encoder.tokenizer("test")
@@ -343,7 +417,10 @@ def test_schedules_give_the_same_tokens(model, expected, device, monkeypatch):
     """Chunks that end at any place of an image, batches, and prefixes that are hit."""
     options = {"max_tokens": 6, "ignore_eos": True}
     text = list(range(3, 40))
-    with engine_of(model, device, monkeypatch, token_budget=24, max_batch=4) as engine:
+    budget = budget_of(model, 24)
+    with engine_of(
+        model, device, monkeypatch, token_budget=budget, max_batch=4
+    ) as engine:
         alone = list(engine.generate(text, **options).token_ids)
         for _ in range(2):
             batch = []
@@ -366,6 +443,9 @@ def test_a_preempted_request_gives_the_same_tokens(model, expected, monkeypatch)
     # Blocks for two prompts, and not for two answers.
     tokens = 2 * len(ids) + count
     cell = 2 * 2 * 2 * 16 * 4  # layers, keys and values, heads, lanes, bytes
+    if "gemma4" in model.folder.name:
+        # Of two kinds of layers: those with a cache of their own.
+        cell = 2 * 2 * 4 * (40 if "small" in model.folder.name else 64)
     with engine_of(
         model, "native", monkeypatch, cache_bytes=tokens * cell, prefix_cache=False,
         context=len(ids) + count + 16,
@@ -380,6 +460,8 @@ def test_a_gguf_file_with_its_projector_gives_the_same(model, expected, tmp_path
     """Answers are those of transformers, of files beside each other."""
     if "panned" in model.folder.name:
         pytest.skip("its files do not say whether to pan and scan")
+    if "gemma4" in model.folder.name:
+        pytest.skip("its language model is not read from GGUF files")
     text, projector = tmp_path / "text.gguf", tmp_path / "mmproj-text.gguf"
     tokens = gguf_tokens(SPECIAL)
     if model.model.config.model_type == "mistral3":

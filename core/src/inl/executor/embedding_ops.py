@@ -6,14 +6,18 @@ from typing import Any
 
 from inl.ops.rope import RopeScaling
 from inl.spec.embedded_rows import EmbeddedRows
+from inl.spec.model import ModelInputs
 from inl.spec.step import Array, Step
 
 
 class EmbeddingOps:
     """Replaces the ops that the inputs of tokens change; passes all others on."""
 
-    def __init__(self, ops: Any, embedded: EmbeddedRows, step: Step) -> None:
+    def __init__(
+        self, ops: Any, embedded: EmbeddedRows, step: Step, inputs: ModelInputs
+    ) -> None:
         self._ops, self._embedded, self._step = ops, embedded, step
+        self._inputs = inputs
         self._is_embedded = False
         if embedded.spans is not None:
             self.attend, self.attention = self._attend, self._attention
@@ -24,11 +28,17 @@ class EmbeddingOps:
 
     def embedding(self, tokens: Array, w: Any) -> Array:
         """Compute :data:`inl.ops.embedding.embedding`, and replace the first's rows."""
-        looked_up = self._ops.embedding(tokens, w)
-        if self._is_embedded:  # a table of other inputs of the tokens
+        looked_up, kept = self._ops.embedding(tokens, w), self._embedded.kept
+        if not self._is_embedded:
+            self._is_embedded = True
+            return looked_up * kept + self._embedded.rows
+        # A table of other inputs of the tokens.
+        if (given := self._inputs.embedded_id) is None:
             return looked_up
-        self._is_embedded = True
-        return looked_up * self._embedded.kept + self._embedded.rows
+        other = self._ops.zeros_like(tokens)
+        if given:
+            other = other + given
+        return looked_up * kept + self._ops.embedding(other, w) * (kept * -1.0 + 1.0)
 
     def rope_table(
         self, positions: Array, *, dim: int, theta: float, scaling: RopeScaling
@@ -42,6 +52,8 @@ class EmbeddingOps:
 
     def _attention(self, q: Array, cache: Any, step: Step, **attrs: Any) -> Array:
         """Compute :data:`inl.ops.span_attention.span_attention`."""
+        if self._inputs.windowed_spans and attrs["window"] is None:
+            return self._ops.attention(q, cache, step, **attrs)
         spans = self._embedded.spans
         if q.shape[0] != self._step.tokens.shape[0]:  # the sampled tokens only
             spans = self._ops.take_rows(spans, self._step.samples)

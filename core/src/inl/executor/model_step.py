@@ -40,7 +40,7 @@ def forward(
     """
     step, state = begin(ops, message, state, table_width)
     if embedded is not None:
-        ops = cast("Ops", EmbeddingOps(ops, embedded, step))
+        ops = cast("Ops", EmbeddingOps(ops, embedded, step, model.inputs(config)))
     sampled_step = prune_last_layer(ops, model, step)
     if isinstance(weights, AdaptedWeights):
         ops = adapter_ops(ops, weights, step, sampled_step)

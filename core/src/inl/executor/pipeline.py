@@ -190,7 +190,7 @@ def pass_on(
     *embedded, state = given
     step, state = begin(ops, message, state, table_width)
     for rows in embedded:
-        ops = cast("Ops", EmbeddingOps(ops, rows, step))
+        ops = cast("Ops", EmbeddingOps(ops, rows, step, model.inputs(config)))
     carry, state = layers(ops, model, config, weights, step, None, state)
     model.head(ops, config, weights, carry, step)
     if ops.bucket.verifies:

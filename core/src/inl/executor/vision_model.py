@@ -11,8 +11,14 @@ from inl.checkpoints.adapted import AdaptedCheckpoint, Piece
 from inl.checkpoints.gguf.checkpoint import GgufCheckpoint
 from inl.checkpoints.gguf.projector import ProjectorCheckpoint, projectors_beside
 from inl.errors import CheckpointError
-from inl.images import pixtral_patches, qwen_patches, square_patches
-from inl.models import pixtral_vision, qwen3_vision, qwen25_vision, siglip_vision
+from inl.images import gemma_patches, pixtral_patches, qwen_patches, square_patches
+from inl.models import (
+    gemma4_vision,
+    pixtral_vision,
+    qwen3_vision,
+    qwen25_vision,
+    siglip_vision,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -111,6 +117,10 @@ FAMILIES: Final = {
     "gemma3": VisionFamily(
         siglip_vision.MODEL, siglip_vision.image_batch, siglip_vision.gemma_fields,
         siglip_vision.GEMMA_NAMES, square_patches.read_square, 262144, GEMMA_MARK,
+    ),
+    "gemma4": VisionFamily(
+        gemma4_vision.MODEL, gemma4_vision.image_batch, gemma4_vision.fields,
+        gemma4_vision.NAMES, gemma_patches.read_settings, 258880,
     ),
     "idefics3": _TILED,
     "smolvlm": _TILED,

@@ -25,7 +25,7 @@ from inl.ops.moe import Experts
 from inl.ops.norm import Norm
 from inl.ops.rope import RopeScaling
 from inl.spec.cache import Paged, State
-from inl.spec.model import Model
+from inl.spec.model import Model, ModelInputs
 from inl.spec.step import Array, Step
 from inl.spec.weights import Group, Param
 
@@ -369,4 +369,12 @@ def _constant(value: Any, _stored: Any) -> Any:
     return value
 
 
-MODEL = Model(config, weights, state, embed, layer, gemma.head, adapt=adapt)
+def inputs(c: Gemma4Config) -> ModelInputs:
+    """Return how tokens of an image attend, and which embedding layers have of them."""
+    pad = c.pad if c.input_size else None
+    return ModelInputs(spans=c.spans, windowed_spans=c.spans, embedded_id=pad)
+
+
+MODEL = Model(
+    config, weights, state, embed, layer, gemma.head, adapt=adapt, inputs=inputs
+)

@@ -59,6 +59,11 @@ class Gemma4Config(gemma.GemmaConfig):
     """Experts beside the dense feed-forward layer; 0 for none."""
     experts_per_token: int = 0
     expert_size: int = 0
+    spans: bool = False
+    """Whether the tokens of an image attend to each other in both directions, in the
+    layers with a window."""
+    pad: int = 0
+    """Token id of the embedding that layers have of each token of an image."""
 
 
 def config(hf: Mapping[str, Any]) -> Gemma4Config:
@@ -109,6 +114,8 @@ def config(hf: Mapping[str, Any]) -> Gemma4Config:
         shared_size=wide * base.intermediate_size,
         input_size=size,
         input_vocab=_input_vocab(hf, base.vocab_size) if size else 0,
+        spans=hf.get("use_bidirectional_attention") == "vision",
+        pad=whole(hf, "pad_token_id", 0, least=0),
         **_experts(hf),
     )
 

@@ -25,6 +25,11 @@ class ModelInputs(NamedTuple):
     """Whether spans of tokens attend to each other in both directions."""
     feature_layers: tuple[int, ...] = ()
     """Layers after which features are added to ``residual`` of the carry."""
+    windowed_spans: bool = False
+    """Whether spans do so in the layers with a window only."""
+    embedded_id: int | None = None
+    """Token id by which further tables are looked up where a token has an embedding;
+    ``None``: by its own."""
 
 
 def no_inputs(_config: Any) -> ModelInputs:
