@@ -47,6 +47,7 @@ from inl.executor.model_loader import open_model  # noqa: E402
 from inl.executor.vision_encoder import VisionEncoder  # noqa: E402
 from inl.images.decoding import ImageDecoder  # noqa: E402
 from inl.plugin import make_backend  # noqa: E402
+from llama4_processor import Llama4Processor  # noqa: E402
 from projector_files import gguf_tokens, write_projector, write_text  # noqa: E402
 
 EOS, IMAGE, BREAK, END, AROUND, WHOLE = range(256, 262)
@@ -55,7 +56,8 @@ SPECIAL = [
     "<|endoftext|>", "<image>", "[IMG_BREAK]", "[IMG_END]",
     "<fake_token_around_image>", "<global-img>", *TILES,
     "<image_soft_token>", "<start_of_image>", "<end_of_image>",
-    "<|image>", "<image|>",
+    "<|image>", "<image|>", "<|patch|>", "<|image|>", "<|image_start|>",
+    "<|image_end|>", "<|tile_x_separator|>", "<|tile_y_separator|>",
 ]  # fmt: skip
 VOCAB = 256 + len(SPECIAL)
 TEMPLATE = (
@@ -168,10 +170,28 @@ def _gemma4_small():
     return _gemma4(text, use_clipped_linears=True)
 
 
+def _llama4():
+    text = {
+        **TEXT, "intermediate_size_mlp": 80, "num_local_experts": 2,
+        "num_experts_per_tok": 1, "moe_layers": [1], "pad_token_id": None,
+    }  # fmt: skip
+    config = transformers.Llama4Config(
+        text_config=text, image_token_index=SPECIAL.index("<|patch|>") + 256,
+        vision_config={
+            **VISION, "image_size": 56, "intermediate_size": 128,
+            "projector_input_dim": 40, "projector_output_dim": 40,
+            "vision_output_dim": 40,
+        },
+        tie_word_embeddings=False,
+    )  # fmt: skip
+    made = transformers.Llama4ForConditionalGeneration(config)
+    return made, Llama4Processor(56, 6)
+
+
 KINDS = {
     "mistral3": _mistral3, "smolvlm": _smolvlm, "gemma3": _gemma3,
     "gemma3_panned": _panned, "gemma4": lambda: _gemma4(standardize=True),
-    "gemma4_small": _gemma4_small,
+    "gemma4_small": _gemma4_small, "llama4": _llama4,
 }  # fmt: skip
 SIZES = [(70, 45), (200, 310), (28, 28), (1, 60), (500, 400), (90, 13)]
 
@@ -182,11 +202,16 @@ def model(request, tmp_path_factory):
     made, processor = KINDS[request.param]()
     fill(made)
     made.save_pretrained(folder)
-    processor.save_pretrained(folder)
+    if request.param == "llama4":
+        file = folder / "preprocessor_config.json"
+        file.write_text(json.dumps(processor.fields))
+    else:
+        processor.save_pretrained(folder)
     rules = byte_rules()
     rules.add_special_tokens([AddedToken(text, special=True) for text in SPECIAL])
     rules.save(str(folder / "tokenizer.json"))
     mark = "<start_of_image>" if "gemma3" in request.param else "<image>"
+    mark = "<|image|>" if request.param == "llama4" else mark
     template = TEMPLATE.replace("<image>", mark)
     fields = {"chat_template": template, "eos_token": "<|endoftext|>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(fields))
@@ -201,6 +226,15 @@ def processed(model, image):
         rows, columns = (int(side) // 28 for side in given["image_sizes"][0])
         lines = ["<image>" * columns] * rows
         return given, "[IMG_BREAK]".join(lines) + "[IMG_END]"
+    if kind == "llama4":
+        values, (rows, columns) = model.processor(image)
+        # As the processor of transformers writes it, which cannot be made without
+        # the tokenizer of Llama.
+        tile = "<|patch|>" * 4
+        row = "<|tile_x_separator|>".join([tile] * columns) + "<|tile_y_separator|>"
+        tiles = row * rows if rows * columns > 1 else ""
+        text = f"<|image_start|>{tiles}<|image|>{tile}<|image_end|>"
+        return {"pixel_values": values}, text
     if kind == "gemma4":
         given = dict(model.processor(images=[image], return_tensors="pt"))
         (count,) = given.pop("num_soft_tokens_per_image").tolist()
@@ -260,6 +294,12 @@ def patches_of(model, given):
     return x.transpose(0, 2, 5, 3, 6, 1, 4, 7).reshape(-1, channels * 14 * 14)
 
 
+def feature_of(text):
+    """What stands for a feature in the text of an image."""
+    names = "<image_soft_token>", "<|patch|>"
+    return next((name for name in names if name in text), "<image>")
+
+
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("mode", ["RGB", "L", "P"])
 def test_patches_and_tokens_are_those_of_the_processor(model, size, mode):
@@ -271,7 +311,7 @@ def test_patches_and_tokens_are_those_of_the_processor(model, size, mode):
     assert found.values.shape == expected.shape
     assert np.abs(found.values - expected).max() <= 1e-6
     pieces = settings.pieces(found.grid)
-    feature = "<image_soft_token>" if "soft" in text else "<image>"
+    feature = feature_of(text)
     assert text == "".join(
         feature * piece if isinstance(piece, int) else piece for piece in pieces
     )
@@ -291,13 +331,22 @@ def test_patches_and_tokens_of_random_images(model):
         expected = patches_of(model, given)
         assert found.values.shape == expected.shape, image
         assert np.abs(found.values - expected).max() <= 1e-6, image
-        feature = "<image_soft_token>" if "soft" in text else "<image>"
+        feature = feature_of(text)
         pieces = settings.pieces(found.grid)
         assert text == "".join(
             feature * piece if isinstance(piece, int) else piece for piece in pieces
         )
         compared += 1
     assert compared > count / 2
+
+
+def features_of(made, given):
+    """The features of an image in transformers."""
+    if made.config.model_type == "llama4":
+        hidden = made.get_image_features(**given, return_dict=True).last_hidden_state
+        return made.multi_modal_projector(hidden).flatten(0, 1).numpy()
+    visual = made.model.get_image_features(**given, return_dict=True)
+    return torch.cat(list(visual.pooler_output)).numpy()
 
 
 @pytest.mark.parametrize("device", ["reference", "cpu"])
@@ -311,8 +360,7 @@ def test_features_are_those_of_transformers(model, device):
     for image, joint in zip(images, together, strict=True):
         given, _ = processed(model, image)
         with torch.no_grad():
-            visual = model.model.model.get_image_features(**given, return_dict=True)
-        expected = torch.cat(list(visual.pooler_output)).numpy()
+            expected = features_of(model.model, given)
         alone = encoded(encoder, image)
         assert (joint.grid, joint.parts) == (alone.grid, alone.parts)
         for features in (alone.features, joint.features):
@@ -460,7 +508,7 @@ def test_a_gguf_file_with_its_projector_gives_the_same(model, expected, tmp_path
     """Answers are those of transformers, of files beside each other."""
     if "panned" in model.folder.name:
         pytest.skip("its files do not say whether to pan and scan")
-    if "gemma4" in model.folder.name:
+    if model.model.config.model_type in ("gemma4", "llama4"):
         pytest.skip("its language model is not read from GGUF files")
     text, projector = tmp_path / "text.gguf", tmp_path / "mmproj-text.gguf"
     tokens = gguf_tokens(SPECIAL)

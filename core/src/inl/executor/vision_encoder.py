@@ -60,6 +60,7 @@ class ImageBatch:
         patches = [each for each, _ in images]
         tokens = sum(len(values) for values, _ in patches)
         rows = sum(sequences_of(vision, each) for each in patches)
+        tokens += rows * vision.family.extra_tokens
         bucket = executor.bucket(tokens, rows)
         config: Any = executor.loaded.config
         batch, self._order = vision.family.image_batch(config, patches, bucket)

@@ -11,9 +11,16 @@ from inl.checkpoints.adapted import AdaptedCheckpoint, Piece
 from inl.checkpoints.gguf.checkpoint import GgufCheckpoint
 from inl.checkpoints.gguf.projector import ProjectorCheckpoint, projectors_beside
 from inl.errors import CheckpointError
-from inl.images import gemma_patches, pixtral_patches, qwen_patches, square_patches
+from inl.images import (
+    gemma_patches,
+    llama_patches,
+    pixtral_patches,
+    qwen_patches,
+    square_patches,
+)
 from inl.models import (
     gemma4_vision,
+    llama4_vision,
     pixtral_vision,
     qwen3_vision,
     qwen25_vision,
@@ -76,6 +83,8 @@ class VisionFamily(NamedTuple):
     """Default ``image_token_id``."""
     mark: tuple[str, str] | None = None
     """What a chat template writes for an image, and what stands there in prompts."""
+    extra_tokens: int = 0
+    """Tokens of each sequence beside its patches."""
 
 
 def _vision(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -121,6 +130,11 @@ FAMILIES: Final = {
     "gemma4": VisionFamily(
         gemma4_vision.MODEL, gemma4_vision.image_batch, gemma4_vision.fields,
         gemma4_vision.NAMES, gemma_patches.read_settings, 258880,
+    ),
+    "llama4": VisionFamily(
+        llama4_vision.MODEL, llama4_vision.image_batch, llama4_vision.fields,
+        llama4_vision.NAMES, llama_patches.read_settings, 200092,
+        ("<|image|>", "<|patch|>"), extra_tokens=1,
     ),
     "idefics3": _TILED,
     "smolvlm": _TILED,
