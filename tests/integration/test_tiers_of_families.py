@@ -116,7 +116,7 @@ def test_every_tier_gives_the_same_tokens(name, tmp_path):
 
 
 @pytest.mark.parametrize("kv_dtype", ["bfloat16", "int8", "fp8"])
-@pytest.mark.parametrize("name", ["llama3", "qwen2-window", "deepseek2"])
+@pytest.mark.parametrize("name", ["llama3", "qwen2-window", "glm5"])
 def test_caches_of_fewer_bits_are_copied_whole(name, kv_dtype, tmp_path):
     check(families.make(name, tmp_path / "model"), tmp_path / "kv", kv_dtype)
 

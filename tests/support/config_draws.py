@@ -61,6 +61,12 @@ DEEPSEEK = {
     "head_dim": [*[ABSENT] * 6, 8, None], "scoring_func": [ABSENT, ABSENT, "softmax"],
     "norm_topk_prob": [True, False, ABSENT], "num_nextn_predict_layers": [1, ABSENT],
 }  # fmt: skip
+INDEXED = DEEPSEEK | {
+    "num_attention_heads": [4], "num_key_value_heads": [4], "q_lora_rank": [10],
+    "head_dim": [*[ABSENT] * 3, 8], "index_topk": [3, 7], "index_n_heads": [8],
+    "index_head_dim": [8, 12], "layer_types": [ABSENT],
+    "mlp_layer_types": [["sparse", "dense", "sparse"], ["dense", "sparse"], ABSENT],
+}  # fmt: skip
 DELTA = {
     "linear_num_key_heads": [1, 2], "linear_num_value_heads": [*[2, 4] * 6, 3],
     "linear_key_head_dim": [16], "linear_value_head_dim": [16],
@@ -267,6 +273,12 @@ FAMILIES: dict[str, dict[str, list[Any]]] = {
     "deepseek_v3": {
         **DEEPSEEK, "rope_interleave": [True, False, ABSENT],
         "scoring_func": [ABSENT, "sigmoid"],
+    },
+    "deepseek_v32": INDEXED | {"index_n_heads": [8, 16]},
+    "glm_moe_dsa": INDEXED | {
+        "index_topk_freq": [1, 2, ABSENT], "index_skip_topk_offset": [1, ABSENT],
+        "indexer_types": [ABSENT, ["full", "shared", "shared"], ["full", "full"]],
+        "index_topk_pattern": [ABSENT, "FSF", "FS", ["full", "shared"]],
     },
     "cohere": {
         "logit_scale": [0.5, ABSENT], "layer_norm_eps": [0.1, ABSENT],

@@ -74,6 +74,10 @@ MLA = {
     "first_k_dense_replace": 1,
 }  # fmt: skip
 
+INDEXED = {
+    "num_key_value_heads": 6, "index_topk": 9, "index_n_heads": 8, "index_head_dim": 12,
+}  # fmt: skip
+
 DELTA = {
     "head_dim": 12, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
     "linear_key_head_dim": 8, "linear_value_head_dim": 6, "linear_conv_kernel_dim": 3,
@@ -236,6 +240,22 @@ FAMILIES = {
             "floor_scale": 4,
             "attn_scale": 0.5,
             "attention_bias": True,
+        },
+    ),
+    "deepseek3.2": (
+        "DeepseekV32",
+        YARN | MLA | INDEXED | {"n_group": 3, "topk_group": 2, "attention_bias": True},
+    ),
+    "glm5": (
+        "GlmMoeDsa",
+        rope()
+        | MLA
+        | INDEXED
+        | {
+            "n_group": 1,
+            "topk_group": 1,
+            "indexer_types": ["full", "shared", "full", "shared"],
+            "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"],
         },
     ),
     "deepseek3": (

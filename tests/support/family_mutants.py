@@ -24,6 +24,7 @@ from inl.models import (
     nemotron_h,
     post_norm,
     qwen3_next,
+    sparse_mla,
 )
 from inl.models.views import views
 from inl.ops.norm import Norm
@@ -321,6 +322,50 @@ LATENT = {
     "norm of the latent": in_group(
         "attention", "latent_norm", lambda w: w._replace(weight=0 * w.weight + 1)
     ),
+    "factor on experts": field(routed_scale=7.0),
+    "shared expert": Mutant(patch=(moe, "mixture", without_shared)),
+}
+
+
+def in_indexers(name, change):
+    """Other tensors in one group of every indexer."""
+
+    def changed(layer):
+        indexer = layer.attention.indexer
+        if indexer is None:
+            return layer
+        new = indexer._replace(**{name: change(getattr(indexer, name))})
+        return layer._replace(attention=layer.attention._replace(indexer=new))
+
+    return in_layers(changed)
+
+
+def key_unrotated(ops, c, w, carry, given):
+    still = carry._replace(cos=0 * carry.cos + 1, sin=0 * carry.sin)
+    return INDEXED(ops, c, w, still, given)
+
+
+INDEXED, ATTENTION = sparse_mla._indexed, sparse_mla.attention
+
+
+def with_the_first_token(ops, c, w, carry, *args, **options):
+    """The first token in place of those that an earlier layer has chosen."""
+    if w.indexer is None:
+        carry = carry._replace(ids=carry.ids * 0)
+    return ATTENTION(ops, c, w, carry, *args, **options)
+
+
+CHOSEN = {
+    "all tokens": field(index_tokens=40),
+    "one token more": field(index_tokens=10),
+    "weights of heads": in_indexers(
+        "weights", lambda w: w._replace(weight=w.weight**2)
+    ),
+    "norm of keys": in_indexers(
+        "key_norm", lambda w: w._replace(weight=0 * w.weight + 1)
+    ),
+    "bias of keys": in_indexers("key_norm", lambda w: w._replace(bias=None)),
+    "rotation of keys": Mutant(patch=(sparse_mla, "_indexed", key_unrotated)),
     "factor on experts": field(routed_scale=7.0),
     "shared expert": Mutant(patch=(moe, "mixture", without_shared)),
 }
@@ -697,6 +742,16 @@ MUTANTS = {
         "bias of the latent": in_group(
             "attention", "latent", lambda w: w._replace(bias=None)
         ),
+    },
+    "deepseek3.2": ROPE | SCALED | CHOSEN | {
+        "groups": regrouped(groups=1, chosen=1),
+        "rank of a group": regrouped(best_of=1),
+    },
+    "glm5": ROPE | CHOSEN | {
+        "tokens of the layer before": Mutant(
+            patch=(sparse_mla, "attention", with_the_first_token)
+        ),
+        "lanes of the indexer": field(index_interleaved=False),
     },
     "qwen3-next": DELTA | SHARED | {"shares": field(renormalize=False)},
     # Computed by the code of Qwen3-Next.

@@ -22,6 +22,9 @@ MLA = {
     "n_shared_experts": 2, "moe_intermediate_size": 24, "num_experts_per_tok": 3,
     "first_k_dense_replace": 1, "num_key_value_heads": None,
 }  # fmt: skip
+INDEXED = {
+    "num_key_value_heads": 6, "index_topk": 9, "index_n_heads": 8, "index_head_dim": 12,
+}  # fmt: skip
 SIGMOID = {
     "n_routed_experts": 6, "num_experts_per_tok": 2, "n_shared_experts": 1,
     "moe_intermediate_size": 16, "n_group": 3, "topk_group": 2,
@@ -102,6 +105,8 @@ FIELDS = {
     "qwen3_5_moe": DELTA | SPARSE | {"shared_expert_intermediate_size": 24},
     "deepseek_v2": MLA,
     "deepseek_v3": MLA | {"n_group": 3, "topk_group": 2},
+    "deepseek_v32": MLA | INDEXED | {"n_group": 3, "topk_group": 2},
+    "glm_moe_dsa": MLA | INDEXED | {"indexer_types": ["full", "shared"] * 2},
     "arcee": {"mlp_bias": True},
     "dots1": SIGMOID | {"sliding_window": 7, "max_window_layers": 2},
     "ernie4_5": {"head_dim": 12, "use_bias": True},

@@ -33,7 +33,8 @@ RECURRENT = (
 )  # fmt: skip
 WIDE_NORMS = ("olmo2", "olmo3", "olmoe", "minimax_m2")
 ONE_RANK = (
-    *WIDE_NORMS, "deepseek_v2", "deepseek_v3", "glm4_moe_lite", *RECURRENT
+    *WIDE_NORMS, "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite",
+    "glm_moe_dsa", *RECURRENT,
 )  # fmt: skip
 """Families that normalize all queries at once, whose cache has one head, or with
 recurrent state."""
@@ -92,7 +93,19 @@ def test_a_model_runs_on_strict_arrays(name, random_checkpoint):
 
 @pytest.mark.parametrize(
     "name",
-    mostly_full(["mistral", "qwen3_next", "gemma3", "gemma4", "lfm2", "nemotron_h"]),
+    mostly_full(
+        [
+            "mistral",
+            "glm_moe_dsa",
+            "qwen3_next",
+            "gemma3",
+            "gemma4",
+            "lfm2",
+            "nemotron_h",
+            "deepseek_v32",
+        ],
+        2,
+    ),
 )
 def test_answers_do_not_depend_on_batching(name, random_checkpoint, byte_tokenizer):
     """Prefix cache, preemption and chunks against recomputing each answer."""

@@ -29,10 +29,11 @@ SINCE_1_2 = {
 SINCE_2_0 = {
     "biased_attention", "full_attention", "pool", "span_attention", "unit_rows",
 }  # fmt: skip
+SINCE_2_1 = {"index_topk", "sparse_attention"}
 LEFT_OUT = {
     "old:0": set(), "old_simple:0": set(),
-    "old_listed:0": SINCE_1_2 | SINCE_2_0 | {"ssm_scan", "xielu"},
-    "vendor:0": SINCE_2_0, "vendor_simple:0": SINCE_2_0,
+    "old_listed:0": SINCE_1_2 | SINCE_2_0 | SINCE_2_1 | {"ssm_scan", "xielu"},
+    "vendor:0": SINCE_2_0 | SINCE_2_1, "vendor_simple:0": SINCE_2_0 | SINCE_2_1,
 }  # fmt: skip
 """Ops without a kernel: some have those of whatever ops the core lists. The body of
 ``ssm_scan`` and ``xielu`` call one of contract 1.2."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from inl.checkpoints.adapted import AdaptedCheckpoint, Piece
 from inl.checkpoints.checkpoint import Checkpoint
+from inl.checkpoints.files.tensor_file import show
 from inl.errors import CheckpointError, RequestError
 from inl.models import blocks, groups, llama, mla, mlp, moe, qwen3_moe
 from inl.models.config import number, refuse_unless, whole
@@ -64,6 +65,28 @@ def common(hf: Mapping[str, Any]) -> mla.MlaConfig:
         rotary_dim=turned,
         value_dim=whole(hf, "v_head_dim"),
     )
+
+
+KINDS: Final = ("dense", "sparse")
+"""Accepted entries of ``mlp_layer_types``."""
+
+
+def with_kinds(hf: Mapping[str, Any], c: mla.MlaConfig) -> mla.MlaConfig:
+    """Return the config with the dense layers of ``mlp_layer_types``, if it is there.
+
+    Raises :class:`CheckpointError` for another value than a kind for each layer.
+    """
+    types = hf.get("mlp_layer_types")
+    if types is None:
+        return c
+    known = isinstance(types, (list, tuple)) and len(types) == c.layers
+    if not known or any(kind not in KINDS for kind in types):
+        raise CheckpointError(
+            f"config field 'mlp_layer_types': found {show(types)}, expected a list of "
+            f"{c.layers}, {' or '.join(KINDS)} for each layer"
+        )
+    dense = (index for index, kind in enumerate(types) if kind == "dense")
+    return replace(c, dense_layers=tuple(dense))
 
 
 def _warmth(hf: Mapping[str, Any]) -> float:

@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from inl.checkpoints.files.tensor_file import show
-from inl.errors import CheckpointError
-from inl.models import deepseek_v3, mla
+from inl.models import deepseek, deepseek_v3, mla
 from inl.models.fields import changed, with_defaults
 
 DEFAULTS: Final = {
@@ -19,8 +17,6 @@ DEFAULTS: Final = {
     "routed_scaling_factor": 1.8,
 }  # fmt: skip
 """Defaults of config fields that differ from those of DeepSeek-V3."""
-KINDS: Final = ("dense", "sparse")
-"""Accepted entries of ``mlp_layer_types``."""
 
 
 def config(hf: Mapping[str, Any]) -> mla.MlaConfig:
@@ -28,17 +24,7 @@ def config(hf: Mapping[str, Any]) -> mla.MlaConfig:
     hf = with_defaults(hf, DEFAULTS)
     hf.get("first_k_dense_replace")  # which transformers does not read
     base = deepseek_v3.config(changed(hf, first_k_dense_replace=1))
-    types = hf.get("mlp_layer_types")
-    if types is None:
-        return base
-    known = isinstance(types, (list, tuple)) and len(types) == base.layers
-    if not known or any(kind not in KINDS for kind in types):
-        raise CheckpointError(
-            f"config field 'mlp_layer_types': found {show(types)}, expected a list of "
-            f"{base.layers}, {' or '.join(KINDS)} for each layer"
-        )
-    dense = (index for index, kind in enumerate(types) if kind == "dense")
-    return replace(base, dense_layers=tuple(dense))
+    return deepseek.with_kinds(hf, base)
 
 
 MODEL = replace(deepseek_v3.MODEL, config=config)

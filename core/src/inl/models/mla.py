@@ -8,14 +8,14 @@ matrices instead, so that the cache has one head: the latent and the rotated key
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from inl.models import blocks, groups, moe
 from inl.ops.heads import HeadLinear
 from inl.ops.linear import Linear
 from inl.ops.norm import Norm
 from inl.spec.cache import State
-from inl.spec.step import Step
+from inl.spec.step import Array, Step
 from inl.spec.weights import Group
 
 if TYPE_CHECKING:
@@ -108,11 +108,23 @@ def attention_weights(c: MlaConfig, at: str) -> Attention:
     )
 
 
-def attention(
-    ops: Ops, c: MlaConfig, w: Attention, carry: blocks.Carry, step: Step, state: State,
-    *, index: int, sampled_step: Step | None,
-) -> tuple[blocks.Carry, State]:  # fmt: skip
-    """Attention block; ``carry`` has the rotation tables of ``rotary_dim`` lanes."""
+class Projected(NamedTuple):
+    """What attention is computed from."""
+
+    residual: Array
+    """[T, H]."""
+    x: Array
+    """[T, H]: the layer's normalized input."""
+    y: Array
+    """[T, query_latent]: the normalized latents of queries; ``x`` if there are none."""
+    q: Array
+    """[T, heads, latent + rotary_dim]: queries of latents."""
+    latent: Array
+    """[T, 1, latent + rotary_dim]: key and value of all heads."""
+
+
+def project(ops: Ops, c: MlaConfig, w: Attention, carry: Any) -> Projected:
+    """Project a layer's input; ``carry`` has the rotation of ``rotary_dim`` lanes."""
     residual, x = ops.reduce_add_norm(
         carry.residual, carry.delta, w.norm, eps=c.norm_eps
     )
@@ -126,14 +138,31 @@ def attention(
     q = ops.join_lanes(ops.head_linear(q, w.keys, transposed=True), q_turned)
     latent = ops.rms_norm(ops.linear(x, w.latent), w.latent_norm, eps=LATENT_EPS)
     k = ops.join_lanes(latent.reshape(latent.shape[0], 1, c.latent), k_turned)
+    return Projected(residual, x, y, q, k)
+
+
+def finish(
+    ops: Ops, c: MlaConfig, w: Attention, carry: Any, residual: Array, out: Array,
+    step: Step, sampled_step: Step | None,
+) -> Any:  # fmt: skip
+    """Return the carry after attention over latents with the result ``out``."""
     # Values are latents too: of the result, the rotated lanes are not used.
-    out, state = blocks.attend(
-        ops, q, k, k, step, state, index=index, view=c.views[index],
-        scale=c.attention_scale or 1.0, sampled_step=sampled_step,
-    )  # fmt: skip
     out = out.reshape(out.shape[0], -1, c.head_dim)[:, :, : c.latent]
     out = ops.head_linear(out, w.values, transposed=False)
     if sampled_step is not None:
         residual = ops.take_rows(residual, step.samples)
     delta = ops.linear(out.reshape(out.shape[0], -1), w.out)
-    return carry._replace(residual=residual, delta=delta), state
+    return carry._replace(residual=residual, delta=delta)
+
+
+def attention(
+    ops: Ops, c: MlaConfig, w: Attention, carry: blocks.Carry, step: Step, state: State,
+    *, index: int, sampled_step: Step | None,
+) -> tuple[blocks.Carry, State]:  # fmt: skip
+    """Attention block; ``carry`` has the rotation tables of ``rotary_dim`` lanes."""
+    residual, _, _, q, k = project(ops, c, w, carry)
+    out, state = blocks.attend(
+        ops, q, k, k, step, state, index=index, view=c.views[index],
+        scale=c.attention_scale or 1.0, sampled_step=sampled_step,
+    )  # fmt: skip
+    return finish(ops, c, w, carry, residual, out, step, sampled_step), state

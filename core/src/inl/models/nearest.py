@@ -20,8 +20,6 @@ class Difference(NamedTuple):
 
 INDEXER: Final = "sparse attention by an indexer"
 DIFFERENCES: Final = {
-    "deepseek_v32": Difference("deepseek_v3", INDEXER),
-    "glm_moe_dsa": Difference("glm4_moe_lite", INDEXER),
     "deepseek_v4": Difference(
         "deepseek_v3", "compressed caches, hyper-connections and an indexer"
     ),

@@ -34,6 +34,7 @@ from inl.ops import (  # noqa: F401
     sink_attention,
     slots,
     span_attention,
+    sparse_attention,
     ssm,
     step,
     verify,

@@ -320,6 +320,19 @@ class Ops(Protocol):
     ) -> Array:
         """Multiply each head of ``x`` with a matrix [N, K] of its own."""
 
+    def index_topk(
+        self,
+        q: Array,
+        weights: Array,
+        cache: Cache,
+        step: Step,
+        /,
+        *,
+        k: int,
+        group: int,
+    ) -> Array:
+        """Choose the ``k`` cached tokens with the highest scores, for each token."""
+
     def inl_block(
         self,
         h: Array,
@@ -634,6 +647,19 @@ class Ops(Protocol):
         group: int,
     ) -> Array:
         """:data:`~inl.ops.attention.attention` in which spans see themselves wholly."""
+
+    def sparse_attention(
+        self,
+        q: Array,
+        ids: Array,
+        cache: Cache,
+        step: Step,
+        /,
+        *,
+        scale: float,
+        group: int,
+    ) -> Array:
+        """Attention of ``q`` [T, heads, d] over chosen tokens of its row."""
 
     def ssm_scan(
         self,

@@ -91,7 +91,7 @@ class OpSpec:
     kernel changes any other argument."""
     since: tuple[int, int] = (1, 0)
     """Contract that first had the op. One of contract 2.1 or later is a composite, so
-    that every backend computes it."""
+    that every backend computes it, or has a ``used_by``."""
     used_by: str = ""
     """What calls the op, if few programs do and a backend may leave it out; empty for
     an op of language models in general."""

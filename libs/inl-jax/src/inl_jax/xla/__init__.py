@@ -12,6 +12,7 @@ from inl_jax.xla import (
     kernel,
     layers,
     recurrent,
+    sparse_attention,
     ssm,
 )
 
@@ -22,5 +23,6 @@ KERNELS: tuple[Kernel, ...] = (
     *full_attention.KERNELS,
     *inl.KERNELS,
     *recurrent.KERNELS,
+    *sparse_attention.KERNELS,
     *ssm.KERNELS,
 )

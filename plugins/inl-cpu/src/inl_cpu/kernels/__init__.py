@@ -18,6 +18,7 @@ from inl_cpu.kernels import (
     rope,
     rows,
     sample,
+    sparse_attention,
     step,
 )
 
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
     from inl_cpu.command_emitter import CommandEmitter
 
 FAMILIES = (
-    attention, dense, experts, lora, norm, recurrent, rope, rows, sample, step,
+    attention, dense, experts, lora, norm, recurrent, rope, rows, sample,
+    sparse_attention, step,
 )  # fmt: skip
 
 
