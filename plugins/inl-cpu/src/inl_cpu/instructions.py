@@ -604,6 +604,49 @@ class SsmScan(Instruction[D], opcode=31):
     used_counts: ReadI32[D]
 
 
+class LayerNorm(Instruction[D], opcode=32):
+    """y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias over each row.
+
+    With delta, x + delta is normalized. y may be x or delta.
+    """
+
+    rows: Dim
+    width: Dim
+    x: ReadF32[D]
+    delta: ReadF32[D] | None = None
+    weight: ReadF32[D]
+    bias: ReadF32[D] | None = None
+    y: WriteF32[D]
+    eps: Real
+
+
+class FullAttention(Instruction[D], opcode=33):
+    """Attention within whole sequences, as the ops ``full_attention`` and ``biased_``.
+
+    y [tokens, heads * head_width], starts [sequences + 1], bias
+    [2 * distances + 1, heads]. window is one more than that of the op; 0 is none.
+    starts is not read before the program runs.
+    """
+
+    tokens: Dim
+    heads: Dim
+    kv_heads: Dim
+    head_width: Dim
+    sequences: Dim
+    window: Dim
+    distances: Dim
+    q_stride: Dim
+    k_stride: Dim
+    v_stride: Dim
+    q: ReadF32[D]
+    k: ReadF32[D]
+    v: ReadF32[D]
+    starts: ReadI32[D]
+    bias: ReadF32[D] | None = None
+    y: WriteF32[D]
+    scale: Real
+
+
 Opcode = IntEnum(  # type: ignore[misc]
     "Opcode", {each.snake_name().upper(): n for n, each in INSTRUCTIONS.items()}
 )

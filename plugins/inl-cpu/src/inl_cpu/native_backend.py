@@ -35,6 +35,7 @@ from inl.spec.limits import Limits
 from inl.spec.step import Bucket
 from inl_cpu import blocks, kernels
 from inl_cpu.command_emitter import CommandEmitter
+from inl_cpu.encoder_program import EncoderProgram
 from inl_cpu.instructions import Read
 from inl_cpu.kernels.attention import NativeCache
 from inl_cpu.library import open_machine
@@ -129,8 +130,10 @@ class NativeBackend(Backend):
         bucket: Bucket | None,
         *,
         consumes: Sequence[int],
-        info: ProgramInfo | None = None,  # noqa: ARG002
+        info: ProgramInfo | None = None,
     ) -> Program:
+        if info is not None and info.name == "encode":
+            return EncoderProgram(function, self.emitter)
         # Only steps, functions of (weights, message, state), are worth recording.
         if bucket is None or tuple(consumes) != (2,):
             return function

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
@@ -20,10 +20,28 @@ from inl_cpu.tensor import Tensor, plain
 if TYPE_CHECKING:
     from inl_cpu.command_emitter import CommandEmitter
     from inl_cpu.library import Machine
-    from inl_cpu.recording import Step
+    from inl_cpu.recording import Recording, Step
 
 MAX_PROGRAMS: Final = 64
 """Recorded programs that a backend keeps; every prompt length records another."""
+
+
+class RecordedSteps:
+    """The steps of a recording, fused, and its results."""
+
+    def __init__(
+        self, recording: Recording, results: Sequence[Any], machine: Machine
+    ) -> None:
+        self._results = results
+        self.steps = fuse(recording.steps, _buffers(results))
+        self._runs = list(_segments(self.steps, machine))
+        self._recording = recording  # keeps the operands alive
+
+    def __call__(self) -> tuple[Any, ...]:
+        """Run them; results are copied out of the scratch memory."""
+        for run in self._runs:
+            run()
+        return tuple(tree_map(_copied, result) for result in self._results)
 
 
 class RecordedProgram:
@@ -41,12 +59,15 @@ class RecordedProgram:
         self.frame = empty(frame.shape, frame.dtype)
         with emitter.record() as recording:
             message = emitter.traced(self.frame)
-            *self._results, after = function(weights, message, state)
+            *results, after = function(weights, message, state)
             _copy_back(emitter, state, after)
         self.state = state
-        self.steps = fuse(recording.steps, _buffers(self._results))
-        self._runs = list(_segments(self.steps, emitter.machine))
-        self._recording = recording  # keeps the operands alive
+        self._recorded = RecordedSteps(recording, results, emitter.machine)
+
+    @property
+    def steps(self) -> Sequence[Step]:
+        """The instructions and Python steps, fused."""
+        return self._recorded.steps
 
     def matches(self, weights: Any, state: Any) -> bool:
         """Whether it was recorded for these weights and this state."""
@@ -60,11 +81,9 @@ class RecordedProgram:
         return all(a is b for a, b in zip(given, self._state_leaves, strict=True))
 
     def __call__(self, frame: Any) -> tuple[Any, ...]:
-        """Run it on a message; results are copied out of the scratch memory."""
+        """Run it on a message; results are copies."""
         np.copyto(self.frame, frame)
-        for run in self._runs:
-            run()
-        return (*(tree_map(_copied, result) for result in self._results), self.state)
+        return (*self._recorded(), self.state)
 
 
 class Program:

@@ -12,6 +12,7 @@ from inl_cpu.kernels import (
     dense,
     experts,
     fallback,
+    full_attention,
     lora,
     norm,
     recurrent,
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
     from inl_cpu.command_emitter import CommandEmitter
 
 FAMILIES = (
-    attention, dense, experts, lora, norm, recurrent, rope, rows, sample,
-    sparse_attention, step,
+    attention, dense, experts, full_attention, lora, norm, recurrent, rope, rows,
+    sample, sparse_attention, step,
 )  # fmt: skip
 
 

@@ -1,14 +1,15 @@
-"""Root-mean-square normalization, alone and after an addition."""
+"""Normalization: root-mean-square, alone and after an addition, and of layers."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from inl.ops.norm import LayerNorm as LayerNormWeights
 from inl.ops.norm import Norm
 from inl.spec.kernel import Kernel
 from inl_cpu.command_emitter import stride
-from inl_cpu.instructions import AddNorm, RmsNorm
+from inl_cpu.instructions import AddNorm, LayerNorm, RmsNorm
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -63,7 +64,30 @@ def reduce_add_norm(
     return total, out
 
 
+def layer_norm(
+    emitter: CommandEmitter, x: Any, w: LayerNormWeights, *, eps: float
+) -> Any:
+    """Normalize over the last axis of ``x``."""
+    x = x if x.flags.c_contiguous else emitter.copied(x)
+    out = emitter.new(x.shape)
+    if not out.size:
+        return out
+    width = x.shape[-1]
+    emitter.emit(
+        LayerNorm(
+            rows=x.size // width,
+            width=width,
+            x=x,
+            weight=w.weight,
+            bias=w.bias,
+            y=out,
+            eps=eps,
+        )
+    )
+    return out
+
+
 def kernels(emitter: CommandEmitter) -> Iterable[Kernel]:
-    """Both norms, batch-invariant."""
-    for run in (rms_norm, reduce_add_norm):
+    """All norms, batch-invariant."""
+    for run in (rms_norm, reduce_add_norm, layer_norm):
         yield Kernel(run.__name__, "native", partial(run, emitter), invariant=True)

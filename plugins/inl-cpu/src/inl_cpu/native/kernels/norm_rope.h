@@ -1,4 +1,4 @@
-/* RMS normalization and rotary position embedding. */
+/* Normalization and rotary position embedding. */
 #pragma once
 
 #include <cmath>
@@ -72,6 +72,49 @@ void add_norm_body(args::AddNorm op, int64_t chunk, Worker &) {
         add_rows(op.residual() + at, op.delta() + at, total, width);
         normalize(total, op.weight(), op.y() + at, width, op.eps(),
                   op.flags() & INL_PLUS_ONE);
+    }
+}
+
+/* The sum of one row, or of its squared distances from ``middle``. */
+template <bool SQUARED>
+float sum_of_row(const float *x, int64_t width, float middle) {
+    const F center = set(middle);
+    F sums[4] = {set(0.0f), set(0.0f), set(0.0f), set(0.0f)};
+    int64_t at = 0;
+    for (; at + 64 <= width; at += 64)
+        for (int part = 0; part < 4; part++) {
+            const F value = load(x + at + 16 * part), far = sub(value, center);
+            sums[part] = SQUARED ? fma(far, far, sums[part]) : add(sums[part], value);
+        }
+    for (; at < width; at += 16) {
+        const int n = lanes_left(at, width);
+        const F value = load_first(x + at, n);
+        const F far = between(sub(value, center), 0, n, set(0.0f));
+        sums[0] = SQUARED ? fma(far, far, sums[0]) : add(sums[0], value);
+    }
+    return sum(add(add(sums[0], sums[1]), add(sums[2], sums[3])));
+}
+
+void layer_norm_body(args::LayerNorm op, int64_t chunk, Worker &) {
+    const int64_t width = op.width();
+    const Span rows = row_span(op, chunk);
+    for (int64_t row = rows.from; row < rows.to; row++) {
+        const float *x = op.x() + row * width;
+        float *y = op.y() + row * width;
+        if (op.delta() != nullptr) {
+            add_rows(x, op.delta() + row * width, y, width);
+            x = y;
+        }
+        const float mean = sum_of_row<false>(x, width, 0) / float(width);
+        const float variance = sum_of_row<true>(x, width, mean) / float(width);
+        const F factor = set(1.0f / std::sqrt(variance + op.eps())), center = set(mean);
+        for (int64_t at = 0; at < width; at += 16) {
+            const int n = lanes_left(at, width);
+            F value = mul(sub(load_first(x + at, n), center), factor);
+            value = mul(value, load_first(op.weight() + at, n));
+            if (op.bias() != nullptr) value = add(value, load_first(op.bias() + at, n));
+            store_first(y + at, value, n);
+        }
     }
 }
 

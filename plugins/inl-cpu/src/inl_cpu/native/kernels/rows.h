@@ -51,12 +51,26 @@ void scale_body(args::Scale op, int64_t chunk, Worker &) {
     }
 }
 
-/* Half of x times the complementary error function of -x / sqrt(2). */
+/* x times the normal distribution function, accurate to 2.4e-7 absolute and 6e-7
+ * relative for |x| < 4. The tail below -|x| is e^(-x^2 / 2) times a polynomial of
+ * t = 1 / (1 + 0.2475 |x|), fitted to the scaled complementary error function. */
 inline F gelu(F x) {
-    float lanes[16];
-    store(lanes, x);
-    for (float &one : lanes) one *= 0.5f * std::erfc(-0.70710678f * one);
-    return load(lanes);
+    const F near = smaller(set(20.0f), larger(set(-20.0f), x)); /* no 0 * infinity */
+    const F size = magnitude(near), one = set(1.0f), zero = set(0.0f);
+    const F t = quotient(one, fma(set(0.247487373f), size, one));
+    F p = set(0.0203045476f);
+    p = fma(p, t, set(-0.0855869874f));
+    p = fma(p, t, set(0.105460778f));
+    p = fma(p, t, set(-0.0339909233f));
+    p = fma(p, t, set(0.0607172176f));
+    p = fma(p, t, set(0.0635095164f));
+    p = fma(p, t, set(0.0789873004f));
+    p = fma(p, t, set(0.0931985527f));
+    p = fma(p, t, set(0.0986631364f));
+    p = fma(p, t, set(0.0987368673f));
+    const F tail = mul(mul(p, t), exponential(mul(mul(near, near), set(-0.5f))));
+    const F far = mul(near, tail);
+    return where_below(x, zero, far, sub(x, far));
 }
 
 /* The kinds of the op ``activate``, in its order; larger() returns its second argument

@@ -10,6 +10,7 @@
 #include "kernels/cache.h"
 #include "kernels/checksum.h"
 #include "kernels/experts.h"
+#include "kernels/full_attention.h"
 #include "kernels/heads.h"
 #include "kernels/linear.h"
 #include "kernels/lora.h"
@@ -85,6 +86,9 @@ struct Table {
                              phase<ssm_scan_chunks, ssm_scan_body>(),
                              scratch<ssm_scan_scratch>()};
         ops[INL_ACTIVATE] = {phase<span_chunks<args::Activate>, activate_body>()};
+        ops[INL_LAYER_NORM] = {phase<row_chunks<args::LayerNorm>, layer_norm_body>()};
+        ops[INL_FULL_ATTENTION] = {phase<full_attention_chunks, full_attention_body>(),
+                                   {}, scratch<full_attention_scratch>()};
         ops[INL_CHECKSUM] = {phase<checksum_chunks, checksum_body>()};
         ops[INL_SCORE] = {phase<score_chunks, score_body>()};
     }

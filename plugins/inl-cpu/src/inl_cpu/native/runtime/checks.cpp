@@ -171,6 +171,13 @@ const char *ssm_scan_refusal(const args::SsmScan &op) {
                : nullptr;
 }
 
+const char *full_attention_refusal(const args::FullAttention &op) {
+    if (op.kv_heads() < 1 || op.heads() < 1 || op.heads() % op.kv_heads())
+        return "full_attention: heads must be a multiple of kv_heads";
+    return op.head_width() < 1 ? "full_attention: head_width must be positive"
+                               : nullptr;
+}
+
 /* Checks of one opcode beyond those of the instruction table. */
 const char *specific_refusal(const inl_instruction &i) {
     switch (i.opcode) {
@@ -191,6 +198,7 @@ const char *specific_refusal(const inl_instruction &i) {
     case INL_CAUSAL_CONV: return causal_conv_refusal(args::CausalConv(i));
     case INL_DELTA_RULE: return delta_rule_refusal(args::DeltaRule(i));
     case INL_SSM_SCAN: return ssm_scan_refusal(args::SsmScan(i));
+    case INL_FULL_ATTENTION: return full_attention_refusal(args::FullAttention(i));
     case INL_ACTIVATE:
         return args::Activate(i).kind() > 7 ? "activate: accepted kinds are 0 to 7"
                                             : nullptr;

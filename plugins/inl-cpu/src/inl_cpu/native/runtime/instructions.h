@@ -39,7 +39,9 @@ enum inl_opcode {
     INL_ACTIVATE = 29,
     INL_SCORE = 30,
     INL_SSM_SCAN = 31,
-    INL_OPCODES = 32,
+    INL_LAYER_NORM = 32,
+    INL_FULL_ATTENTION = 33,
+    INL_OPCODES = 34,
 };
 
 enum inl_flag {
@@ -97,7 +99,9 @@ enum inl_flag {
     apply(INL_DELTA_RULE) \
     apply(INL_ACTIVATE) \
     apply(INL_SCORE) \
-    apply(INL_SSM_SCAN)
+    apply(INL_SSM_SCAN) \
+    apply(INL_LAYER_NORM) \
+    apply(INL_FULL_ATTENTION)
 
 #define INL_FOR_EACH_FLAG(apply) \
     apply(INL_X_EXACT) \
@@ -736,6 +740,53 @@ struct SsmScan {
     const int32_t *used_counts() const { return static_cast<const int32_t *>(raw->data[12]); }
 };
 
+/* y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias over each row.
+ *
+ * With delta, x + delta is normalized. y may be x or delta.
+ */
+struct LayerNorm {
+    const inl_instruction *raw;
+    explicit LayerNorm(const inl_instruction &i) : raw(&i) {}
+    int32_t flags() const { return raw->flags; }
+    int64_t rows() const { return raw->dims[0]; }
+    int64_t width() const { return raw->dims[1]; }
+    const float *x() const { return static_cast<const float *>(raw->data[0]); }
+    const float *delta() const { return static_cast<const float *>(raw->data[1]); }
+    const float *weight() const { return static_cast<const float *>(raw->data[2]); }
+    const float *bias() const { return static_cast<const float *>(raw->data[3]); }
+    float *y() const { return static_cast<float *>(raw->data[4]); }
+    float eps() const { return raw->reals[0]; }
+};
+
+/* Attention within whole sequences, as the ops ``full_attention`` and ``biased_``.
+ *
+ * y [tokens, heads * head_width], starts [sequences + 1], bias
+ * [2 * distances + 1, heads]. window is one more than that of the op; 0 is none.
+ * starts is not read before the program runs.
+ */
+struct FullAttention {
+    const inl_instruction *raw;
+    explicit FullAttention(const inl_instruction &i) : raw(&i) {}
+    int32_t flags() const { return raw->flags; }
+    int64_t tokens() const { return raw->dims[0]; }
+    int64_t heads() const { return raw->dims[1]; }
+    int64_t kv_heads() const { return raw->dims[2]; }
+    int64_t head_width() const { return raw->dims[3]; }
+    int64_t sequences() const { return raw->dims[4]; }
+    int64_t window() const { return raw->dims[5]; }
+    int64_t distances() const { return raw->dims[6]; }
+    int64_t q_stride() const { return raw->dims[7]; }
+    int64_t k_stride() const { return raw->dims[8]; }
+    int64_t v_stride() const { return raw->dims[9]; }
+    const float *q() const { return static_cast<const float *>(raw->data[0]); }
+    const float *k() const { return static_cast<const float *>(raw->data[1]); }
+    const float *v() const { return static_cast<const float *>(raw->data[2]); }
+    const int32_t *starts() const { return static_cast<const int32_t *>(raw->data[3]); }
+    const float *bias() const { return static_cast<const float *>(raw->data[4]); }
+    float *y() const { return static_cast<float *>(raw->data[5]); }
+    float scale() const { return raw->reals[0]; }
+};
+
 } // namespace args
 
 /* What the checks need to know of an instruction. */
@@ -846,6 +897,12 @@ inline constexpr InstructionSpec INSTRUCTIONS[INL_OPCODES] = {
     {"ssm_scan", 0, 0x1fff, 10, 13,
      {"tokens", "rows", "slots", "groups", "heads", "key_width", "width", "x_stride", "key_stride", "dt_stride"},
      {"x", "b", "c", "dt", "rate", "shift", "skip", "table", "y", "positions", "starts", "row_slots", "used_counts"}},
+    {"layer_norm", 0, 0x15, 2, 5,
+     {"rows", "width"},
+     {"x", "delta", "weight", "bias", "y"}},
+    {"full_attention", 0, 0x2f, 10, 6,
+     {"tokens", "heads", "kv_heads", "head_width", "sequences", "window", "distances", "q_stride", "k_stride", "v_stride"},
+     {"q", "k", "v", "starts", "bias", "y"}},
 };
 
 /* Whether dims, required operands and flags are valid, given the opcode. */
@@ -883,6 +940,8 @@ inline bool has_valid_fields(const inl_instruction &i) {
     case INL_ACTIVATE: return (i.dims[0] | i.dims[1]) >= 0 && i.data[0] && i.data[1] && !(i.flags & ~0);
     case INL_SCORE: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3]) >= 0 && i.data[0] && i.data[1] && i.data[2] && i.data[3] && i.data[4] && !(i.flags & ~0);
     case INL_SSM_SCAN: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3] | i.dims[4] | i.dims[5] | i.dims[6] | i.dims[7] | i.dims[8] | i.dims[9]) >= 0 && i.data[0] && i.data[1] && i.data[2] && i.data[3] && i.data[4] && i.data[5] && i.data[6] && i.data[7] && i.data[8] && i.data[9] && i.data[10] && i.data[11] && i.data[12] && !(i.flags & ~0);
+    case INL_LAYER_NORM: return (i.dims[0] | i.dims[1]) >= 0 && i.data[0] && i.data[2] && i.data[4] && !(i.flags & ~0);
+    case INL_FULL_ATTENTION: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3] | i.dims[4] | i.dims[5] | i.dims[6] | i.dims[7] | i.dims[8] | i.dims[9]) >= 0 && i.data[0] && i.data[1] && i.data[2] && i.data[3] && i.data[5] && !(i.flags & ~0);
     default: return false;
     }
 }
