@@ -98,12 +98,18 @@ def placement_of(name: str) -> Placement:
 
 
 def begin(
-    language: LanguageModel, device: str, placement: str, dtype: str, **sizes: int
+    language: LanguageModel,
+    device: str,
+    placement: str,
+    dtype: str,
+    interval: int = 0,
+    **sizes: int,
 ) -> tuple[EngineCore, float]:
     """An engine without a tokenizer, and its start time in seconds."""
     config = EngineConfig(
         backend=device, placement=None if placement == "one" else placement,
         dtype=dtype, sampling="greedy", worker_seconds=120, check_weights=False,
+        expert_load_interval=interval or None,
         **({"max_batch": 8, "context": 512, "cache_bytes": 1 << 30} | sizes),
     )  # fmt: skip
     began = time.perf_counter()
@@ -205,6 +211,7 @@ def timed(
         whole, given.device, placement, "bfloat16",
         max_batch=max(*given.rows, min(given.requests, 512)),
         context=max(given.prompt + 64, 1024), cache_bytes=cache_of(given, placement),
+        interval=given.count_experts * (limits.placement.pipeline == 1),
     )  # fmt: skip
     draw, budget = np.random.default_rng(2), core.runner.limits.token_budget
     prompts = draw.integers(0, shape.vocab, (max(given.rows), 128)).tolist()
@@ -217,7 +224,8 @@ def timed(
     }  # fmt: skip
     for rows in given.rows:
         found = [
-            ms_per_step(core, prompts[:rows], given.tokens) for _ in range(given.runs)
+            ms_per_step(core, prompts[:rows], given.tokens)
+            for _ in range(given.runs + 1)
         ]
         row["rows"][str(rows)] = {
             "ms": statistics.median(found), "least": min(found), "most": max(found),
@@ -234,6 +242,10 @@ def timed(
     row["tokens_s"] = given.requests * 128 / total
     most = limits.requests(given.requests, 512, 128, budget)
     row["tokens_s_limit"] = given.requests * 128 / most
+    if core.expert_loads.steps:
+        owners = limits.placement.expert * limits.placement.data
+        row["experts"] = max(core.expert_loads.imbalance())
+        row["owners"] = max(core.expert_loads.imbalance(owners))
     core.runner.close()
     print_row(row, given)
     return row
@@ -253,6 +265,12 @@ def print_row(row: dict[str, Any], given: argparse.Namespace) -> None:
         f"{row['tokens_s']:.0f} tokens/s, limit {row['tokens_s_limit']:.0f}",
         flush=True,
     )
+    if "experts" in row:
+        print(
+            f"  most tokens of an expert {row['experts']:.2f} times the mean, of a "
+            f"device {row['owners']:.2f}, in the least balanced layer",
+            flush=True,
+        )
 
 
 def cache_of(given: argparse.Namespace, placement: str) -> int:
@@ -379,6 +397,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--prompt", type=int, default=8000)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument(
+        "--count-experts", type=int, default=0, metavar="N",
+        help="count the tokens of experts in every N-th step",
+    )  # fmt: skip
     parser.add_argument("--unchecked", action="store_true", help="no float32 tokens")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--rates", type=Path, help=argparse.SUPPRESS)
@@ -397,11 +419,11 @@ def parse() -> argparse.Namespace:
     counts = [placement_of(each).count for each in given.placements]
     given.devices = [*(given.devices or []), *counts]
     given.stages = max(placement_of(each).pipeline for each in given.placements)
-    passed = "model", "requests", "cache", "prompt", "tokens", "runs"
+    passed = "model", "requests", "cache", "prompt", "tokens", "runs", "count_experts"
     given.passed = ["--rows", *map(str, given.rows)]
     for name in passed:
         if (value := getattr(given, name)) is not None:
-            given.passed += [f"--{name}", str(value)]
+            given.passed += [f"--{name.replace('_', '-')}", str(value)]
     given.passed += ["--unchecked"] * given.unchecked
     return given
 

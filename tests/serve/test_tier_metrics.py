@@ -35,7 +35,10 @@ def exported(engine):
 
 def engine_of(tiers, remote=None, snapshots=None):
     stats = SimpleNamespace(preemptions=0)
-    core = SimpleNamespace(running_requests=0, kv_usage=0, failed_steps=0)
+    loads = SimpleNamespace(steps=0)
+    core = SimpleNamespace(
+        running_requests=0, kv_usage=0, failed_steps=0, expert_loads=loads
+    )
     return SimpleNamespace(
         core=core,
         stats=stats,

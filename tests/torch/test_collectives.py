@@ -125,6 +125,7 @@ def test_ranks_own_experts(begin, tmp_path, placement):
     language, found = open_model(folder), []
     for division in (None, placement):
         options = {**mixture_answers.OPTIONS, "placement": division}
+        options |= {"expert_load_interval": 3}
         runner = begin(1, language=language, **options).runner
         found.append(mixture_answers.answers(runner, language))
         requests, _ = mixture_answers.served(runner)

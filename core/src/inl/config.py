@@ -39,7 +39,7 @@ MAX_ADAPTER_RANK = 512
 
 OPTIONAL_COUNTS = (
     "max_batch", "token_budget", "context", "cache_bytes", "depth", "decode_steps",
-    "max_drafts", "max_adapters",
+    "max_drafts", "max_adapters", "expert_load_interval",
 )  # fmt: skip
 """Fields that are ``None`` or a whole number of 1 or more."""
 
@@ -166,6 +166,12 @@ class EngineConfig:
     """Default of the sampling options of requests: "auto" is what the model's
     ``generation_config.json``, or ``general.sampling`` in a GGUF file, says of
     temperature, top_k, top_p, min_p and repetition_penalty; "none" does not read it."""
+    expert_load_interval: int | None = None
+    """Steps from one to the next in which the tokens of each expert of a mixture are
+    counted, for ``inl:expert_load_imbalance`` in the metrics and
+    :attr:`~inl.engine.core.EngineCore.expert_loads`. Such a step copies the routing of
+    its tokens to the host, and has a program of its own. Not with a pipeline. ``None``
+    counts none."""
     check_weights: bool = True
     """Whether loading raises :class:`~inl.errors.CheckpointError` for NaN and infinity
     in the weights. The check runs at several GB/s."""
@@ -372,6 +378,8 @@ class EngineConfig:
         ) or self.tensor_parallel == 1
         accepted = "1 with a placement or a mesh, which have their own axes"
         self._check("tensor_parallel", valid, accepted)
+        valid = self.expert_load_interval is None or self.division.pipeline == 1
+        self._check("expert_load_interval", valid, "None with a pipeline")
 
     def _check_plugin_drafter(self) -> None:
         from inl.plugin import registry

@@ -143,7 +143,7 @@ def test_values_come_back():
     with pytest.raises(ProtocolError, match="stage: found 3, accepts 0 to 2"):
         wire_arrays.read_progress(wire_arrays.PROGRESS.pack(1, 2, 3))
     # A new field of either must also be sent.
-    assert Reply._fields == ("step", "tokens", "scores", "hidden")
+    assert Reply._fields == ("step", "tokens", "scores", "hidden", "loads")
     assert len(fields(Limits)) == 21
     assert reply.scores is None
     assert reply.hidden is None

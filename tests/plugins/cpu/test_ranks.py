@@ -108,9 +108,10 @@ def test_ranks_own_experts(tmp_path, monkeypatch, placement):
     monkeypatch.setenv("INL_THREADS", "1")
     config, tensors = mixture_answers.made()
     folder = mixture_answers.write(tmp_path / "model", config, tensors)
-    options = dict(mixture_answers.OPTIONS)
+    options = dict(mixture_answers.OPTIONS) | {"expert_load_interval": 1}
     if "pipeline" in placement:
-        options |= {"max_adapters": None, "depth": 3}
+        changed = {"max_adapters": None, "depth": 3, "expert_load_interval": None}
+        options |= changed
     language, found = open_model(folder), []
     for division in (None, placement):
         given = EngineConfig(
@@ -121,10 +122,21 @@ def test_ranks_own_experts(tmp_path, monkeypatch, placement):
             has_room = language if runner.limits.adapters else None
             found.append(mixture_answers.answers(runner, has_room))
             requests, _ = mixture_answers.served(runner)
+            check_loads(runner, bool(options["expert_load_interval"]))
         for request in requests:
             exact = mixture_answers.exact(config, tensors, request)
             assert request.output_ids == exact
     assert found[0] == found[1]
+
+
+def check_loads(runner, is_counted):
+    """Two experts are counted for each token but the last one sampled."""
+    core = EngineCore(runner)
+    requests = served(core, PROMPTS, COUNT)
+    tokens = sum(len(request.tokens) - 1 for request in requests)
+    counts = core.expert_loads.counts
+    assert counts.shape == ((2, 8) if is_counted else (0, 0))
+    assert counts[:-1].sum() == (2 * tokens if is_counted else 0)
 
 
 def test_drafts_are_verified_by_all_stages(begin, made):

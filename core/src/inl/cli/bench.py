@@ -131,8 +131,20 @@ def _measure(
         "peak_host_bytes": peak,
         "device_memory": device_memory(engine),
         "repeated": repeated,
+        "expert_loads": _loads(engine),
         **moved,
     }
+
+
+def _loads(engine: InferenceEngine) -> dict[str, Any] | None:
+    """Return the tokens of each expert, if steps counted them."""
+    loads = engine.core.expert_loads
+    if not loads.steps:
+        return None
+    return {
+        "steps": loads.steps, "imbalance": loads.imbalance(),
+        "counts": loads.counts.tolist(),
+    }  # fmt: skip
 
 
 def _memory(

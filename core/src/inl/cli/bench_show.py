@@ -36,7 +36,17 @@ def show(report: dict[str, Any]) -> str:
         lines += ["", f"batch {row['batch']}", *_batch(row)]
     if report["repeated"] is not None:
         lines += ["", _repeated(report["repeated"])]
+    if (loads := report.get("expert_loads")) is not None:
+        lines += ["", _loads(loads)]
     return "\n".join([*lines, "", *_bars(report["batches"])]).rstrip()
+
+
+def _loads(loads: dict[str, Any]) -> str:
+    found = loads["imbalance"]
+    return (
+        f"experts        most tokens of one of a layer, relative to their mean: "
+        f"{min(found):.2f} to {max(found):.2f} ({loads['steps']} steps)"
+    )
 
 
 def _repeated(found: dict[str, Any]) -> str:

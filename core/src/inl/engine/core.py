@@ -18,6 +18,7 @@ from inl.engine.block_copies import (
     write_carried,
 )
 from inl.engine.embedder import keep_hidden
+from inl.engine.expert_loads import ExpertLoads
 from inl.engine.frame_encoder import frames, masked_rows
 from inl.engine.records import Stats as Stats
 from inl.engine.records import StepRecord as StepRecord
@@ -125,6 +126,9 @@ class EngineCore:
         self._unsampled: Plan | None = None
         """The newest step in flight, if its masks depend on an earlier one."""
         self._steps = self._tokens = self._rows = 0
+        self.expert_loads = ExpertLoads()
+        """Tokens of each expert in the steps that were counted, see
+        :attr:`~inl.config.EngineConfig.expert_load_interval`."""
 
     @property
     def has_work(self) -> bool:
@@ -645,6 +649,8 @@ class EngineCore:
             reply = self.runner.collect()
             if self._recorder is not None:
                 self._recorder.add(reply)
+            if reply.loads is not None:
+                self.expert_loads.add(reply.loads)
             process = self._processing(reply, plan)
             if self._copies is not None:
                 self._copies.collect(plan, self.runner)

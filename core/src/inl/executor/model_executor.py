@@ -17,6 +17,7 @@ from inl.errors import OutOfMemory, RunnerError
 from inl.executor.cache_transfers import CacheTransfers
 from inl.executor.consumption import NO_STATE, call_consuming, recovered_state
 from inl.executor.context_lengths import table_widths
+from inl.executor.expert_loads import advance_counted
 from inl.executor.hidden_states import pooled
 from inl.executor.loaded import Loaded as Loaded
 from inl.executor.model_step import BODIES, sample
@@ -50,6 +51,9 @@ and more tokens; with one token per row, and with more."""
 
 OF_THEIR_OWN = ("pool", "score")
 """Programs that call other ops than "advance", or for other numbers of tokens."""
+
+COUNTED = "advance_counted"
+"""Program that computes "advance" and returns the experts of its tokens too."""
 
 MAX_ADMISSIONS = 16
 """Most admissions and releases in one call."""
@@ -115,6 +119,19 @@ class ModelExecutor:
         tokens, *taps = self.call(program, self.loaded.weights, message, *rows)
         self.taps = next(iter(taps), None)
         return tokens
+
+    def advance_counted(
+        self, bucket: Bucket, message: Any, width: int | None = None
+    ) -> tuple[Any, Any]:
+        """Compute :meth:`advance`; returns the tokens, and the experts of each layer.
+
+        See :func:`inl.executor.expert_loads.advance_counted`.
+        """
+        program = self.program(COUNTED, bucket, width)
+        results = self.call(program, self.loaded.weights, message)
+        tokens, experts, *taps = results
+        self.taps = next(iter(taps), None)
+        return tokens, experts
 
     def logits(
         self, bucket: Bucket, message: Any, width: int | None = None, *rows: Any
@@ -206,7 +223,8 @@ class ModelExecutor:
     def program(self, name: str, bucket: Bucket, width: int | None = None) -> Program:
         """Return a program, compiled on the first call.
 
-        name: one of :data:`~inl.spec.program.PROGRAMS` but "admit".
+        name: one of :data:`~inl.spec.program.PROGRAMS` but "admit", or
+        :data:`COUNTED`, which backends know as "advance".
         """
         program = self._programs.get((name, bucket, width))
         if program is not None:
@@ -218,7 +236,8 @@ class ModelExecutor:
             self._programs.clear()
         body = self._body(name, bucket, width)
         shape = None if name == "set_token_bias" else bucket
-        info = info_of(name, shape, self.limits, width)
+        known = "advance" if name == COUNTED else name
+        info = info_of(known, shape, self.limits, width)
         program = compile_program(self.backend, body, info)
         self._programs[name, bucket, width] = program
         return program
@@ -242,6 +261,8 @@ class ModelExecutor:
         if name == "set_token_bias":
             return partial(_set_token_bias, ops)
         body = BODIES.get(name, advance_repeated)
+        if name == COUNTED:
+            body = advance_counted
         # Without a keyword where it is not needed: backends may identify a function by
         # the arguments of the partial.
         keywords = {} if width is None else {"table_width": width}

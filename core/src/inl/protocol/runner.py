@@ -45,6 +45,9 @@ class Reply(NamedTuple):
     hidden: NDArray[np.float32] | None = None
     """[R, H] hidden states of the rows' last tokens, of a step with the POOLED flag;
     see :func:`pooled_reply`."""
+    loads: NDArray[np.int32] | None = None
+    """[L, E] tokens of the step that each expert of each layer with experts computes;
+    of steps that :attr:`~inl.config.EngineConfig.expert_load_interval` selects."""
 
 
 def pooled_reply(step: int, hidden: NDArray[np.float32]) -> Reply:

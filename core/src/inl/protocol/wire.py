@@ -13,7 +13,8 @@ of the payload (4) - and the payload::
     MASKS     parent   int32: step, rows, words per row, masks
     COLLECT   parent   empty: requests the reply to the oldest step
     REPLY     worker   int32: step, R, W, tokens [R, W]; with scores then N,
-                       chosen [R * W], ids [R * W, N], values [R * W, N]
+                       chosen [R * W], ids [R * W, N], values [R * W, N]; with
+                       loads of experts -R, and before the tokens L, E, loads [L, E]
     ERROR     worker   JSON: class and message of an exception; the last frame before
                        the next RESET
     CLOSE     parent   empty

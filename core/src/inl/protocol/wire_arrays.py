@@ -123,7 +123,13 @@ def reply(result: Reply) -> memoryview:
     """Encode the result of a step; scores follow S, samples, and N, ids of each.
 
     Hidden states [R, H] take the place of tokens, of which there are -H in the head.
+    With loads of experts [L, E] the head has -R, and they follow it after L and E.
     """
+    if result.loads is not None:
+        counts = np.asarray(result.loads, np.int32)
+        rest = np.frombuffer(reply(result._replace(loads=None)), np.int32)
+        head = np.array([rest[0], -rest[1], rest[2], *counts.shape], np.int32)
+        return words(np.concatenate([head, counts.reshape(-1), rest[3:]]))
     if result.hidden is not None:
         count, width = result.hidden.shape
         head = np.array([result.step, count, -width], np.int32)
@@ -151,6 +157,17 @@ def read_reply(payload: Buffer) -> Reply:
     if len(data) < 3:
         raise ProtocolError(f"reply: found {len(data)} words, needs at least 3")
     step, rows, tokens_per_row = data[:3].tolist()
+    if rows < 0:
+        layers, experts = data[3:5].tolist() if len(data) > 4 else (0, 0)
+        rest = 5 + layers * experts
+        if min(layers, experts) < 1 or len(data) < rest:
+            raise ProtocolError(
+                f"reply of step {step}: found {len(data)} words for loads of "
+                f"[{layers}, {experts}]"
+            )
+        head = np.array([step, -rows, tokens_per_row], np.int32)
+        inner = read_reply(bytes(words(np.concatenate([head, data[rest:]]))))
+        return inner._replace(loads=data[5:rest].reshape(layers, experts))
     if rows >= 1 and tokens_per_row < 0 and len(data) == 3 - rows * tokens_per_row:
         return pooled_reply(step, data[3:].view(np.float32).reshape(rows, -1))
     samples = rows * tokens_per_row

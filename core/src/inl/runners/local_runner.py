@@ -12,6 +12,7 @@ from inl.backend.host import is_host_memory
 from inl.dtypes import HostArray, cast, widen, wrap
 from inl.errors import ProtocolError
 from inl.executor.context_lengths import TableWidths
+from inl.executor.expert_loads import count_experts, counted
 from inl.executor.load_plan import LoadPlan
 from inl.executor.model_executor import MAX_ADMISSIONS, ModelExecutor
 from inl.executor.model_executor import Loaded as Loaded
@@ -73,6 +74,14 @@ class OneByOne(NamedTuple):
     """Of each step: the rows of the message, and their tokens on the device."""
 
 
+class Counted(NamedTuple):
+    """A step in flight that counts the tokens of each expert."""
+
+    tokens: Any
+    experts: Any
+    """Of each layer, see :func:`inl.executor.expert_loads.advance_counted`."""
+
+
 class LocalRunner(PipelinedRunner):
     """Runs steps on a backend of this process; programs are compiled on first use.
 
@@ -80,8 +89,21 @@ class LocalRunner(PipelinedRunner):
     next step.
     """
 
-    def __init__(self, backend: Backend, loaded: Loaded, limits: Limits) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        loaded: Loaded,
+        limits: Limits,
+        *,
+        load_interval: int = 0,
+    ) -> None:
+        """Make a runner; load_interval: steps from one to the next whose reply has the
+        loads of the experts, 0 for none.
+        """
         super().__init__()
+        self._load_interval, self._experts = load_interval, 0
+        if load_interval:
+            self._experts = count_experts(loaded.model, loaded.config)
         self.limits = with_programs(backend, limits)
         self.executor = ModelExecutor(backend, loaded, self.limits)
         self._backend = backend
@@ -131,7 +153,14 @@ class LocalRunner(PipelinedRunner):
             return self.executor.logits(*step)
         if head.flags & POOLED:
             return self.executor.pool(*step)
+        if self._counts(head):
+            return Counted(*self.executor.advance_counted(*step))
         return self.executor.advance(*step)
+
+    def _counts(self, head: Header) -> bool:
+        """Whether a step counts the tokens of each expert."""
+        is_plain = head.bucket.repeat == 1 and not head.flags & EMBEDDED
+        return bool(self._experts) and is_plain and head.step % self._load_interval == 0
 
     def _score(self, message: IntArray, head: Header) -> Any:
         """Submit a step with the SCORED flag."""
@@ -200,7 +229,7 @@ class LocalRunner(PipelinedRunner):
         flight.work = self.executor.sample_masked(bucket, logits, bits, step)
 
     def _collect(self, flight: StepInFlight) -> Reply:
-        head, tokens, scores = flight.head, flight.work, None
+        head, tokens, scores, loads = flight.head, flight.work, None, None
         if not self.loaded.stage.is_last:
             shape = head.rows, head.bucket.reply_width
             return Reply(head.step, np.full(shape, NO_TOKEN, np.int32))
@@ -210,12 +239,16 @@ class LocalRunner(PipelinedRunner):
             return self._scored_reply(head, tokens)
         if isinstance(tokens, OneByOne):
             return Reply(head.step, self._read_one_by_one(tokens, head))
+        if isinstance(tokens, Counted):
+            tokens, experts = tokens
+            ids = [self._backend.numpy(each).data for each in experts]
+            loads = counted(ids, head, self._experts)
         if head.bucket.sampler == "sample_filtered" and head.bucket.repeat == 1:
             tokens, device_scores = tokens
             scores = Scores(*(self._backend.numpy(part).data for part in device_scores))
         shape = head.rows, head.bucket.reply_width
         host_tokens = self._backend.numpy(tokens).data.reshape(shape)
-        return Reply(head.step, host_tokens.astype(np.int32), scores)
+        return Reply(head.step, host_tokens.astype(np.int32), scores, None, loads)
 
     def _scored_reply(self, head: Header, parts: Any) -> Reply:
         numpy = self._backend.numpy
@@ -344,7 +377,10 @@ def start_runner(
     plan = LoadPlan.of(language, backend, config, limits=limits, stage=stage)
     report = ProgressReporter(progress)
     report(0, 1)  # so that a bar appears before the cache is looked up
-    runner = LocalRunner(plan.backend, plan.load(report, rank=rank), plan.limits)
+    runner = LocalRunner(
+        plan.backend, plan.load(report, rank=rank), plan.limits,
+        load_interval=config.expert_load_interval or 0,
+    )  # fmt: skip
     if config.warm_up:
         report.stage = LoadStage.COMPILING
         runner.warm_up(report)

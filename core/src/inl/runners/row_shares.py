@@ -127,7 +127,9 @@ class StepShares:
         states = [reply.hidden for reply in replies if reply.hidden is not None]
         if states:
             hidden = _joined(states, rows, bucket.rows)
-        return Reply(head.step, tokens, scores, hidden)
+        counts = [reply.loads for reply in replies if reply.loads is not None]
+        loads = sum(counts[1:], counts[0]) if counts else None
+        return Reply(head.step, tokens, scores, hidden, loads)
 
 
 def _joined(

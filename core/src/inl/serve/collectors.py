@@ -9,6 +9,7 @@ from itertools import accumulate
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
+    GaugeMetricFamily,
     HistogramMetricFamily,
     Metric,
 )
@@ -18,6 +19,10 @@ PREFIX = "inl:"
 
 ReadTotal = Callable[[], float | None]
 """Returns the value of a counter; ``None`` is not exported."""
+
+
+ReadLayers = Callable[[], Sequence[float]]
+"""Returns the value of each layer; none are not exported."""
 
 
 class Samples:
@@ -76,6 +81,25 @@ class Totals(Collector):
                 if (total := read()) is not None:
                     family.add_metric(list(values.values()), total)
             yield family
+
+
+class LayerGauges(Collector):
+    """A gauge with a value for each layer of a model, read when it is exported."""
+
+    def __init__(self, name: str, text: str) -> None:
+        self._name, self._text = PREFIX + name, text
+        self._reads: list[tuple[dict[str, str], ReadLayers]] = []
+
+    def add(self, labels: dict[str, str], read: ReadLayers) -> None:
+        self._reads.append((labels, read))
+
+    def collect(self) -> Iterator[Metric]:
+        labels = [*self._reads[0][0], "layer"] if self._reads else []
+        family = GaugeMetricFamily(self._name, self._text, labels=labels)
+        for given, read in self._reads:
+            for layer, value in enumerate(read()):
+                family.add_metric([*given.values(), str(layer)], value)
+        yield family
 
 
 class Renamed(Collector):

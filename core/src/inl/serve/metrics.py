@@ -15,6 +15,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from inl.serve.collectors import (
     PREFIX,
     EventHistograms,
+    LayerGauges,
     ReadTotal,
     Renamed,
     Totals,
@@ -55,6 +56,11 @@ class Metrics:
             LATENCIES,
         )  # fmt: skip
         self._source.register(self.inter_token)
+        self.expert_loads = LayerGauges(
+            "expert_load_imbalance",
+            "Most tokens of an expert or device of a layer, relative to their mean.",
+        )
+        self._source.register(self.expert_loads)
 
     def of(self, model: str) -> ModelMetrics:
         """Return the metrics of a model."""
@@ -174,6 +180,22 @@ class ModelMetrics:
             labels = {**self._labels, "kind": kind}
             total("remote_prefill", labels, partial(self._tickets, kind))
         total("requests_rejected", self._labels, lambda: admission.rejected)
+        for parts in ("experts", "devices"):
+            self._metrics.expert_loads.add(
+                {**self._labels, "of": parts}, partial(self._imbalance, parts)
+            )
+        counted = read(lambda loaded: loaded.core.expert_loads.steps)
+        total("expert_load_steps", self._labels, counted)
+
+    def _imbalance(self, parts: str) -> Sequence[float]:
+        """Return the imbalance of each layer with experts, of those counted."""
+        if (engine := self._engine()) is None or not engine.core.expert_loads.steps:
+            return ()
+        if parts == "experts":
+            return engine.core.expert_loads.imbalance()
+        division = engine.config.division
+        owners = division.expert * division.data
+        return engine.core.expert_loads.imbalance(owners) if owners > 1 else ()
 
     def record_load(self, engine: InferenceEngine) -> None:
         """Export the settings of the KV cache of an engine that was loaded."""
