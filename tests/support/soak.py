@@ -47,6 +47,9 @@ class Parts:
     """Of the pipeline that the runner is."""
     data_ranks: int = 1
     """Ranks that divide the rows of a step; the runner is made for as many."""
+    resets: float = 0.0
+    """Share of the calls before which an interrupt is as if it had come with steps in
+    flight, after which the runner is reset."""
 
 
 class World:
@@ -54,7 +57,7 @@ class World:
 
     def __init__(self, random, parts, lag=True):
         self.random = random
-        self.repeats = parts.repeats
+        self.repeats, self.resets = parts.repeats, parts.resets
         self.limits = random_limits(random)
         if parts.stages > 1:
             deep = max(self.limits.depth, parts.stages + 1)
@@ -64,6 +67,7 @@ class World:
         sizes = self.limits
         self.name = f"{sizes.slots} {sizes.blocks} {sizes.block_size} {sizes.vocab}"
         self.dice = Random(self.name) if parts.adapters else None
+        self.reset_dice = Random(self.name)
         if self.dice:
             self.limits = replace(self.limits, adapters=2, adapter_rank=1)
         # As above.
@@ -314,6 +318,9 @@ class World:
         while self.engine.stats.steps < steps:
             while not self.live or (random.random() < rate and len(self.live) < crowd):
                 self.arrive()
+            if self.resets and self.reset_dice.random() < self.resets:
+                self.counts["resets"] += bool(self.scheduler.in_flight)
+                self.engine._is_unsettled = True  # as an interrupt leaves it
             if random.random() < 0.03:
                 self.engine.cancel(random.choice(self.live))
             self.step()
