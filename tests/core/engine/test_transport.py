@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import pytest
 
-from inl.engine import remote_prefill
+from inl.engine import prefill_role, remote_prefill
 from inl.errors import DeviceError, RequestError
 from inl.kv_transfer import transport
 from inl.kv_transfer.transport import Transport
@@ -104,7 +104,7 @@ def test_contents_come_beside_the_link(pair, has_state):
 
 
 def test_contents_longer_than_the_room_come_over_the_link(pair, monkeypatch):
-    monkeypatch.setattr(transport, "ROOM_BYTES", 100)
+    monkeypatch.setattr(prefill_role, "room_bytes", lambda _: 100)
     _, near, alone = pair()
     found = near.generate(PROMPT, **OPTIONS)
     assert found.token_ids == alone.generate(PROMPT, **OPTIONS).token_ids

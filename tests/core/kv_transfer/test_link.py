@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import socket
 import time
+from hashlib import sha256
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from inl import readiness
+from inl.dtypes import HostArray
 from inl.errors import ProtocolError
-from inl.kv_transfer import link
+from inl.kv_transfer import digests, link
 from inl.kv_transfer.link import Kind, Link
 
 KEY = bytes(32)
@@ -104,3 +107,36 @@ def test_messages_that_are_reordered_repeated_or_lost_are_found(sockets, order):
         receiver = Link(fourth, KEY, end)
         with pytest.raises(ProtocolError, match="the checksum is wrong"):
             [receiver.receive() for _ in order]
+
+
+def test_a_digest_is_of_the_bytes_and_not_of_their_pieces(monkeypatch):
+    monkeypatch.setattr(digests, "PART", 8)
+    data = bytes(range(100))
+    parts = [sha256(data[at : at + 8]).digest() for at in range(0, 104, 8)]
+    wanted = sha256(b"".join(parts)).digest()
+    for cuts in ([], [0], [8], [3, 8, 9], [1, 50, 50, 96], [99]):
+        places = zip([0, *cuts], [*cuts, 100], strict=True)
+        assert digests.digest([data[a:b] for a, b in places]) == wanted
+    found = {
+        digests.digest([data[:at] + b"\xff" + data[at + 1 :]]) for at in range(100)
+    }
+    assert len(found | {wanted, digests.digest([data[8:], data[:8]])}) == 102
+
+
+@pytest.mark.parametrize("at", [60, 5000, -1])
+def test_a_wrong_byte_of_contents_is_found(sockets, monkeypatch, at):
+    monkeypatch.setattr(digests, "PART", 1000)
+    cells = np.arange(5000, dtype=np.uint16).reshape(2, 2, 5, 10, 5, 5)
+    parts = {"cells": HostArray(cells, "bfloat16", cells.shape)}
+    near, far = socket.socketpair()
+    end = time.monotonic() + 300
+    with near, far:
+        Link(near, KEY, end).send(Kind.SPAN, {"a": 1}, parts)
+        data = bytearray(far.recv(1 << 20))
+        sockets[0].sendall(data)
+        data[at] ^= 1
+        sockets[0].sendall(data)
+    found = Link(sockets[1], KEY, end).receive().parts["cells"]
+    assert np.array_equal(found.data, cells)
+    with pytest.raises(ProtocolError, match="the checksum is wrong"):
+        Link(sockets[1], KEY, end).receive()

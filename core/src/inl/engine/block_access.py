@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from inl.kv_transfer.carried import CarriedSpans, CarriedState
     from inl.kv_transfer.spans import TokenSpan
     from inl.scheduling.request import Request
-    from inl.spec.cache_layout import Parts
+    from inl.spec.cache_layout import Empty, Parts
 
 
 class BlockAccess:
@@ -31,6 +31,12 @@ class BlockAccess:
     def generation(self) -> int:
         """Times that all blocks were forgotten."""
         return 0 if self._tiers is None else self._tiers.generation
+
+    @property
+    def empty(self) -> Empty | None:
+        """Allocates memory from which the device copies faster, if it has any."""
+        runner = self._core.runner
+        return runner.host_array if runner.has_pinned_memory else None
 
     def lacking_tokens(self, request: Request) -> int:
         """See :meth:`~inl.engine.core.EngineCore.lacking_tokens`."""

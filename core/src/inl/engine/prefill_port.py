@@ -14,6 +14,7 @@ from inl.kv_transfer.link import Kind, Link, Message
 from inl.kv_transfer.span_messages import span_fields
 from inl.kv_transfer.transport import offered
 from inl.spec.cache_layout import SLOT_GROUP
+from inl.spec.message import MAX_TRANSFER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,8 +31,9 @@ if TYPE_CHECKING:
 MAX_SECONDS = 600.0
 """Longest time of a ticket."""
 POLL_SECONDS = 0.01
-SPANS = 4
-"""Spans of 16 blocks that are in memory while the decoding engine has no room."""
+SPANS, MOST_SPANS, SPAN_BYTES = 4, 64, 256 << 20
+"""Spans of 16 blocks that are read at a time, between two steps, and are in memory
+while the decoding engine has no room: so many bytes, but not less or more spans."""
 
 
 class PrefillPort(LinkPort):
@@ -55,6 +57,11 @@ class PrefillPort(LinkPort):
     ) -> None:
         self._rooms = rooms
         self._engine, self._blocks, self._identity = engine, blocks, identity
+        layout = engine.runner.cache_layout
+        assert layout is not None, "the engine copies blocks"
+        most = max((each.block_bytes for each in layout.groups), default=1)
+        spans = max(SPAN_BYTES // (MAX_TRANSFER * most), SPANS)
+        self._spans = min(spans, MOST_SPANS)
         super().__init__(address, secret, "EngineConfig.kv_peer")
 
     def _serve_link(self, link: Link) -> None:
@@ -129,7 +136,7 @@ class PrefillPort(LinkPort):
         """Return the next contents to send. sent: blocks of each group so far."""
         request = handle.request
         if not request.captures:
-            return self._blocks.read(request, sent, SPANS)
+            return self._blocks.read(request, sent, self._spans)
         if not is_last:
             return ()
         captured, request.captured = request.captured, ()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from inl.errors import RequestError
 from inl.kv_transfer.spans import transfer_identity
-from inl.kv_transfer.transport import Rooms
+from inl.kv_transfer.transport import Rooms, room_bytes
 from inl.workers.settings import parse_address, read_secret
 
 if TYPE_CHECKING:
@@ -50,7 +50,8 @@ class PrefillRole:
             )
         secret = read_secret(os.environ)
         if config.kv_transport is not None:
-            self._rooms = Rooms(config.kv_transport)
+            size = room_bytes(identity.layouts)
+            self._rooms = Rooms(config.kv_transport, size)
         if config.role == "prefill":
             from inl.engine.prefill_port import PrefillPort
 

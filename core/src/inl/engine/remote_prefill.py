@@ -184,7 +184,8 @@ class RemotePrefill:
             "adapter_digest": request.adapter_digest, "salt": request.cache_salt,
             "key": request.key, "transport": None if room is None else room.offer,
         })  # fmt: skip
-        recuts = [Recut(layout) for layout in self._identity.layouts]
+        empty = self._blocks.empty
+        recuts = [Recut(layout, empty) for layout in self._identity.layouts]
         carried = self._blocks.joined_spans() if self._blocks.carries_state else None
         while True:
             message = link.receive()

@@ -7,7 +7,8 @@ inside TLS, and the digest of the certificate is part of both, see
 :mod:`inl.workers.encryption`.
 
 Each message that follows is its kind, its length, an HMAC with a key of this connection
-and the number of the message, and a payload: JSON, and for SPAN contents behind it.
+of the number of the message and of a digest of its payload, and this payload: JSON, and
+for SPAN contents behind it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inl.bounded_json import parse_object
 from inl.errors import DeviceError, InvalidJson, ProtocolError
-from inl.protocol.wire_arrays import contents, read_contents
+from inl.kv_transfer.digests import digest
+from inl.protocol.wire_arrays import content_pieces, read_contents
 from inl.readiness import READABLE, receive_exactly, waiter
 from inl.workers.encryption import encrypt
 from inl.workers.handshake import mac
@@ -37,11 +39,12 @@ from inl.workers.settings import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from inl.kv_transfer.digests import Piece
     from inl.spec.cache_layout import Parts
 
-VERSION = 1
+VERSION = 2
 HELLO = struct.Struct("<4sH32s")
 MAGIC = b"INLB"
 MAC_BYTES = 32
@@ -112,11 +115,13 @@ class Link:
     ) -> None:
         """Send a message; waits until the other side has room for it."""
         head = json.dumps(fields).encode()
-        payload = head + (b"" if parts is None else contents(parts))
-        proof = self._proof(self._sent, kind, len(head), payload)
+        pieces = [head, *(() if parts is None else content_pieces(parts))]
+        size, rest = sum(map(len, pieces)), pieces[1:]
+        proof = self._proof(self._sent, kind, head, rest)
         self._sent += 1
-        self._write(PREFIX.pack(kind, len(payload), len(head), proof))
-        self._write(payload)
+        self._write(PREFIX.pack(kind, size, len(head), proof) + head)
+        for piece in rest:
+            self._write(piece)
 
     def receive(self, max_bytes: int = MAX_BYTES) -> Message:
         """Wait for a message.
@@ -131,16 +136,17 @@ class Link:
                 f"message: found kind {kind} of {length} bytes, accepts kinds "
                 f"{min(Kind):d} to {max(Kind):d} of at most {max_bytes}"
             )
-        payload = self._read(length)
-        own = self._proof(self._received, kind, head, payload)
+        said = bytes(self._read(head))
+        data = [self._read(length - head)] if length > head else []
+        own = self._proof(self._received, kind, said, data)
         self._received += 1
         if not hmac.compare_digest(proof, own):
             raise ProtocolError("message: the checksum is wrong")
         try:
-            fields = parse_object(bytes(payload[:head]), "message")
+            fields = parse_object(said, "message")
         except InvalidJson as error:
             raise ProtocolError(str(error)) from None
-        parts = read_contents(payload[head:]) if length > head else {}
+        parts = read_contents(data[0]) if data else {}
         return Message(Kind(kind), fields, parts)
 
     @property
@@ -164,11 +170,13 @@ class Link:
         """Close the connection; closing twice is allowed."""
         self._socket.close()
 
-    def _proof(self, number: int, kind: int, head: int, payload: bytes) -> bytes:
-        said = struct.pack("<QBI", number, kind, head)
-        digest = hmac.new(self._key, said, "sha256")
-        digest.update(payload)
-        return digest.digest()
+    def _proof(
+        self, number: int, kind: int, head: bytes, pieces: Sequence[Piece]
+    ) -> bytes:
+        said = struct.pack("<QBI", number, kind, len(head)) + head
+        found = hmac.new(self._key, said, "sha256")
+        found.update(digest(pieces))
+        return found.digest()
 
     def _limit(self, most: float = float("inf")) -> None:
         """Set the time of the next call; raises TimeoutError if none is left."""
@@ -177,27 +185,28 @@ class Link:
             raise TimeoutError("the ticket has expired")
         self._socket.settimeout(min(left, most))
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, data: Piece) -> None:
         # Not sendall(): over TLS its time limit is that of each record.
         view = memoryview(data)
         while view:
             self._limit()
             view = view[self._socket.send(view[:CHUNK]) :]
 
-    def _read(self, count: int) -> bytes:
-        data = bytearray()
-        while len(data) < count:
+    def _read(self, count: int) -> bytearray:
+        data = bytearray(count)
+        view, at = memoryview(data), 0
+        while at < count:
             self._limit(WAIT_SECONDS)
             try:
-                part = self._socket.recv(min(count - len(data), CHUNK))
+                part = self._socket.recv_into(view[at : at + CHUNK])
             except TimeoutError:
                 if not self.is_wanted():
                     raise ConnectionAbortedError("the request has ended") from None
                 continue
             if not part:
                 raise ConnectionResetError("the other side has closed")
-            data += part
-        return bytes(data)
+            at += part
+        return data
 
 
 def connect(address: str, secret: bytes | None, end: float) -> Link:

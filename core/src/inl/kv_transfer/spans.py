@@ -14,7 +14,7 @@ from inl.spec.cache_layout import BLOCKS, SLOT_GROUP, stored_bits
 
 if TYPE_CHECKING:
     from inl.kv_tiers.record import Identity
-    from inl.spec.cache_layout import BlockLayout, Parts
+    from inl.spec.cache_layout import BlockLayout, Empty, Parts
 
 
 class TokenSpan(NamedTuple):
@@ -66,10 +66,13 @@ def tokens_digest(tokens: Sequence[int], stop: int) -> str:
 
 
 class Recut:
-    """Cuts contents of one sequence in one cache group to blocks of another size."""
+    """Cuts contents of one sequence in one cache group to blocks of another size.
 
-    def __init__(self, layout: BlockLayout) -> None:
-        self._layout = layout
+    empty: allocates the blocks.
+    """
+
+    def __init__(self, layout: BlockLayout, empty: Empty | None = None) -> None:
+        self._layout, self._empty = layout, empty
         self._start = 0
         self._rest: dict[str, HostArray] = {}
         """Tokens from ``_start`` on that are less than a block, by part."""
@@ -141,7 +144,7 @@ class Recut:
         """Return the block whose first token is at a place."""
         if not _has_tokens(part):
             return part
-        block = _copied(part, at, at + self._layout.block_size)
+        block = _copied(part, at, at + self._layout.block_size, self._empty)
         shape = *part.shape[:BLOCKS], 1, self._layout.block_size
         shape += part.shape[BLOCKS + 1 :]
         return HostArray(block.data.reshape(shape), part.dtype, shape)
@@ -174,8 +177,12 @@ def cut_tokens(
     return TokenSpan(span.group, start, block_size, parts)
 
 
-def _copied(part: HostArray, start: int, stop: int) -> HostArray:
-    data = np.ascontiguousarray(part.data[:, :, start:stop]).copy()
+def _copied(
+    part: HostArray, start: int, stop: int, empty: Empty | None = None
+) -> HostArray:
+    bits = part.data[:, :, start:stop]
+    data = (empty or np.empty)(bits.shape, bits.dtype.name)
+    np.copyto(data, bits)
     return HostArray(data, part.dtype, data.shape)
 
 

@@ -9,26 +9,27 @@ from __future__ import annotations
 import hmac
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from inl.errors import DeviceError, InlError, PluginError, ProtocolError
+from inl.kv_transfer.digests import digest
 from inl.kv_transfer.link import Kind, Message
-from inl.protocol.wire_arrays import contents, read_contents
+from inl.protocol.wire_arrays import content_pieces, read_contents
+from inl.spec.message import MAX_TRANSFER
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from inl.kv_transfer.link import Link
-    from inl.spec.cache_layout import Parts
+    from inl.spec.cache_layout import BlockLayout, Parts
 
     Memory = NDArray[np.uint8]
 
-ROOM_BYTES = 32 << 20
-"""Memory of one ticket on each side; longer contents are sent over the link."""
+ROOM_BYTES, HEAD_BYTES = 32 << 20, 64 << 10
+"""Least memory of one ticket on each side, and that beside contents of blocks."""
 
 
 class Transport(ABC):
@@ -84,18 +85,27 @@ def open_transport(name: str) -> Transport:
     return transport
 
 
+def room_bytes(layouts: Sequence[BlockLayout]) -> int:
+    """Return the memory of one ticket: a frame's contents of the largest cache group.
+
+    Longer contents are sent over the link.
+    """
+    most = max((layout.block_bytes for layout in layouts), default=0)
+    return max(MAX_TRANSFER * most + HEAD_BYTES, ROOM_BYTES)
+
+
 class Room:
-    """Registered memory of one ticket.
+    """Registered memory of one ticket, ``size`` bytes.
 
     With one side's ``offer`` in its question, the other one's :meth:`send` writes there
     before each message, which :meth:`receive` reads and answers.
     """
 
-    def __init__(self, name: str, transport: Transport) -> None:
+    def __init__(self, name: str, transport: Transport, size: int) -> None:
         import numpy as np
 
         self.name, self._transport = name, transport
-        self.memory: Memory = np.empty(ROOM_BYTES, np.uint8)
+        self.memory: Memory = np.empty(size, np.uint8)
         try:
             self._target = transport.register(self.memory)
         except Exception as error:
@@ -104,7 +114,11 @@ class Room:
     @property
     def offer(self) -> dict[str, Any]:
         """What the other side needs to write here."""
-        return {"name": self.name, "target": self._target.hex(), "bytes": ROOM_BYTES}
+        return {
+            "name": self.name,
+            "target": self._target.hex(),
+            "bytes": len(self.memory),
+        }
 
     def send(
         self, link: Link, offer: dict[str, Any], fields: dict[str, Any], parts: Parts
@@ -115,12 +129,14 @@ class Room:
         """
         import numpy as np
 
-        data = contents(parts)
-        if len(data) > min(ROOM_BYTES, offer["bytes"]):
+        pieces = content_pieces(parts)
+        size, at = sum(map(len, pieces)), 0
+        if size > min(len(self.memory), offer["bytes"]):
             link.send(Kind.SPAN, fields, parts)
             return
-        memory = self.memory[: len(data)]
-        memory[:] = np.frombuffer(data, np.uint8)
+        for piece in pieces:
+            self.memory[at : (at := at + len(piece))] = np.frombuffer(piece, np.uint8)
+        memory = self.memory[:size]
         try:
             target = bytes.fromhex(offer["target"])
             self._transport.write(memory, target, link.seconds_left)
@@ -128,7 +144,7 @@ class Room:
             raise
         except Exception as error:
             raise _failed(self.name, error) from error
-        beside = {"beside": len(data), "digest": sha256(data).hexdigest()}
+        beside = {"beside": size, "digest": digest([memory.data]).hex()}
         link.send(Kind.SPAN, {**fields, **beside})
         answer = link.receive()
         if answer.kind is not Kind.READ:
@@ -139,27 +155,27 @@ class Room:
         count = message.fields.get("beside")
         if message.kind is not Kind.SPAN or count is None:
             return message
-        if type(count) is not int or not 0 < count <= ROOM_BYTES:
+        if type(count) is not int or not 0 < count <= len(self.memory):
             raise ProtocolError(f"contents: found {count!r:.40} bytes beside the link")
-        data = self.memory[:count].tobytes()
-        digest = str(message.fields.get("digest"))
-        if not hmac.compare_digest(digest, sha256(data).hexdigest()):
+        data = self.memory[:count].copy().data
+        link.send(Kind.READ, {})  # the next contents come while these are checked
+        said = str(message.fields.get("digest")).encode()
+        if not hmac.compare_digest(said, digest([data]).hex().encode()):
             raise ProtocolError(
                 f"contents by {self.name}: the digest is wrong; they are computed here"
             )
-        link.send(Kind.READ, {})
         return message._replace(parts=read_contents(data))
 
 
 class Rooms:
-    """Memory of tickets, of which each has its own. Thread-safe.
+    """Memory of tickets, of which each has its own ``size`` bytes. Thread-safe.
 
     It is not freed with a ticket: the other side may still write there, such as after
     the ticket has expired. The digest of the next contents then differs.
     """
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, size: int = ROOM_BYTES) -> None:
+        self.name, self._size = name, size
         self._transport = open_transport(name)
         self._all: list[Room] = []
         self._free: list[Room] = []
@@ -171,7 +187,7 @@ class Rooms:
         with self._lock:
             room = self._free.pop() if self._free else None
         if room is None:
-            room = Room(self.name, self._transport)
+            room = Room(self.name, self._transport, self._size)
             with self._lock:
                 self._all.append(room)
         try:

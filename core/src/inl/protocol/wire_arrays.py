@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from inl.spec.cache_layout import Parts
     from inl.spec.message import IntArray
 
-Buffer = bytes | bytearray
+Buffer = bytes | bytearray | memoryview
 PROGRESS = struct.Struct("<qqq")
 STAGES = tuple(LoadStage)
 MAX_HEAD = 1 << 16
@@ -64,12 +64,19 @@ def read_masks(payload: Buffer) -> tuple[int, IntArray]:
     return step, data[3:].reshape(rows, mask_words)
 
 
-def contents(parts: Parts) -> bytes:
-    """Encode contents of a cache."""
+def content_pieces(parts: Parts) -> list[bytes | memoryview]:
+    """Encode contents of a cache in pieces, most of which share their memory."""
     head = {name: [part.dtype, *part.shape] for name, part in parts.items()}
     text = json.dumps(head).encode()
-    data = (stored_bits(part).tobytes() for part in parts.values())
-    return b"".join((struct.pack("<i", len(text)), text, *data))
+    data = [
+        stored_bits(part).reshape(-1).view(np.uint8).data for part in parts.values()
+    ]
+    return [struct.pack("<i", len(text)) + text, *data]
+
+
+def contents(parts: Parts) -> bytes:
+    """Encode contents of a cache."""
+    return b"".join(content_pieces(parts))
 
 
 def read_contents(payload: Buffer) -> Parts:
