@@ -43,7 +43,7 @@ OTHER_TESTS = tests/plugins/tpu tests/torch \
 	$(patsubst %/,%,$(wildcard tests/*/))) tests/plugins/cuda \
 	tests/plugins/directml tests/plugins/intel tests/plugins/rocm
 
-.PHONY: demo native-host native-all test test-all test-deep test-others test-long test-hosts test-ray test-router test-tpu-compiler test-intel-compiler \
+.PHONY: demo native-host native-all test test-all test-deep test-others test-long test-hosts test-ray test-nixl test-router test-tpu-compiler test-intel-compiler \
 	test-webgpu test-torch-directml lint wheels docs clean
 
 demo:
@@ -154,6 +154,7 @@ test-hosts: .venv-all/.test
 # Ray Data on one host; needs root on Linux. Ray takes 450 MB.
 test-ray: .venv-all/.test
 	test -e .venv-ray/.complete || $(PYTHON) -m venv .venv-ray
+	$(call PIP,.venv-ray) -U $(BUILD)
 	$(call PIP,.venv-ray) -e "core[cli,serve]" -e plugins/inl-cpu -e "plugins/inl-ray[data]" --group test
 	touch .venv-ray/.complete
 	.venv-ray/bin/python -m pytest tests/plugins/ray
@@ -161,6 +162,7 @@ test-ray: .venv-all/.test
 # Contents of caches by NIXL, between processes of this host. NIXL takes 200 MB.
 test-nixl: .venv-all/.test
 	test -e .venv-nixl/.complete || $(PYTHON) -m venv .venv-nixl
+	$(call PIP,.venv-nixl) -U $(BUILD)
 	$(call PIP,.venv-nixl) -e "core[cli]" -e plugins/inl-cpu -e plugins/inl-nixl --group test
 	touch .venv-nixl/.complete
 	.venv-nixl/bin/python -m pytest tests/plugins/nixl
