@@ -14,7 +14,7 @@ from explained_kernels import (
     language,
     recorded_kernels,
 )
-from inl.backend.base import Ranks
+from inl.backend.base import DeviceMemory, Ranks
 from inl.backend.provisional import WholeModels
 from inl.backend.reference import ReferenceBackend, Rendezvous, ThreadCollectives
 from inl.cli.explain import explain
@@ -22,6 +22,7 @@ from inl.cli.traced_step import open_backend
 from inl.config import EngineConfig
 from inl.device import Device
 from inl.errors import BackendUnavailable, RequestError, RunnerError
+from inl.executor.cache_sizing import weight_bytes
 from inl.executor.load_plan import LoadPlan
 from inl.placement.mesh import Mesh
 from inl.placement.placement import Placement
@@ -30,6 +31,7 @@ from inl.runners.group_runner import RankRunner
 from inl.runners.local_runner import start_runner
 from inl.spec.limits import Limits
 from inl.spec.step import Bucket
+from inl.spec.tree import leaves
 from inl.testing.tiny import MemoryCheckpoint
 
 DEVICE = Device("reference")
@@ -51,6 +53,31 @@ def config_of(**options):
 def test_the_kernels_that_are_explained_are_computed(name, monkeypatch):
     config = config_of(**OPTIONS[name])
     assert_explained(ReferenceBackend(DEVICE), config, monkeypatch)
+
+
+def test_the_cache_leaves_room_for_the_weights_on_a_device(monkeypatch):
+    """Their bytes are those that are loaded then, with each tied tensor once."""
+    backend, model = ReferenceBackend(DEVICE), language()
+    config = EngineConfig(backend="reference", context=64, max_batch=2)
+
+    def blocks(free):
+        memory = DeviceMemory(free, free)
+        monkeypatch.setattr(ReferenceBackend, "memory", lambda _: memory)
+        return LoadPlan.of(model, backend, config).limits.blocks[0] - 1
+
+    plan = LoadPlan.of(model, backend, config)
+    arrays = {id(leaf): leaf for leaf in leaves(plan.load(ProgressReporter()).weights)}
+    weights = sum(each.nbytes for each in arrays.values())
+    found = weight_bytes(plan.unloaded.groups, "float32")
+    assert weights <= found <= 1.01 * weights
+    # A quarter of what is free; a block more for each block's bytes, on host memory.
+    free = 64 * found
+    monkeypatch.setattr("inl.executor.load_plan.is_host_memory", lambda _: True)
+    most = blocks(free)
+    block = free / 4 / most
+    monkeypatch.undo()
+    lost = (most - blocks(free)) * block
+    assert lost == pytest.approx(found / 4, abs=2 * block)
 
 
 @pytest.mark.parametrize("adapters", [0, 1])

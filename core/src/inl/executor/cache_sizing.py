@@ -140,6 +140,22 @@ def _step_bytes(model: Model, shaped: Any, tokens: int, rows: int) -> int:
     return STEP_BUFFERS * (hidden + logits)
 
 
+def weight_bytes(plans: Any, dtype: str) -> int:
+    """Return the memory of a rank's weights; plans: its tree of weight plans.
+
+    Tensors that several groups take as they are stored count once.
+    """
+    found: dict[tuple[str, str], int] = {}
+    for plan in leaves(plans):
+        specs = plan.specs(dtype)
+        for name, param in plan.group.params.items():
+            spec = getattr(specs, name)
+            size = spec.stored_bytes or array_bytes(spec.shape, str(spec.dtype))
+            key = param.source, plan.layout
+            found[key] = max(size, found.get(key, 0))
+    return sum(found.values())
+
+
 def vision_bytes(vision: VisionModel, dtype: str) -> int:
     """Estimate the memory of a vision encoder, with the image of the most patches."""
     shaped = replace(vision.config, dtype=dtype)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from inl.adapters.stacks import AdapterStacks
 from inl.adapters.weights import AdapterShape, with_adapters
 from inl.backend.base import PackedKernels, StorageDtypes
+from inl.backend.host import is_host_memory
 from inl.backend.provisional import DecodedBlocks
 from inl.backend.weight_cache import WeightCache
 from inl.config import EngineConfig
@@ -23,6 +24,7 @@ from inl.executor.cache_sizing import (
     min_limits,
     plan_limits,
     vision_bytes,
+    weight_bytes,
     with_inputs,
 )
 from inl.executor.loaded import Loaded
@@ -149,15 +151,16 @@ class LoadPlan:
         groups = _planned(unloaded, stored, adapters)
         check_shares(groups, model.state(shaped), ranks)
         if limits is None:
+            reserved = 0
+            if not is_host_memory(backend):  # there, files may share it
+                reserved = weight_bytes(groups, dtype)
             # The first image loads the encoder, beside a cache that is never resized.
             is_here = config.vision_backend is None and find_spec("PIL") is not None
-            vision = language.vision if is_here else None
+            if language.vision and is_here and config.division.count == 1:
+                reserved += vision_bytes(language.vision, dtype)
             planned = plan_limits(
                 model, shaped, backend, config, ranks=ranks, sharers=sizes.data,
-                data_ranks=data_ranks,
-                reserved=0
-                if vision is None or config.division.count > 1
-                else vision_bytes(vision, dtype),
+                data_ranks=data_ranks, reserved=reserved,
             )  # fmt: skip
             planned = min_limits(
                 planned, backend, stages=stage.count, data_ranks=data_ranks
