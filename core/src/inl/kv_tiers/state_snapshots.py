@@ -58,12 +58,14 @@ class StateSnapshots:
 
     def put(self, key: bytes, parts: Parts) -> None:
         """Add a snapshot, whose arrays do not change."""
-        if not self.holds(key):
-            self.counts["taken"] += 1
+        is_new = not self.holds(key)
+        dropped = [each for (_, each), _ in self._host.put((SLOT_GROUP, key), parts)]
+        self.counts["taken"] += is_new
+        self.counts["dropped"] += len(dropped)
+        if is_new:
             self.on_change(key, True)
-        for (_, dropped), _ in self._host.put((SLOT_GROUP, key), parts):
-            self.counts["dropped"] += 1
-            self.on_change(dropped, False)
+        for each in dropped:
+            self.on_change(each, False)
 
     def clear(self) -> None:
         """Drop all snapshots."""
