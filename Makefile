@@ -167,12 +167,16 @@ test-nixl: .venv-all/.test
 	touch .venv-nixl/.complete
 	.venv-nixl/bin/python -m pytest tests/plugins/nixl
 
-# A router of others in front of two engines; its environment has nothing of ours.
+# Routers of others in front of two engines; their environments have nothing of ours.
 test-router: .venv-all/.test
 	test -e .venv-router/.complete || $(PYTHON) -m venv .venv-router
 	.venv-router/bin/python -m pip install -q -q vllm-router==0.1.17
 	touch .venv-router/.complete
+	test -e .venv-smg/.complete || $(PYTHON) -m venv .venv-smg
+	.venv-smg/bin/python -m pip install -q -q smg==1.13.0
+	touch .venv-smg/.complete
 	INL_TEST_DEPTH=long INL_VLLM_ROUTER=.venv-router/bin/vllm-router \
+		INL_SMG=.venv-smg/bin/smg \
 		.venv-all/bin/python -m pytest tests/fleet/test_vllm_router.py
 
 lint: .venv-all/.test

@@ -1,4 +1,4 @@
-"""vllm-router, unchanged, in front of two engines: ``make test-router``."""
+"""vllm-router and smg, unchanged, in front of two engines: ``make test-router``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,14 +17,12 @@ from http_clients import HttpClient
 from http_servers import HashServer
 from waiting import until
 
-VARIABLE = "INL_VLLM_ROUTER"
-ROUTER = os.environ.get(VARIABLE)
-"""The command ``vllm-router``, of an environment of its own."""
+ROUTER, SMG = os.environ.get("INL_VLLM_ROUTER"), os.environ.get("INL_SMG")
+"""The commands ``vllm-router`` and ``smg``, of environments of their own."""
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(not ROUTER, reason=f"{VARIABLE} names no vllm-router"),
-]
+pytestmark = pytest.mark.long
+needs_router = pytest.mark.skipif(not ROUTER, reason="INL_VLLM_ROUTER names none")
+needs_smg = pytest.mark.skipif(not SMG, reason="INL_SMG names none")
 
 JSON = {"content-type": "application/json"}
 TALKS = 5  # odd, so that turns of a talk alternate between two engines
@@ -59,14 +58,15 @@ def free_ports(count):
 
 
 @contextmanager
-def routed(policy, log):
+def routed(policy, log, program=(ROUTER,)):
     """Yield a client of a router with two engines, one of its metrics, and those."""
     with ExitStack() as stack:
         engines = [
             stack.enter_context(HashServer(max_batch=8, **ADDRESS)) for _ in range(2)
         ]
         port, metrics = free_ports(2)
-        command = [ROUTER, "--host", "127.0.0.1", "--port", port, "--policy", policy]
+        command = [*program, "--host", "127.0.0.1", "--port", port]
+        command += ["--policy", policy]
         command += ["--prometheus-port", metrics]
         command += ["--worker-urls", *(each.url for each in engines)]
         if policy == "kv_aware":
@@ -114,6 +114,7 @@ def run(client, metrics=None):
     return texts, cached
 
 
+@needs_router
 def test_it_sends_conversations_to_the_engine_that_has_them(tmp_path: Path):
     path = "/v1/chat/completions"
     with HashServer(max_batch=8) as plain:
@@ -141,3 +142,23 @@ def test_it_sends_conversations_to_the_engine_that_has_them(tmp_path: Path):
         f"cached prompt tokens: {alone} of one engine, of two {aware} by events, "
         f"{by_turns} by turns"
     )
+
+
+@needs_smg
+def test_smg_sends_conversations_to_the_engine_that_has_them(tmp_path: Path):
+    """By the texts that it has sent; it knows nothing of the engines' events."""
+    with HashServer(max_batch=8) as plain:
+        wanted, alone = run(plain)
+    found = {}
+    for policy in ("round_robin", "cache_aware"):
+        program = SMG, "launch"
+        with routed(policy, tmp_path / policy, program) as (client, _, engines):
+            other = {**talk(99, 0), "max_tokens": 1}
+            send = partial(client.send, "POST", "/v1/chat/completions", other, JSON)
+            until(lambda send=send: send()[0] == 200)  # it has found the model
+            for each in engines:
+                each.engine.reset_prefix_cache()
+            texts, found[policy] = run(client)
+            assert texts == wanted
+    assert found["cache_aware"] >= 0.95 * alone
+    assert found["round_robin"] <= 0.75 * alone
