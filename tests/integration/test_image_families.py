@@ -20,6 +20,9 @@ from transformers.models.gemma3.image_processing_pil_gemma3 import (  # noqa: E4
 from transformers.models.gemma4.image_processing_pil_gemma4 import (  # noqa: E402
     Gemma4ImageProcessorPil,
 )
+from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import (  # noqa: E402
+    PaddleOCRVLImageProcessorPil,
+)
 from transformers.models.pixtral.image_processing_pil_pixtral import (  # noqa: E402
     PixtralImageProcessorPil,
 )
@@ -188,10 +191,25 @@ def _llama4():
     return made, Llama4Processor(56, 6)
 
 
+def _paddleocr_vl():
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+    config = transformers.PaddleOCRVLConfig(
+        text_config={**TEXT, "rope_parameters": rope},
+        vision_config={"image_size": 84, **VISION},
+        image_token_id=IMAGE, vision_start_token_id=258, vision_end_token_id=259,
+        video_token_id=260, tie_word_embeddings=False,
+    )  # fmt: skip
+    processor = PaddleOCRVLImageProcessorPil(
+        size={"shortest_edge": 56 * 56, "longest_edge": 140 * 140}
+    )
+    return transformers.PaddleOCRVLForConditionalGeneration(config), processor
+
+
 KINDS = {
     "mistral3": _mistral3, "smolvlm": _smolvlm, "gemma3": _gemma3,
     "gemma3_panned": _panned, "gemma4": lambda: _gemma4(standardize=True),
     "gemma4_small": _gemma4_small, "llama4": _llama4,
+    "paddleocr_vl": _paddleocr_vl,
 }  # fmt: skip
 SIZES = [(70, 45), (200, 310), (28, 28), (1, 60), (500, 400), (90, 13)]
 
@@ -226,6 +244,9 @@ def processed(model, image):
         rows, columns = (int(side) // 28 for side in given["image_sizes"][0])
         lines = ["<image>" * columns] * rows
         return given, "[IMG_BREAK]".join(lines) + "[IMG_END]"
+    if kind == "paddleocr_vl":
+        given = dict(model.processor(images=[image], return_tensors="pt"))
+        return given, "<image>" * (int(given["image_grid_thw"].prod()) // 4)
     if kind == "llama4":
         values, (rows, columns) = model.processor(image)
         # As the processor of transformers writes it, which cannot be made without
@@ -269,6 +290,10 @@ def test_a_processor_without_fields_has_the_defaults(model, tmp_path):
     settings = open_model(tmp_path).vision.settings
     grid = settings.grid_of(2000, 1500, "image")
     is_pixtral = model.model.config.model_type == "mistral3"
+    if model.model.config.model_type == "paddleocr_vl":
+        # 1,760 x 1,320 pixels of 1,536 x 1,536.
+        assert grid == (126, 94)
+        return
     if model.model.config.model_type == "gemma4":
         # 266 features, of 3 x 3 patches each.
         assert grid == (3 * 19, 3 * 14)
@@ -288,6 +313,10 @@ def patches_of(model, given):
         values = 2 * (values[order].reshape(-1, 4, 4, 3) - 0.5)
         return values.transpose(0, 3, 1, 2).reshape(len(values), -1)
     pixels = np.asarray(given["pixel_values"])
+    if model.model.config.model_type == "paddleocr_vl":
+        _, rows, columns = given["image_grid_thw"][0].tolist()
+        x = pixels.reshape(rows // 2, 2, columns // 2, 2, -1)
+        return x.transpose(0, 2, 1, 3, 4).reshape(rows * columns, -1)
     pixels = pixels.reshape(-1, *pixels.shape[-3:])
     count, channels, height, width = pixels.shape
     x = pixels.reshape(count, channels, height // 28, 2, 14, width // 28, 2, 14)
@@ -386,12 +415,29 @@ def expected_answer(model, ids, image, count):
         given["token_type_ids"] = (torch.tensor([ids]) == soft).int()
     if model.model.config.model_type == "gemma4":
         given["mm_token_type_ids"] = (torch.tensor([ids]) == IMAGE).int()
+    if model.model.config.model_type == "paddleocr_vl":
+        return whole_answer(model.model, ids, given, count)
     with torch.no_grad():
         found = model.model.generate(
             input_ids=torch.tensor([ids]),
             attention_mask=torch.ones(1, len(ids), dtype=int), **given,
             max_new_tokens=count, min_new_tokens=count, do_sample=False,
         )  # fmt: skip
+    return found[0, len(ids) :].tolist()
+
+
+def whole_answer(made, ids, given, count):
+    """Greedy tokens, each by the logits of the whole text.
+
+    With its cache, transformers 5.23 finds other tokens of PaddleOCR-VL than without.
+    """
+    found = torch.tensor([ids])
+    for _ in range(count):
+        given["mm_token_type_ids"] = (found == IMAGE).int()
+        made.model.rope_deltas = None
+        with torch.no_grad():
+            logits = made(found, attention_mask=torch.ones_like(found), **given).logits
+        found = torch.cat([found, logits[:, -1:].argmax(-1)], 1)
     return found[0, len(ids) :].tolist()
 
 
@@ -508,7 +554,7 @@ def test_a_gguf_file_with_its_projector_gives_the_same(model, expected, tmp_path
     """Answers are those of transformers, of files beside each other."""
     if "panned" in model.folder.name:
         pytest.skip("its files do not say whether to pan and scan")
-    if model.model.config.model_type in ("gemma4", "llama4"):
+    if model.model.config.model_type in ("gemma4", "llama4", "paddleocr_vl"):
         pytest.skip("its language model is not read from GGUF files")
     text, projector = tmp_path / "text.gguf", tmp_path / "mmproj-text.gguf"
     tokens = gguf_tokens(SPECIAL)

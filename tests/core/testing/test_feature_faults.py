@@ -181,6 +181,33 @@ def test_sequences_of_an_earlier_batch_are_found(feature):
     assert "the program encode of a tiny BERT" in "\n".join(found.lines())
 
 
+def one_program(kept, function, _info):
+    """Parts of a batch are told by the name of their program, which they share."""
+    return kept.setdefault("encode_part", function)
+
+
+def first_arrays(kept, function, _info):
+    """A captured program reads the arrays of the batch that it was captured with."""
+
+    def program(weights, batch, arrays):
+        own = kept.setdefault((function.args[3], batch.starts.tobytes()), arrays)
+        return function(weights, batch, own)
+
+    return program
+
+
+@pytest.mark.parametrize("fault", [one_program, first_arrays])
+def test_parts_of_another_batch_are_found(fault):
+    kept = {}
+
+    def compile_program(function, _bucket, _consumes, info):
+        return fault(kept, function, info) if info.name == "encode_part" else function
+
+    target = target_of(compile=compile_program)
+    (found,) = failures(target, "feature", "feature/encoder_parts")
+    assert "encode_part" in "\n".join(found.lines())
+
+
 def without(*names):
     def kernels():
         for op in catalog().values():

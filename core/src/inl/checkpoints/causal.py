@@ -48,6 +48,7 @@ DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
         "tie_word_embeddings": False,
     },
     "llama4": {"model_type": "llama4_text", "tie_word_embeddings": False},
+    "paddleocr_vl": {"model_type": "paddleocr_vl_text"},
     "mistral3": {"model_type": "mistral"}, "llava": {"model_type": "llama"},
     "llava_next": {"model_type": "llama"}, "qwen2_vl": {}, "qwen2_5_vl": {},
     "qwen3_vl": {}, "idefics3": {"model_type": "llama"},
@@ -63,6 +64,8 @@ OF_TEXT: Final = {
 }  # fmt: skip
 """Language models that rotate by positions along three axes, and those that they are
 otherwise."""
+FLAT_KINDS: Final = (*OF_TEXT, "paddleocr_vl")
+"""Models whose fields may all be beside those of images."""
 ROTATIONS: Final = ("rope_scaling", "rope_parameters")
 DEEPSTACK: Final = "deepstack_visual_indexes"
 """Field of a vision encoder with layers whose features the first layers of the language
@@ -126,11 +129,15 @@ def _text_config(
         raise CheckpointError(
             f"config field {TEXT!r}: found {show(text)}, expected an object"
         )
-    if kind in OF_TEXT and not text:
+    if kind in FLAT_KINDS and not text:
         text = {name: config[name] for name in config if not FLAT.match(name)}
     shared = {name: config[name] for name in SHARED if name in config}
     fields = {**DEFAULTS[kind], **text, **shared}
     own = fields.get("model_type", kind)
+    if own == "paddleocr_vl":  # beside those of images
+        own = fields["model_type"] = "paddleocr_vl_text"
+    if own == "paddleocr_vl_text":
+        fields |= {name: _of_axes(fields[name]) for name in ROTATIONS if name in fields}
     if isinstance(own, str) and own in OF_TEXT:
         fields |= {name: _of_axes(fields[name]) for name in ROTATIONS if name in fields}
         fields["model_type"] = OF_TEXT[own]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from inl.checkpoints.adapted import AdaptedCheckpoint, Piece
@@ -21,6 +22,7 @@ from inl.images import (
 from inl.models import (
     gemma4_vision,
     llama4_vision,
+    paddleocr_vision,
     pixtral_vision,
     qwen3_vision,
     qwen25_vision,
@@ -135,6 +137,11 @@ FAMILIES: Final = {
         llama4_vision.MODEL, llama4_vision.image_batch, llama4_vision.fields,
         llama4_vision.NAMES, llama_patches.read_settings, 200092,
         ("<|image|>", "<|patch|>"), extra_tokens=1,
+    ),
+    "paddleocr_vl": VisionFamily(
+        paddleocr_vision.MODEL, qwen3_vision.image_batch, paddleocr_vision.fields,
+        paddleocr_vision.NAMES,
+        partial(qwen_patches.read_settings, plain=qwen_patches.PADDLE), 100295,
     ),
     "idefics3": _TILED,
     "smolvlm": _TILED,

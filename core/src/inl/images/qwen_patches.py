@@ -48,6 +48,8 @@ class PatchSettings:
     most: int = 28 * 28 * 1280
     """Pixels of a resized image."""
     normalization: Normalization = CLIP
+    enlarges: bool = False
+    """Whether sides shorter than a square are made as long first (PaddleOCR-VL)."""
 
     @property
     def square(self) -> int:
@@ -61,12 +63,17 @@ class PatchSettings:
 
     def grid_of(self, height: int, width: int, where: str) -> tuple[int, int]:
         """Return the rows and columns of patches of an image."""
+        given, square = (height, width), self.square
+        if self.enlarges and height < square:
+            height, width = square, round(width * square / height)
+        if self.enlarges and width < square:
+            height, width = round(height * square / width), square
         if max(height, width) > MAX_ASPECT * min(height, width):
             raise RequestError(
-                f"{where}: found {width} x {height} pixels, accepts sides whose ratio "
-                f"is at most {MAX_ASPECT}"
+                f"{where}: found {given[1]} x {given[0]} pixels, accepts sides whose "
+                f"ratio is at most {MAX_ASPECT}"
             )
-        square, size = self.square, (height, width)
+        size = height, width
         near = [round(side / square) * square for side in size]
         if near[0] * near[1] > self.most:
             scale = math.sqrt(height * width / self.most)
@@ -106,17 +113,23 @@ def in_squares(
     return x.transpose(1, 4, 2, 5, 0, 3, 6).reshape(-1, channels, size, size)
 
 
+PADDLE: Final = PatchSettings(
+    frames=1, least=384 * 384, most=1536 * 1536, enlarges=True
+)
+"""Defaults of PaddleOCR-VL."""
+
+
 def read_settings(
-    fields: Mapping[str, Any], vision: Mapping[str, Any]
-) -> PatchSettings:
+    fields: Mapping[str, Any], vision: Mapping[str, Any],
+    plain: PatchSettings = PatchSettings(),
+) -> PatchSettings:  # fmt: skip
     """Read settings; raises :class:`CheckpointError`.
 
     fields: of ``preprocessor_config.json``, empty without one. vision: of the vision
-    encoder's config, which decides the sizes of patches.
+    encoder's config, which decides the sizes of patches. plain: defaults.
     """
     size = fields.get("size")
     size = size if isinstance(size, Mapping) else {}
-    plain = PatchSettings()
     most = size.get("longest_edge", fields.get("max_pixels") or plain.most)
     least = size.get("shortest_edge", fields.get("min_pixels") or plain.least)
     found = PatchSettings(
@@ -126,6 +139,7 @@ def read_settings(
         least=fields.get("min_pixels") or least,
         most=fields.get("max_pixels") or most,
         normalization=read_normalization(fields, CLIP),
+        enlarges=plain.enlarges,
     )
     counts = found.patch_size, found.frames, found.merge_size, found.least, found.most
     if not all(type(count) is int and count > 0 for count in counts) or (

@@ -256,26 +256,38 @@ def _bucket(distance: int, buckets: int) -> int:
 
 def encode(ops: Ops, c: BertConfig, w: Weights, batch: SequenceBatch) -> Array:
     """Return the hidden states [T, H] after the last layer."""
+    x = embed(ops, c, w, batch)
+    for index in range(c.layers):
+        x = layer(ops, c, w, batch, x, index)
+    return x
+
+
+def embed(ops: Ops, c: BertConfig, w: Weights, batch: SequenceBatch) -> Array:
+    """Return the hidden states [T, H] before the first layer."""
     x = ops.embedding(batch.tokens, w.words)
     x = x + ops.embedding(batch.positions, w.positions)
     if w.kinds is not None:
         x = x + ops.embedding(batch.kinds, w.kinds)
-    x = ops.layer_norm(x, w.norm, eps=c.norm_eps)
+    return ops.layer_norm(x, w.norm, eps=c.norm_eps)
+
+
+def layer(
+    ops: Ops, c: BertConfig, w: Weights, batch: SequenceBatch, x: Array, index: int
+) -> Array:
+    """Return the hidden states [T, H] after a layer."""
     tokens, hidden = x.shape
-    shape = tokens, c.heads, hidden // c.heads
+    shape, own = (tokens, c.heads, hidden // c.heads), w.layers[index]
     scale = shape[-1] ** -0.5
-    for layer in w.layers:
-        q, k, v = (part.reshape(*shape) for part in ops.qkv_linear(x, layer.qkv))
-        if w.bias is not None:
-            mixed = ops.biased_attention(q, k, v, batch.starts, w.bias, scale=scale)
-        else:
-            mixed = ops.full_attention(q, k, v, batch.starts, scale=scale, window=None)
-        x = x + ops.linear(mixed.reshape(tokens, hidden), layer.out)
-        x = ops.layer_norm(x, layer.norm, eps=c.norm_eps)
-        inner = ops.activate(ops.linear(x, layer.up), kind=c.activation)
-        x = x + ops.linear(inner, layer.down)
-        x = ops.layer_norm(x, layer.last_norm, eps=c.norm_eps)
-    return x
+    q, k, v = (part.reshape(*shape) for part in ops.qkv_linear(x, own.qkv))
+    if w.bias is not None:
+        mixed = ops.biased_attention(q, k, v, batch.starts, w.bias, scale=scale)
+    else:
+        mixed = ops.full_attention(q, k, v, batch.starts, scale=scale, window=None)
+    x = x + ops.linear(mixed.reshape(tokens, hidden), own.out)
+    x = ops.layer_norm(x, own.norm, eps=c.norm_eps)
+    inner = ops.activate(ops.linear(x, own.up), kind=c.activation)
+    x = x + ops.linear(inner, own.down)
+    return ops.layer_norm(x, own.last_norm, eps=c.norm_eps)
 
 
 def pool(

@@ -62,6 +62,9 @@ class VisionConfig(VisionSizes):
     side: int
     """Rows and columns of the table of places."""
     tapped: tuple[int, ...]
+    has_corners: bool = True
+    """Whether corners of the table are at patches in the corners of images; else whole
+    images lie on the whole table."""
 
 
 class Merger(NamedTuple):
@@ -246,7 +249,7 @@ def _table_taps(
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """Return rows of the table [TAPS, T] and their weights [TAPS, T, 1] of places."""
     (above, above_share), (left, left_share) = (
-        _taps(place.astype(np.int32), size, c.side)
+        _taps(c, place.astype(np.int32), size)
         for place, size in zip(places, grid, strict=True)
     )
     rows = above[:, None] * c.side + left
@@ -254,12 +257,17 @@ def _table_taps(
     return rows.reshape(TAPS, -1), shares.reshape(TAPS, -1, 1)
 
 
-def _taps(places: NDArray[np.int32], size: int, side: int) -> tuple[Any, Any]:
+def _taps(c: VisionConfig, places: NDArray[np.int32], size: int) -> tuple[Any, Any]:
     """Return the two rows of a table next to each place, and their weights [2, T]."""
-    at = places.astype(np.float32) * (side - 1) / np.float32(max(size - 1, 1))
+    if c.has_corners:
+        at = places.astype(np.float32) * (c.side - 1) / np.float32(max(size - 1, 1))
+    else:
+        half = np.float32(0.5)
+        at = (places.astype(np.float32) + half) * c.side / np.float32(size) - half
     first = np.floor(at).astype(np.int32)
     share = at - first
-    return np.minimum([first, first + 1], side - 1), np.stack([1 - share, share])
+    taps = np.clip([first, first + 1], 0, c.side - 1)
+    return taps, np.stack([1 - share, share])
 
 
 LAYERS: Final = EncoderLayers(begin, layer)

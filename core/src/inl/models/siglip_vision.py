@@ -146,14 +146,17 @@ def weights(c: VisionConfig) -> Weights:
     return Weights(
         groups.linear(PATCH.removesuffix(".weight"), h, c.patch, bias=True),
         Group("embedding", **table.params),
-        tuple(_layer(c, f"encoder.layers.{index}.") for index in range(c.layers)),
+        tuple(
+            layer_weights(c, f"encoder.layers.{index}.") for index in range(c.layers)
+        ),
         layer_norm.norm("post_layernorm", h, bias=True),
         norm,
         last,
     )
 
 
-def _layer(c: VisionConfig, at: str) -> Layer[LayerNorm]:
+def layer_weights(c: VisionSizes, at: str) -> Layer[LayerNorm]:
+    """Return the weight tree of the layer with the name prefix ``at``."""
     h, inner = c.hidden_size, c.intermediate_size
     projections: dict[str, Param] = {}
     for name in "qkv":

@@ -67,6 +67,7 @@ FAMILIES = (
     ("OlmoeForCausalLM", "olmoe", "olmoe"),
     ("Olmo2ForCausalLM", "olmo2", "olmo2"),
     ("Olmo3ForCausalLM", "olmo3", "olmo3"),
+    ("PaddleOCRVLForConditionalGeneration", "paddleocr_vl_text", "paddleocr_vl"),
     ("PhiForCausalLM", "phi", "phi"),
     ("Phi3ForCausalLM", "phi3", "phi3"),
     ("Qwen2ForCausalLM", "qwen2", "qwen2"),

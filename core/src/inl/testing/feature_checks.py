@@ -18,13 +18,13 @@ from inl.config import EngineConfig
 from inl.device import Device
 from inl.dtypes import rounded, widen
 from inl.errors import NoKernel, ProtocolError
-from inl.executor.encoder_executor import load_encoder
+from inl.executor.encoder_executor import EncoderExecutor, load_encoder, padded
 from inl.executor.model_loader import LanguageModel
 from inl.models import bert, llama
 from inl.runners.encoder_runner import EncoderRunner
 from inl.runners.local_runner import start_runner
 from inl.spec.embedded_rows import TokenInputs, token_inputs, with_inputs
-from inl.spec.encoder import Pooling, TokenSequence
+from inl.spec.encoder import EncoderLayers, Pooling, TokenSequence
 from inl.spec.model import ModelInputs
 from inl.testing.check import Check, CheckFailed, Measure, require, worst
 from inl.testing.oracle import Tiny, tinies
@@ -56,6 +56,7 @@ def feature_checks(target: Target) -> Iterator[Check]:
         "spans": partial(_inputs, "spans"),
         "encoders": _encoders,
         "pooled": _pooled,
+        "encoder_parts": _parts,
     }
     for tiny in tinies(target):
         for name, run in checks.items():
@@ -262,6 +263,95 @@ def _encoded(tiny: Tiny, pooling: Pooling, labels: int) -> Measure | None:
     runner.close()
     near_runner.close()
     return worst(measures)
+
+
+LAYERED = replace(
+    bert.MODEL,
+    layers=EncoderLayers(
+        lambda ops, c, w, batch: (bert.embed(ops, c, w, batch),),
+        lambda ops, c, w, batch, arrays, index: (
+            bert.layer(ops, c, w, batch, arrays[0], index),
+        ),
+    ),
+    pool=lambda ops, c, w, hidden, batch: bert.pool(
+        ops, c, w, hidden[0] if isinstance(hidden, tuple) else hidden, batch
+    ),
+)
+"""BERT in parts, which steps may be computed between."""
+
+
+def _parts(tiny: Tiny) -> Measure | None:
+    """Two batches, whose parts are computed in turns, of the same and other sizes."""
+    target, pooling = tiny.target, Pooling("mean", unit=False)
+    hf, tensors = tiny_bert(target.rng("bert"), 0)
+    tensors = {name: rounded(x, tiny.dtype) for name, x in tensors.items()}
+    config = replace(bert.MODEL.config(hf), pooling=pooling)
+    checkpoint: Any = MemoryCheckpoint(hf, tensors)
+    language = LanguageModel(LAYERED, config, checkpoint)  # type: ignore[arg-type]
+    options = EngineConfig(backend=target.device, dtype=tiny.dtype)
+    if missing := [
+        op for op in ("full_attention", "pool") if not has_kernel(target, op)
+    ]:
+        _refuses_encoders(language, target.backend, options, missing[0])
+        return None
+    reference = ReferenceBackend(Device("reference"), dtype=tiny.dtype)
+    executors = [
+        load_encoder(language, backend, options)
+        for backend in (target.backend, reference)
+    ]
+    measures = []
+    for number, sizes in enumerate((
+        (LENGTHS, LENGTHS), (LENGTHS, LENGTHS[2:]), (LENGTHS[1:], LENGTHS[::-1]),
+    )):  # fmt: skip
+        batches = [
+            [
+                TokenSequence([at % hf["vocab_size"] for at in ids])
+                for ids in (
+                    some_ids(tiny, length, "parts", number, place) for length in lengths
+                )
+            ]
+            for place, lengths in enumerate(sizes)
+        ]
+        found, near = (_in_turns(executor, batches) for executor in executors)
+        for batch, got, close in zip(batches, found, near, strict=True):
+            expected = np.stack([
+                plain_encoding(hf, tensors, each.tokens, pooling.kind, unit=False)
+                for each in batch
+            ])  # fmt: skip
+            error = float(np.abs(got - expected).max())
+            bound = 4 * float(np.abs(close - expected).max())
+            bound += 1e-6 * float(np.abs(expected).max())
+            require(
+                error <= bound,
+                f"the programs encode_part of a tiny BERT in {tiny.dtype}, two batches "
+                f"in turns: error {error:.3g} > {bound:.3g}, four times the rounding "
+                f"error, for sequences of "
+                f"{', '.join(str(len(each.tokens)) for each in batch)} tokens; seed "
+                f"{target.seed}",
+                Measure(error, bound),
+            )
+            measures.append(Measure(error, bound))
+    for executor in executors:
+        executor.release()
+    return worst(measures)
+
+
+def _in_turns(
+    executor: EncoderExecutor, batches: Sequence[Sequence[TokenSequence]]
+) -> list[Any]:
+    """Return the results of batches, a part of each computed in turn."""
+    encodings = []
+    for batch in batches:
+        tokens = sum(len(each.tokens) for each in batch)
+        bucket = executor.bucket(tokens, len(batch))
+        encodings.append(executor.begin(padded(batch, bucket), bucket))
+    while not all(encoding.is_done for encoding in encodings):
+        for encoding in encodings:
+            encoding.advance(1)
+    return [
+        encoding.results()[0][: len(batch)].astype(np.float64)
+        for encoding, batch in zip(encodings, batches, strict=True)
+    ]
 
 
 def _refuses_encoders(
