@@ -322,6 +322,38 @@ def test_one_image_of_a_prompt_is_in_memory_at_a_time(model, monkeypatch):
     assert len(seen) == 3
 
 
+def test_frames_of_a_video_are_images(model):
+    """One image for each frame, in a list or in one data URI."""
+    frames = [picture(70, 45, seed) for seed in range(2)]
+    joined = ",".join(data_uri(frame).partition(",")[2] for frame in frames)
+    images = [{"type": "image", "image": frame} for frame in frames]
+    videos = (
+        {"type": "video", "video": frames},
+        {"type": "video", "video": [data_uri(frame) for frame in frames]},
+        {"type": "video_url", "video_url": {"url": f"data:video/png;base64,{joined}"}},
+    )
+    with InferenceEngine(
+        open_model(model.folder), config=EngineConfig(backend="cpu", dtype="float32")
+    ) as engine:
+        text = {"type": "text", "text": "What?"}
+
+        def said(*parts):
+            return [{"role": "user", "content": [*parts, text]}]
+
+        options = {"max_tokens": 4, "ignore_eos": True}
+        expected = engine.generate(said(*images), **options)
+        for video in videos:
+            assert engine.chat_ids(said(video)) == engine.chat_ids(said(*images))
+            found = engine.generate(said(video), **options)
+            assert found.token_ids == expected.token_ids
+        for wrong in ([], "clip.mp4", "data:video/mp4;base64,AAAA", None):
+            with pytest.raises(RequestError, match="a video, accepts its frames"):
+                engine.chat_ids(said({"type": "video", "video": wrong}))
+        many = {"type": "video", "video": [frames[0]] * 257}
+        with pytest.raises(RequestError, match="found 257, accepts at most 256"):
+            engine.chat_ids(said(many))
+
+
 def test_a_message_names_no_file_and_no_address(model):
     """Else a client of the server would read files of its host."""
     with opened(model, "reference") as engine:

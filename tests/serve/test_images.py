@@ -69,6 +69,38 @@ def test_chat_completions(server, expected):
     assert answer["choices"][0]["message"]["content"] == expected
 
 
+FRAME = encoded(IMAGES[0])
+VIDEO = f"data:video/png;base64,{FRAME},{FRAME}"
+
+
+@pytest.mark.parametrize("part", [
+    {"type": "video_url", "video_url": {"url": VIDEO}},
+    {"type": "video", "video": [f"data:image/png;base64,{FRAME}"] * 2},
+], ids=["uri", "list"])  # fmt: skip
+def test_frames_of_a_video_are_images(server, part):
+    _, images = chat(server, *[f"data:image/png;base64,{FRAME}"] * 2)
+    parts = [{"type": "text", "text": "See"}, part]
+    messages = [{"role": "user", "content": parts}]
+    status, answer = server.post(
+        "/v1/chat/completions", messages=messages, max_tokens=6, temperature=0
+    )
+    assert status == 200, answer
+    assert answer["choices"][0]["message"] == images["choices"][0]["message"]
+    assert answer["usage"]["prompt_tokens"] == images["usage"]["prompt_tokens"] > 12
+
+
+@pytest.mark.parametrize("url", [
+    "data:video/mp4;base64,AAAA", "https://example.org/a.mp4", "data:video/jpeg,AAAA",
+])  # fmt: skip
+def test_other_videos_are_refused(server, url):
+    parts = [{"type": "video_url", "video_url": {"url": url}}]
+    status, answer = server.post(
+        "/v1/chat/completions", messages=[{"role": "user", "content": parts}]
+    )
+    assert status == 400
+    assert "found a video; accepts its frames" in answer["error"]["message"]
+
+
 def test_responses(server, expected):
     parts = [{"type": "input_text", "text": "See"}]
     parts += [{"type": "input_image", "image_url": url} for url in URIS]

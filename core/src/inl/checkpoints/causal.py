@@ -48,7 +48,10 @@ DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
         "tie_word_embeddings": False,
     },
     "llama4": {"model_type": "llama4_text", "tie_word_embeddings": False},
-    "paddleocr_vl": {"model_type": "paddleocr_vl_text"},
+    "paddleocr_vl": {
+        "model_type": "paddleocr_vl_text", "vocab_size": 103424, "hidden_size": 1024,
+        "intermediate_size": 3072, "num_hidden_layers": 18, "num_attention_heads": 16,
+    },
     "mistral3": {"model_type": "mistral"}, "llava": {"model_type": "llama"},
     "llava_next": {"model_type": "llama"}, "qwen2_vl": {}, "qwen2_5_vl": {},
     "qwen3_vl": {}, "idefics3": {"model_type": "llama"},

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inl.engine.prompt_embeddings import PromptEmbeddings
 from inl.errors import RequestError
+from inl.images.frames import ACCEPTED, frame_uris
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,6 +22,8 @@ MAX_IMAGES = 256
 """Most images of a prompt."""
 IMAGE_PARTS = ("image", "image_url", "input_image")
 """Types of the parts of a message that are images."""
+VIDEO_PARTS = ("video", "video_url")
+"""Types of the parts that are the frames of a video, each of them an image."""
 
 
 class PlacedImage(NamedTuple):
@@ -158,7 +161,9 @@ def without_images(
 
     An image is a part ``{"type": "image", "image": X}`` or ``{"type": "image_url",
     "image_url": {"url": X}}``; X is an image of Pillow, bytes, a path or a data URI.
-    Raises :class:`~inl.errors.RequestError`.
+    ``{"type": "video", "video": [X, ...]}`` is an image for each frame, as is
+    ``{"type": "video_url", "video_url": {"url": U}}`` of
+    :func:`~inl.images.frames.frame_uris`. Raises :class:`~inl.errors.RequestError`.
     """
     images: list[Any] = []
     plain = []
@@ -167,11 +172,16 @@ def without_images(
         if isinstance(content, list | tuple) and any(map(is_image, content)):
             parts = []
             for number, part in enumerate(content):
-                if is_image(part):
-                    where = f"messages[{at}].content[{number}]"
-                    images.append(image_of(part, where))
-                    part = {"type": "image"}
-                parts.append(part)
+                if not is_image(part):
+                    parts.append(part)
+                    continue
+                where = f"messages[{at}].content[{number}]"
+                if part["type"] in VIDEO_PARTS:
+                    found = frames_of(part, where)
+                else:
+                    found = [image_of(part, where)]
+                images += found
+                parts += [{"type": "image"}] * len(found)
             message = {**message, "content": parts}
         plain.append(message)
     check_count(images)
@@ -185,8 +195,24 @@ def check_count(images: Sequence[Any]) -> None:
 
 
 def is_image(part: Any) -> bool:
-    """Whether a part of a message is an image."""
-    return isinstance(part, Mapping) and part.get("type") in IMAGE_PARTS
+    """Whether a part of a message is an image, or frames of a video."""
+    kinds = IMAGE_PARTS + VIDEO_PARTS
+    return isinstance(part, Mapping) and part.get("type") in kinds
+
+
+def frames_of(part: Mapping[str, Any], where: str) -> list[Any]:
+    """Return the images of a video; raises :class:`~inl.errors.RequestError`."""
+    value = part.get("video", part.get("video_url"))
+    if isinstance(value, Mapping):
+        value = value.get("url")
+    if isinstance(value, str):
+        value = frame_uris(value)
+    if not isinstance(value, list | tuple) or not value:
+        raise RequestError(f"{where}: found a video, accepts its {ACCEPTED}")
+    return [
+        image_of({"image": frame}, f"{where}.video[{number}]")
+        for number, frame in enumerate(value)
+    ]
 
 
 def image_of(part: Mapping[str, Any], where: str) -> Any:

@@ -12,9 +12,8 @@ from inl.models.fields import changed, with_defaults
 
 THETA: Final = 500000.0
 DEFAULTS: Final = {
-    "vocab_size": 103424, "hidden_size": 1024, "intermediate_size": 3072,
-    "num_hidden_layers": 18, "num_attention_heads": 16, "num_key_value_heads": 2,
-    "head_dim": 128, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
+    "num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
 }  # fmt: skip
 """Defaults of config fields that differ from Llama's."""
 SECTIONS: Final = [16, 24, 24]

@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from inl.bounded_json import parse_json
 from inl.errors import InvalidJson
+from inl.images.frames import ACCEPTED, frame_uris
 from inl.serve.api_error import ApiError, unsupported
 from inl.serve.job import Tool
 from inl.serve.remote_images import RemoteImage
@@ -23,11 +24,15 @@ class ImageUrl(msgspec.Struct):
 
 
 class ContentPart(msgspec.Struct):
-    """A part of a message: text or an image."""
+    """A part of a message: text, an image or the frames of a video."""
 
     type: str
     text: str | None = None
     image_url: str | ImageUrl | None = None
+    video_url: str | ImageUrl | None = None
+    """Frames in one data URI, see :mod:`inl.images.frames`."""
+    video: list[str] | str | None = None
+    """Addresses of frames, as those of images."""
     detail: str | None = None
     """Has no effect, as that of :class:`ImageUrl`: the model's files bound images."""
 
@@ -129,6 +134,8 @@ def text_of(content: str | Sequence[ContentPart] | None, where: str) -> str:
 
 IMAGES = ("image_url", "input_image")
 """Types of the parts that are images."""
+VIDEOS = ("video_url", "video")
+"""Types of the parts that are frames of a video, each of them an image."""
 
 
 def content_of(
@@ -139,12 +146,18 @@ def content_of(
     Raises :class:`ApiError` for other parts, and for addresses of other schemes.
     """
     if not isinstance(content, list) or all(
-        part.type not in IMAGES for part in content
+        part.type not in IMAGES + VIDEOS for part in content
     ):
         return text_of(content, where)
     parts: list[dict[str, Any]] = []
     for number, part in enumerate(content):
         place = f"{where}[{number}]"
+        if part.type in VIDEOS:
+            parts += [
+                {"type": "image", "image": image_at(url, f"{place}.video[{frame}]")}
+                for frame, url in enumerate(_frames(part, place))
+            ]
+            continue
         if part.type not in IMAGES:
             parts.append({"type": "text", "text": text_of([part], where)})
             continue
@@ -152,6 +165,16 @@ def content_of(
         url = given.url if isinstance(given, ImageUrl) else given
         parts.append({"type": "image", "image": image_at(url, place)})
     return parts
+
+
+def _frames(part: ContentPart, where: str) -> list[str]:
+    """Return the addresses of a video's frames; raises :class:`ApiError`."""
+    given = part.video if part.video is not None else part.video_url
+    url = given.url if isinstance(given, ImageUrl) else given
+    frames = frame_uris(url) if isinstance(url, str) else url
+    if not frames:
+        raise unsupported(where, f"found a video; accepts its {ACCEPTED}")
+    return frames
 
 
 def image_at(url: str | None, where: str) -> str | RemoteImage:
