@@ -151,8 +151,8 @@ FIELDS = {
     "olmo": {"clip_qkv": 2.0},
     "olmoe": {"num_experts": 6, "num_experts_per_tok": 2},
     "paddleocr_vl": {
-        "head_dim": 12, "use_bias": True, "rope_parameters": {
-            "rope_type": "default", "rope_theta": 500.0, "mrope_section": [1, 2, 3],
+        "head_dim": 16, "use_bias": True, "rope_parameters": {
+            "rope_type": "default", "rope_theta": 500.0, "mrope_section": [2, 3, 3],
         },
     },
     "seed_oss": {"head_dim": 12, "attention_out_bias": True},
