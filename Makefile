@@ -95,7 +95,7 @@ test-long: .venv-all/.test
 		tests/plugins/cpu/test_interrupts.py \
 		tests/plugins/cpu/native/test_sanitized.py tests/integration/test_planted_faults.py \
 		tests/integration/test_kind_faults.py \
-		tests/integration/test_split_oracle.py \
+		tests/integration/test_split_oracle.py tests/integration/test_real_encoders.py \
 		tests/integration/test_families.py tests/integration/test_jax_ops.py \
 		tests/plugins/tpu/test_xla_kernels.py \
 		tests/plugins/intel/test_openvino_contract.py \

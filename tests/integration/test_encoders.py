@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import signal
 import sys
 import threading
 import time
@@ -17,7 +19,7 @@ import pytest
 from inl.config import EngineConfig
 from inl.device import Device
 from inl.engine.inference_engine import InferenceEngine
-from inl.errors import CheckpointError, OutOfMemory, RequestError
+from inl.errors import CheckpointError, OutOfMemory, RequestError, RunnerError
 from inl.executor.encoder_executor import load_encoder
 from inl.executor.model_loader import open_model
 from inl.runners.encoder_runner import EncoderRunner
@@ -204,12 +206,31 @@ def test_an_encoder_generates_no_text(tmp_path, monkeypatch):
         assert engine.embed([]).shape == (0, 48)
 
 
-def test_an_encoder_runs_on_one_device_of_this_process(tmp_path):
-    saved("Bert", tmp_path)
+def test_an_encoder_in_a_worker(tmp_path, monkeypatch):
+    _, texts = saved("Bert", tmp_path, "ForSequenceClassification", num_labels=3)
     worker = f"worker:{sys.executable}/reference"
-    for options in ({"backend": worker}, {"tensor_parallel": 2}):
-        with pytest.raises(RequestError, match="accepted: one device of this process"):
-            InferenceEngine(open_model(tmp_path), config=EngineConfig(**options))
+    config = EngineConfig(backend=worker, dtype="float32", token_budget=300)
+    with closing(engine_on("reference", tmp_path, monkeypatch)) as engine:
+        expected = [each.scores for each in engine.classify(texts)]
+    with InferenceEngine(open_model(tmp_path), config=config) as engine:
+        assert engine.device.startswith("worker:")
+        with ThreadPoolExecutor(3) as threads:
+            for found in threads.map(engine.classify, [texts] * 3):
+                rows = [each.scores for each in found]
+                assert np.abs(np.array(rows) - expected).max() < BOUND
+        with pytest.raises(RequestError, match="accepts 0 to 89"):
+            engine.classify([[VOCAB]])
+        os.kill(engine.runner.pid, signal.SIGKILL)
+        for _ in range(2):
+            with pytest.raises(RunnerError, match="worker"):
+                engine.classify(texts)
+
+
+def test_an_encoder_runs_on_one_device(tmp_path):
+    saved("Bert", tmp_path)
+    config = EngineConfig(tensor_parallel=2)
+    with pytest.raises(RequestError, match="accepted: one device of this process or"):
+        InferenceEngine(open_model(tmp_path), config=config)
 
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]",

@@ -227,6 +227,26 @@ def test_embeddings_of_arguments_lines_and_files(capsys, monkeypatch, folder, tm
     np.testing.assert_allclose(row, expected[0], atol=1e-6)
 
 
+def test_embeddings_with_a_prompt_of_some_dimensions(capsys, folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "model")
+    prompts = {"prompts": {"query": "first "}, "default_prompt_name": None}
+    place = tmp_path / "model" / "config_sentence_transformers.json"
+    place.write_text(json.dumps(prompts))
+    options = ["--device", "reference", "--dtype", "float32", "--context", "64"]
+    words = [str(tmp_path / "model"), "text", *options]
+    code, out, err = run(
+        capsys, "embed", *words, "--dimensions", "5", "--prompt-name", "query"
+    )
+    assert code == 0, err
+    with InferenceEngine.from_pretrained(folder, CONFIG) as engine:
+        expected = engine.embed("first text")[0, :5]
+    found = json.loads(out)["embedding"]
+    np.testing.assert_allclose(found, expected / np.linalg.norm(expected), atol=1e-6)
+    code, _, err = run(capsys, "embed", *words, "--prompt-name", "passage")
+    assert code == 2
+    assert "prompt_name: found 'passage', accepted: 'query'" in err
+
+
 def test_more_texts_than_a_batch(capsys, folder):
     texts = [f"text {index}" for index in range(35)]
     options = ["--device", "reference", "--dtype", "float32", "--context", "64"]

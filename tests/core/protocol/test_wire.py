@@ -17,6 +17,7 @@ from inl.progress import LoadStage
 from inl.protocol import wire_arrays, wire_json
 from inl.protocol.runner import Limits, Reply, pooled_reply
 from inl.protocol.wire import MAX_BYTES, MAX_TEXT, Channel, Kind, read_prefix
+from inl.spec.encoder import TokenSequence
 from inl.spec.step import NO_TOKEN, Bucket, Scores
 from outcomes import Outcomes
 
@@ -48,10 +49,15 @@ GOOD = {
     "scored reply": wire_arrays.read_reply,
     "pooled reply": wire_arrays.read_reply,
     "masks": wire_arrays.read_masks,
+    "sequences": wire_arrays.read_sequences,
+    "results": lambda b: wire_arrays.read_results(b, 2),
     "progress": wire_arrays.read_progress,
     "prefix": lambda b: read_prefix(b) if len(b) >= 8 else None,
 }
+SEQUENCES = [TokenSequence([5, 6, 7], [0, 0, 1]), TokenSequence([8])]
 SAMPLES = {
+    "sequences": bytes(wire_arrays.sequences(SEQUENCES)),
+    "results": wire_arrays.results(HIDDEN),
     "limits": wire_json.text({"l": asdict(LIMITS)}),
     "ready": wire_json.ready(wire_json.Ready(LIMITS, "cpu:0", "float32")),
     "hello": wire_json.text(wire_json.hello()),
@@ -113,7 +119,7 @@ def test_the_end_of_the_other_side(ends):
     ("data", "words"),
     [
         (b"HTTP/1.1", "HTTP/1.1"),
-        (struct.pack("<HHI", 0x4C49, 17, 0), "kind 17, accepts 1 to 16"),
+        (struct.pack("<HHI", 0x4C49, 18, 0), "kind 18, accepts 1 to 17"),
         (struct.pack("<HHI", 0x4C49, 0, 0), "kind 0"),
         (struct.pack("<HHI", 0x4C49, 5, MAX_BYTES + 1), "accepts 268,435,456"),
         (struct.pack("<HHI", 0x4C49, 1, MAX_TEXT + 1), "HELLO of 1,048,577 bytes"),
@@ -305,3 +311,15 @@ def test_buckets_of_earlier_traces_are_lists():
     whole["buckets"] = [[1, 1, 1, "greedy", 1, 2, 3, 4, 5, 6, 7]]
     with pytest.raises(ProtocolError):
         wire_json.read_limits(json.loads(json.dumps(whole)), "w")
+
+
+def test_sequences_and_their_results():
+    found = wire_arrays.read_sequences(SAMPLES["sequences"])
+    assert found == [SEQUENCES[0], TokenSequence([8], [0])]
+    rows = wire_arrays.read_results(SAMPLES["results"], 2)
+    np.testing.assert_array_equal(rows, HIDDEN)
+    with pytest.raises(ProtocolError, match="expected 3 rows"):
+        wire_arrays.read_results(SAMPLES["results"], 3)
+    for words in ([], [-1], [2, 3], [1, 0], [1, 2, 5, 6, 0], [1, -(2**31)]):
+        with pytest.raises(ProtocolError, match="sequences: found"):
+            wire_arrays.read_sequences(wire_arrays.words(np.array(words, np.int32)))

@@ -31,6 +31,12 @@ def run(
     ],
     engine_options: EngineOptions,
     context: arguments.Context = None,
+    dimensions: Annotated[
+        int | None, typer.Option(help="First elements of each embedding; all if none.")
+    ] = None,
+    prompt_name: Annotated[
+        str | None, typer.Option(help="Prompt of sentence-transformers before texts.")
+    ] = None,
     as_json: arguments.Json = False,
 ) -> None:
     """Print the embedding of each TEXT as a line of JSON."""
@@ -44,7 +50,11 @@ def run(
     ) as engine:
         rows: list[list[float]] = []
         for start in range(0, len(texts), BATCH):
-            found = engine.embed(texts[start : start + BATCH]).tolist()
+            found = engine.embed(
+                texts[start : start + BATCH],
+                dimensions=dimensions,
+                prompt_name=prompt_name,
+            ).tolist()
             if as_json:
                 rows += found
                 continue

@@ -18,8 +18,8 @@ of the payload (4) - and the payload::
     ERROR     worker   JSON: class and message of an exception; the last frame before
                        the next RESET
     CLOSE     parent   empty
-    FULL      worker   JSON as in ERROR, in place of REPLY: out of memory in that step
-                       only
+    FULL      worker   JSON as in ERROR, in place of REPLY or ENCODE: an error of that
+                       step or call only
     RESET     both     int32 [1]: number of the reset; drops all steps and slots. The
                        worker answers with the same number
     ADAPTER   both     JSON: number, path, digest of an adapter to load. The worker
@@ -27,10 +27,13 @@ of the payload (4) - and the payload::
     READ      both     empty: requests the contents of the oldest READ frame. The worker
                        answers with them
     WRITE     parent   int32: a WRITE frame; then its contents
+    ENCODE    both     int32: N, N lengths, token ids, kinds of their segments. The
+                       worker answers with int32 N, K, float32 [N, K], or with FULL
 
 HELLO lists the features of a side; a worker without "block_io" is sent no READ and
-WRITE. Contents are the length of a JSON object (int32), the object, in which the name
-of each part has its dtype and its shape, and the bytes of the parts.
+WRITE, one without "encode" no ENCODE. Contents are the length of a JSON object (int32),
+the object, in which the name of each part has its dtype and its shape, and the bytes of
+the parts.
 
 JSON is used for the handshake and for errors; nothing is unpickled. Payloads are
 encoded and decoded in :mod:`inl.protocol.wire_json` and
@@ -85,6 +88,7 @@ class Kind(IntEnum):
     READ = 14
     WRITE = 15
     CHECK = 16
+    ENCODE = 17
 
 
 TEXTS = frozenset(

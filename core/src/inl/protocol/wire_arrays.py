@@ -17,10 +17,15 @@ from inl.errors import InvalidJson, ProtocolError
 from inl.progress import LoadStage
 from inl.protocol.runner import Reply, pooled_reply
 from inl.spec.cache_layout import BITS, Part, stored_bits
+from inl.spec.encoder import TokenSequence
 from inl.spec.message import TRANSFER_SIZE
 from inl.spec.step import Scores
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
     from inl.spec.cache_layout import Parts
     from inl.spec.message import IntArray
 
@@ -43,6 +48,55 @@ def ints(payload: Buffer, what: str) -> IntArray:
 def words(array: IntArray) -> memoryview:
     """Encode an int32 array, without a copy if it is contiguous."""
     return np.ascontiguousarray(array, "<i4").reshape(-1).data.cast("B")
+
+
+def sequences(given: Sequence[TokenSequence]) -> memoryview:
+    """Encode sequences of token ids and the kinds of their segments."""
+    lengths = [len(each.tokens) for each in given]
+    tokens = [np.asarray(each.tokens, np.int32) for each in given]
+    kinds = [
+        np.asarray(each.kinds or np.zeros(length), np.int32)
+        for each, length in zip(given, lengths, strict=True)
+    ]
+    head = np.array([len(given), *lengths], np.int32)
+    return words(np.concatenate([head, *tokens, *kinds]))
+
+
+def read_sequences(payload: Buffer) -> list[TokenSequence]:
+    """Decode sequences of token ids."""
+    data = ints(payload, "sequences").tolist()
+    count = data[0] if data else -1
+    lengths = data[1 : 1 + max(count, 0)]
+    total = sum(lengths)
+    fits = len(lengths) == count and len(data) == 1 + count + 2 * total
+    if not fits or any(length < 1 for length in lengths):
+        raise ProtocolError(
+            f"sequences: found {len(data)} words for {count} sequences of {total} "
+            "tokens, accepts a count, lengths of 1 or more and two words for each token"
+        )
+    found, at = [], 1 + count
+    for length in lengths:
+        end = at + length
+        found.append(TokenSequence(data[at:end], data[at + total : end + total]))
+        at = end
+    return found
+
+
+def results(rows: NDArray[np.float32]) -> bytes:
+    """Encode the results [N, K] of sequences."""
+    return np.array(rows.shape, "<i4").tobytes() + rows.astype("<f4").tobytes()
+
+
+def read_results(payload: Buffer, count: int) -> NDArray[np.float32]:
+    """Decode the results [N, K] of ``count`` sequences."""
+    data = ints(payload, "results")
+    rows, width = data[:2].tolist() if len(data) > 1 else (-1, -1)
+    if rows != count or width < 0 or len(data) != 2 + rows * width:
+        raise ProtocolError(
+            f"results: found {len(data)} words for {rows} x {width} numbers, expected "
+            f"{count} rows"
+        )
+    return data[2:].view(np.float32).reshape(rows, width).copy()
 
 
 def masks(step: int, rows: IntArray) -> memoryview:

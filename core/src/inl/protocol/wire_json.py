@@ -59,7 +59,7 @@ def hello() -> dict[str, Any]:
         "contract": list(CONTRACT),
         "core": inl.__version__,
         "python": platform.python_version(),
-        "features": sorted(FEATURES),
+        "features": sorted({*FEATURES, "encode"}),
     }
 
 

@@ -93,9 +93,12 @@ def start(
     limits: required limits, instead of those for ``config`` and the free memory.
     progress: called with (done, total) of the weights in bytes, then of the programs.
     """
-    if language.encoder is not None:
-        return _start_encoder(language, config, progress)
     address = parse_worker(config.backend)
+    if language.encoder is not None:
+        _check_encoder(language, config)
+        if address is None:
+            return _start_encoder(language, config, progress)
+        return _start_worker(language, config, address, limits, progress)
     if has_ranks(config):
         from inl.runners.rank_startup import start_ranks
 
@@ -105,21 +108,23 @@ def start(
     return _start_worker(language, config, address, limits, progress)
 
 
+def _check_encoder(language: LanguageModel, config: EngineConfig) -> None:
+    """Raise :class:`RequestError` for an encoder on several devices."""
+    if config.division.count > 1 or config.mesh is not None:
+        raise RequestError(
+            f"{language.name}: is an encoder, found several devices; accepted: one "
+            "device of this process or of a worker"
+        )
+
+
 def _start_encoder(
     language: LanguageModel, config: EngineConfig, progress: Progress | None
 ) -> StartedRunner:
-    """Start an encoder's runner in this process, on one device."""
+    """Start an encoder's runner in this process."""
     from inl.executor.encoder_executor import load_encoder
     from inl.plugin import make_backend
     from inl.runners.encoder_runner import EncoderRunner
 
-    divided = config.division.count > 1 or config.mesh is not None
-    if divided or parse_worker(config.backend) is not None:
-        where = "several devices" if divided else config.backend
-        raise RequestError(
-            f"{language.name}: is an encoder, found backend {where}; accepted: one "
-            "device of this process"
-        )
     backend = make_backend(config.backend)
     executor = load_encoder(language, backend, config, progress)
     dtype = executor.loaded.config.dtype

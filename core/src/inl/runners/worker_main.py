@@ -295,12 +295,14 @@ def _serve_steps(channel: Channel, runner: Runner) -> None:
             runner.write(*wire_arrays.read_write(payload))
         elif kind is Kind.ADAPTER:
             channel.send(Kind.ADAPTER, _load_adapter(runner, payload))
+        elif kind is Kind.ENCODE:
+            channel.send(*_encode(runner, payload))
         elif kind is Kind.CLOSE:
             return
         else:
             raise ProtocolError(
                 f"worker: found {kind.name}, accepts MESSAGE, MASKS, COLLECT, RESET, "
-                "READ, WRITE, ADAPTER and CLOSE"
+                "READ, WRITE, ADAPTER, ENCODE and CLOSE"
             )
 
 
@@ -312,6 +314,15 @@ def _load_adapter(runner: Runner, payload: bytearray) -> bytes:
     except (ModelError, OutOfMemory) as error:
         return wire_json.failure(error)
     return wire_json.text({})
+
+
+def _encode(runner: Runner, payload: bytearray) -> tuple[Kind, bytes]:
+    """Encode sequences; returns the kind and the payload of the answer."""
+    try:
+        rows = runner.encode(wire_arrays.read_sequences(payload))
+    except InlError as error:  # of this call only: no state outlives it
+        return Kind.FULL, wire_json.failure(error)
+    return Kind.ENCODE, wire_arrays.results(rows)
 
 
 def _submit(runner: Runner, message: IntArray) -> bytes | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn, final
 
@@ -27,8 +27,11 @@ from inl.workers.place import start_worker
 from inl.workers.process_state import STOPPED_SECONDS
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from inl.progress import Progress
     from inl.spec.cache_layout import CacheLayout, Parts
+    from inl.spec.encoder import TokenSequence
     from inl.spec.message import IntArray
 
 HELLO_SECONDS = 60.0
@@ -139,7 +142,9 @@ class WorkerRunner(PipelinedRunner):
                     f"{self.where}: found no HELLO within {seconds:g} s of its start"
                 )
         hello = wire_json.check_hello(self._payload(frame, Kind.HELLO), self.where)
-        self._copies = "block_io" in hello.get("features", ())
+        features = hello.get("features", ())
+        self._copies = "block_io" in features
+        self._encodes = "encode" in features
         self._rank_address = str(hello.get("rank_address", ""))
 
     def _open(
@@ -224,6 +229,25 @@ class WorkerRunner(PipelinedRunner):
         payload = self._payload(self._wait("loading an adapter"), Kind.ADAPTER)
         if wire_json.read_text(payload, f"{self.where}: ADAPTER"):
             raise wire_json.read_failure(payload, self.where)
+
+    def encode(self, sequences: Sequence[TokenSequence]) -> NDArray[np.float32]:
+        self._check_open()
+        if not self._encodes:
+            raise RunnerError(
+                f"{self.where}: its version of inl-core cannot encode sequences; "
+                f"{self._starting}"
+            )
+        self._send(Kind.ENCODE, wire_arrays.sequences(sequences))
+        frame = self._wait("encoding sequences")
+        if frame.kind is Kind.FULL:
+            raise wire_json.read_failure(frame.payload, self.where)
+        try:
+            payload = self._payload(frame, Kind.ENCODE)
+            return wire_arrays.read_results(payload, len(sequences))
+        except InlError as error:
+            self._fail(error)
+            self._needs_reset = frame.kind is Kind.ERROR
+            raise
 
     def _name(self) -> str:
         return self.where
