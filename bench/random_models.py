@@ -13,7 +13,7 @@ from inl.checkpoints.checkpoint import Checkpoint
 from inl.dtypes import HostArray, widen
 from inl.errors import TokenizerNotFound
 from inl.executor.model_loader import LanguageModel
-from inl.models import bamba, llama, qwen3_moe
+from inl.models import bamba, deepseek_v3, deepseek_v32, llama, qwen3_moe
 from inl.spec.op import Spec
 from inl.spec.tree import leaves
 from inl.weights.quantize.report import KINDS
@@ -24,6 +24,7 @@ SHAPES = {
     "8b": (128256, 4096, 14336, 32, 32, 8, 128, False),
     "tiny": (512, 64, 128, 2, 4, 2, 16, True),
     "moe": (151936, 2048, 6144, 48, 32, 4, 128, False),
+    "sparse": (32000, 7168, 2048, 4, 128, 128, 64, False),
     "mamba2": (32000, 1024, 2048, 24, 16, 4, 64, True),
 }
 FIELDS = (
@@ -47,6 +48,18 @@ RECURRENT = {
     },
 }  # fmt: skip
 """Further fields of shapes with layers of Mamba-2, here of all layers but one."""
+
+
+LATENT = {
+    "sparse": {
+        "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64, "v_head_dim": 128, "first_k_dense_replace": 64,
+        "n_routed_experts": 16, "n_shared_experts": 1, "moe_intermediate_size": 64,
+        "index_topk": 2048, "index_n_heads": 64, "index_head_dim": 128,
+    },
+}  # fmt: skip
+"""Further fields of shapes with latent attention, here of layers of DeepSeek-V3.2
+without experts."""
 
 
 class Random(Checkpoint):
@@ -95,18 +108,22 @@ class Random(Checkpoint):
 
 
 def random_language(
-    name: str, context: int = 8192, layers: int = 0, quantize: str = ""
-) -> LanguageModel:
+    name: str, context: int = 8192, layers: int = 0, quantize: str = "",
+    *, dense: bool = False,
+) -> LanguageModel:  # fmt: skip
     """Return a shape's model in bfloat16; layers: fewer than the shape has.
 
     quantize: kind of the matrices of its layers, as of ``EngineConfig.quantize``.
+    dense: whether sparse attention reads all tokens, as that of DeepSeek-V3 does.
     """
     hf = dict(zip(FIELDS, SHAPES[name], strict=True))
     hf["max_position_embeddings"] = context
     hf["num_hidden_layers"] = layers or hf["num_hidden_layers"]
     model = qwen3_moe.MODEL if name in MIXTURES else llama.MODEL
     model = bamba.MODEL if name in RECURRENT else model
-    hf |= MIXTURES.get(name, {}) | RECURRENT.get(name, {})
+    if name in LATENT:
+        model = deepseek_v3.MODEL if dense else deepseek_v32.MODEL
+    hf |= MIXTURES.get(name, {}) | RECURRENT.get(name, {}) | LATENT.get(name, {})
     config = replace(model.config(hf), dtype="bfloat16")
 
     def dtype(source: str, axes: int) -> str:

@@ -324,6 +324,26 @@ def call_recurrent(kernels, dtype, dim):
             kernels["ssm_scan"](v, q, q, a, table, step, ssm)
 
 
+def call_indexed(kernels, dtype):
+    """Sparse attention of the sizes of DeepSeek-V3.2, for few tokens and for many."""
+    for step, blocks in torch_steps((*FEW, MEDIUM)):
+        tokens = step.tokens.shape[0]
+
+        def x(*shape, tokens=tokens):
+            return torch.ones(tokens, *shape, dtype=dtype)
+
+        cells = torch.ones(blocks, 16, 1, 576, dtype=dtype)
+        cache, sizes = Cache(cells, cells), {"group": 0}
+        kernels["index_topk"](x(64, 128), x(64), cache, step, k=64, **sizes)
+        ids = torch.zeros(tokens, 2048, dtype=torch.int32)
+        with as_installed():
+            if torch.version.hip is not None and dtype == torch.float32:
+                continue  # refused
+            kernels["sparse_attention"](
+                x(128, 576), ids, cache, step, scale=0.1, **sizes
+            )
+
+
 def call_block_sparse(dtype):
     """Block-sparse products by small tiles and by large ones, and their gradients."""
     for count, size in ((2, 32), (16, 128)):
@@ -472,6 +492,8 @@ def call_all(dtype, dim, tuning, *, packed=True):
     call_routing(kernels, dtype)
     call_block_sparse(dtype)
     call_recurrent(kernels, dtype, dim)
+    if dim == 64:
+        call_indexed(kernels, dtype)
     call_many(kernels, dtype, dim)
     norm = Norm(x(HIDDEN))
     qkv = StackedQkv(x(width + 2 * KV_HEADS * dim, HIDDEN), x(KV_HEADS * dim, HIDDEN))

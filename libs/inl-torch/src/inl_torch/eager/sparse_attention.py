@@ -89,9 +89,7 @@ def static_topk(
 def last_seen(step: Step) -> torch.Tensor:
     """Return the position of each token [T], -1 for padding."""
     tokens = torch.arange(step.tokens.shape[0], device=step.tokens.device)
-    seen: torch.Tensor = step.positions.masked_fill(
-        tokens >= step.used_counts[2:], -1
-    )
+    seen: torch.Tensor = step.positions.masked_fill(tokens >= step.used_counts[2:], -1)
     return seen
 
 
@@ -130,7 +128,15 @@ def chosen(scores: torch.Tensor, positions: torch.Tensor, k: int) -> torch.Tenso
     width = scores.shape[1]
     places = torch.arange(width, device=scores.device)
     scores = scores.masked_fill(places > positions[:, None], -torch.inf)
-    best = scores.topk(min(k, width), dim=-1, sorted=False)
+    return highest(scores, k)
+
+
+def highest(scores: torch.Tensor, k: int) -> torch.Tensor:
+    """Return the places [T, k] of the ``k`` highest of the scores [T, n] in order.
+
+    Those of minus infinity are left out; -1 stands for none.
+    """
+    best = scores.topk(min(k, scores.shape[1]), dim=-1, sorted=False)
     ids = best.indices.masked_fill(best.values == -torch.inf, NONE).to(torch.int32)
     ids = ids.sort(-1).values
     ids = ids.masked_fill(ids == NONE, -1)

@@ -13,6 +13,7 @@ from inl.spec.kernel import Kernel
 from inl_torch.triton import norm
 from inl_torch.triton.attention import attention, cache, rope, rope_attend
 from inl_torch.triton.dynamics import dynamics
+from inl_torch.triton.indexed import indexed
 from inl_torch.triton.lora import lora
 from inl_torch.triton.lora import streamed as adapted
 from inl_torch.triton.matmul import activation, fused, invariant, linear, mlp
@@ -29,7 +30,7 @@ from inl_torch.triton.step import (
 from inl_torch.triton.tuning import Tuning
 
 FAMILIES = (
-    activation, admit, cache, dynamics, experts, invariant, norm, rope,
+    activation, admit, cache, dynamics, experts, indexed, invariant, norm, rope,
     prune_last_layer, recurrent, routing, ssm,
 )  # fmt: skip
 """Modules whose kernels have no launch parameters that depend on the chip."""

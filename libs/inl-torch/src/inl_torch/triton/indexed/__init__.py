@@ -1,0 +1,1 @@
+"""Sparse attention by an indexer as Triton kernels."""
