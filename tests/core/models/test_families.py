@@ -14,7 +14,7 @@ from inl import EngineConfig, InferenceEngine
 from inl.backend.reference import ReferenceBackend
 from inl.checkpoints.gguf import names as gguf_names
 from inl.device import Device
-from inl.errors import CheckpointError, RequestError, RunnerError, WeightMismatch
+from inl.errors import CheckpointError, RunnerError, WeightMismatch
 from inl.executor.model_executor import SIZE_CLASSES
 from inl.executor.model_loader import LanguageModel
 from inl.plugin import registry
@@ -158,13 +158,6 @@ def test_samples_of_recurrent_models_share_a_snapshot(
         assert {one.token_ids for one in several} == {alone}
         assert engine.stats.prefix_hit_tokens == 3 * hits
         assert (engine.snapshots is not None) == bool(hits)
-
-
-def test_recurrent_models_refuse_drafts(random_checkpoint, byte_tokenizer):
-    language = opened_language("qwen3_next", random_checkpoint)
-    config = EngineConfig(backend="reference", speculation="ngram")
-    with pytest.raises(RequestError, match=r"'ngram'.*cannot go back.*accepted: None"):
-        InferenceEngine(language, byte_tokenizer, config)
 
 
 def opened_language(name, random_checkpoint):

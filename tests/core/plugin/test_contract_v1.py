@@ -29,7 +29,7 @@ SINCE_1_2 = {
 SINCE_2_0 = {
     "biased_attention", "full_attention", "pool", "span_attention", "unit_rows",
 }  # fmt: skip
-SINCE_2_1 = {"index_topk", "sparse_attention"}
+SINCE_2_1 = {"accepted_rows", "index_topk", "own_slots", "sparse_attention"}
 LEFT_OUT = {
     "old:0": set(), "old_simple:0": set(),
     "old_listed:0": SINCE_1_2 | SINCE_2_0 | SINCE_2_1 | {"ssm_scan", "xielu"},

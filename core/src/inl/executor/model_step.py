@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from inl.adapters.ops import adapter_ops
 from inl.adapters.weights import AdaptedWeights
+from inl.executor.draft_state import RecurrentOps
 from inl.executor.embedding_ops import EmbeddingOps
-from inl.spec.cache import State
+from inl.spec.cache import Slotted, State
 from inl.spec.embedded_rows import EmbeddedRows
 from inl.spec.model import Model
 from inl.spec.scored_tokens import split_next
@@ -130,10 +131,26 @@ def advance(
     table_width: int | None = None,
 ) -> tuple[Any, State]:
     """Compute one step and sample its tokens, see :func:`forward`, :func:`sample`."""
+    recurrent = None
+    if ops.bucket.verifies and is_recurrent(model, config):
+        recurrent = RecurrentOps(ops)
     logits, step, state = forward(
-        ops, model, config, weights, message, state, table_width=table_width
+        cast("Ops", recurrent or ops), model, config, weights, message, state,
+        table_width=table_width,
+    )  # fmt: skip
+    found, state = sample(ops, logits, step, state)
+    if recurrent is not None:
+        kept = found[0] if ops.bucket.sampler == "sample_filtered" else found
+        state = recurrent.committed(kept, step, state)
+    return found, state
+
+
+def is_recurrent(model: Model, config: Any) -> bool:
+    """Whether the model has state that every token changes."""
+    return any(
+        isinstance(item, Slotted) and item.rebuild == "tokens"
+        for item in model.state(config)
     )
-    return sample(ops, logits, step, state)
 
 
 def pool(

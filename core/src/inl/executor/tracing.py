@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from inl.adapters.weights import AdapterShape, strict_adapters
 from inl.dtypes import E4M3
-from inl.executor.model_step import forward, sample, score
+from inl.executor.model_step import advance, forward, is_recurrent, sample, score
 from inl.executor.taps import with_taps
 from inl.spec.cache import Cache, Paged, Slotted, State
 from inl.spec.dispatch import Choices, Tracer
@@ -72,6 +72,13 @@ def trace(
             cast("Ops", with_inputs), model, config, weights, message,
             strict_state(model.state(config), limits, ranks=ranks),
             table_width=table_width, embedded=embedded, **options,
+        )  # fmt: skip
+    if bucket.verifies and is_recurrent(model, config):
+        commits = Tracer(selection, bucket, limits.block_size, tracer.choices)
+        advance(
+            cast("Ops", commits), model, config, weights, message,
+            strict_state(model.state(config), limits, ranks=ranks),
+            table_width=table_width,
         )  # fmt: skip
     logits = StrictArray((logits.shape[0], limits.vocab), logits.dtype)  # of all ranks
     masks = StrictArray((logits.shape[0], -(-limits.vocab // 32)), "int32")

@@ -187,7 +187,7 @@ def state(c: Lfm2Config) -> tuple[Paged | Slotted, ...]:
     return (
         hybrid.attention_state(c),
         *(
-            Slotted(_name(index), shape, c.dtype, "tokens", ("snapshot",))
+            Slotted(_name(index), shape, c.dtype, "tokens", ("snapshot", "drafts"))
             for index, recurs in enumerate(c.recurrent)
             if recurs
         ),

@@ -270,9 +270,15 @@ def state(s: Sizes, index: int, dtype: str) -> tuple[Slotted, ...]:
     wide = "float64" if dtype == "float64" else "float32"
     inputs, matrix = names(index)
     return (
-        Slotted(inputs, (s.taps - 1, s.channels), dtype, "tokens", ("snapshot",)),
         Slotted(
-            matrix, (s.heads, s.state_dim, s.head_dim), wide, "tokens", ("snapshot",)
+            inputs, (s.taps - 1, s.channels), dtype, "tokens", ("snapshot", "drafts")
+        ),
+        Slotted(
+            matrix,
+            (s.heads, s.state_dim, s.head_dim),
+            wide,
+            "tokens",
+            ("snapshot", "drafts"),
         ),
     )
 

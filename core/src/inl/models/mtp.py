@@ -157,6 +157,8 @@ def config(model: Model, target: Any, layout: Names) -> MtpConfig:
         single["dense_layers"] = (0,) if is_dense else ()
     if "recurrent" in given:
         single["recurrent"] = (False,)
+    if "shared" in given:
+        single["shared"] = (False,)
     layer = replace(target, **single)
     return MtpConfig(model, layer, target.layers, layout.hidden_first)
 

@@ -298,9 +298,13 @@ def state(c: NextConfig) -> tuple[Paged | Slotted, ...]:
             shape = c.value_heads, c.key_dim, c.value_dim
             found += [
                 Slotted(
-                    inputs, (c.taps - 1, c.channels), c.dtype, "tokens", ("snapshot",)
+                    inputs,
+                    (c.taps - 1, c.channels),
+                    c.dtype,
+                    "tokens",
+                    ("snapshot", "drafts"),
                 ),
-                Slotted(matrix, shape, wide, "tokens", ("snapshot",)),
+                Slotted(matrix, shape, wide, "tokens", ("snapshot", "drafts")),
             ]
     return tuple(found)
 

@@ -12,6 +12,7 @@ from inl.ops import (  # noqa: F401
     cache,
     chunks,
     collective,
+    draft_state,
     embedding,
     full_attention,
     fused,

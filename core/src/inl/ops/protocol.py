@@ -49,6 +49,16 @@ class Ops(Protocol):
     def plan(self, step: Step, /, *, block_size: int) -> Any:
         """Compute what the chosen kernels share between layers, for ``Step.plan``."""
 
+    def accepted_rows(
+        self,
+        kept: Array,
+        step: Step,
+        /,
+        *,
+        width: int,
+    ) -> tuple[Array, Step]:
+        """Return the accepted tokens of a step, and the step that has these alone."""
+
     def activate(self, x: Array, /, *, kind: str) -> Array:
         """Activation of each element of ``x``, in float32."""
 
@@ -490,6 +500,9 @@ class Ops(Protocol):
         eps: float,
     ) -> tuple[Array, Array, Array, Array]:
         """Reduce and add ``delta``, normalize, and project to queries, keys, values."""
+
+    def own_slots(self, step: Step, /) -> tuple[Array, Step]:
+        """Return the slots of a copy of the rows' state, and a step on that copy."""
 
     def pool(self, x: Array, starts: Array, /, *, kind: str) -> Array:
         """Pool the tokens of each sequence of ``x`` [T, H]: [N, H]."""

@@ -44,17 +44,20 @@ class Speculation(DraftPlanner):
     """Plans drafts for decoding rows and follows how many are accepted.
 
     max_drafts: K, most drafts of a row. times: seconds of steps, from which the number
-    of drafts is chosen; without them every draft is verified.
+    of drafts is chosen; without them every draft is verified. unmasked: whether steps
+    in which a grammar masks logits have no drafts.
     """
 
     def __init__(
-        self, drafter: Drafter, max_drafts: int, times: StepTimes | None = None
-    ) -> None:
+        self, drafter: Drafter, max_drafts: int, times: StepTimes | None = None,
+        *, unmasked: bool = False,
+    ) -> None:  # fmt: skip
         if max_drafts < 1:
             raise ValueError(f"max_drafts: found {max_drafts}, accepts 1 and above")
         self.drafter = drafter
         self.max_drafts = max_drafts
         self.times = times
+        self.unmasked = unmasked
         self.rows = self.drafted = self.accepted = 0
         """Rows with drafts, drafted and accepted tokens of collected steps."""
         self.accepted_at = [0] * max_drafts
@@ -83,7 +86,12 @@ class Speculation(DraftPlanner):
         rows = step.chunks
         if any(chunk.request.moves for chunk in rows):
             return
-        rooms = [most_drafts(chunk, self.max_drafts) for chunk in rows]
+        masked = any(
+            chunk.request.guide is not None or chunk.request.token_mask is not None
+            for chunk in rows
+        )
+        limit = 0 if masked and self.unmasked else self.max_drafts
+        rooms = [most_drafts(chunk, limit) for chunk in rows]
         rates = [PRIOR] * len(rows)
         if not isinstance(self.drafter, RatedDrafter):
             # Asked only if drafts are expected to pay off: some drafters are slow.

@@ -80,6 +80,13 @@ def make_speculation(
             "drafter: found one with EngineConfig.speculation=None; set it to "
             '"ngram", whose drafter it replaces'
         )
+    recurrent = is_recurrent(language)
+    if recurrent and not (isinstance(runner, LocalRunner) and runner.loaded.ranks == 1):
+        raise RequestError(
+            f"EngineConfig.speculation: found {config.speculation!r} for "
+            f"{language.name}, whose recurrent state goes back in one process only; "
+            "accepted: a device of this process, or None"
+        )
     count = config.draft_limit
     slots = runner.limits.slots
     rows = min(config.max_batch or slots, slots - 1)
@@ -95,7 +102,7 @@ def make_speculation(
     if config.adaptive_drafts:
         times = measure_step_times(runner, rows, width=count + 1)
     drafter = drafter or _drafter(language, config, runner, scheduling, new_core)
-    return Speculation(drafter, count, times)
+    return Speculation(drafter, count, times, unmasked=recurrent)
 
 
 def _drafter(
@@ -116,7 +123,7 @@ def _drafter(
     if config.draft_model is None:
         return NgramDrafter()
     draft = open_model(resolve_model(config.draft_model))
-    if is_recurrent(draft) and not verifies_drafts(draft):
+    if is_recurrent(draft):
         raise RequestError(
             f"EngineConfig.draft_model: found {draft.name}, whose state cannot go back "
             "to before a rejected token; accepted: a model without recurrent layers"

@@ -16,7 +16,8 @@ from inl.backend.traced import moe, sample, step, verify
 FUNCTIONS: tuple[Callable[..., Any], ...] = (
     step.make_step, step.prune_last_layer, step.chunk_rows, step.admit,
     step.set_token_bias, sample.sample, sample.score, sample.mask_logits,
-    verify.expand_rows, verify.verify, moe.route, moe.group_route, moe.expert_linear,
+    verify.accepted_rows, verify.expand_rows, verify.own_slots, verify.verify,
+    moe.route, moe.group_route, moe.expert_linear,
     moe.combine_experts, moe.drop_overflow, moe.load_balance_loss,
     moe.token_routed_mlp,
 )  # fmt: skip

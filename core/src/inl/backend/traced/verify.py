@@ -62,3 +62,35 @@ def verify(
         token_counts=seen,
     )
     return xp.where(accepted, sampled, NO_TOKEN).reshape(-1), tables
+
+
+def own_slots(xp: Any, step: Step) -> tuple[Array, Step]:
+    slots = step.slots
+    rows = slots.shape[0]
+    number = xp.arange(slots, rows + 1, 1)
+    own = xp.where(number <= step.used_counts[1], number, 0)
+    index = xp.concatenate([xp.full(slots, (1,), 0, "int32"), slots], 0)
+    return index, step._replace(slots=own, plan=())
+
+
+def accepted_rows(
+    xp: Any, kept: Array, step: Step, *, width: int
+) -> tuple[Array, Step]:
+    rows, total = step.slots.shape[0], step.tokens.shape[0]
+    rejected = xp.equal(kept.reshape(rows, width), NO_TOKEN)
+    counts = width - xp.sum_of(rejected.astype("int32"))
+    ends = xp.cumsum(counts)
+    starts = xp.concatenate([xp.full(kept, (1,), 0, "int32"), ends], 0)
+    number = xp.arange(kept, total)
+    passed = (number[:, None] >= ends).astype("int32")
+    row = xp.minimum(xp.sum_of(passed), rows - 1)
+    index = xp.take(step.starts, row) + number - xp.take(starts, row)
+    index = xp.where(number < ends[-1:], index, 0)
+    return index, step._replace(
+        tokens=xp.take(step.tokens, index),
+        positions=xp.take(step.positions, index),
+        rows=row,
+        starts=starts,
+        used_counts=xp.concatenate([step.used_counts[:2], ends[-1:]], 0),
+        plan=(),
+    )

@@ -63,7 +63,40 @@ def verify(
     return sampled.masked_fill(~kept, NO_TOKEN).view(-1), tables
 
 
+def own_slots(step: Step) -> tuple[torch.Tensor, Step]:
+    slots = step.slots
+    number = torch.arange(1, slots.shape[0] + 1, device=slots.device)
+    own = number.masked_fill(number > step.used_counts[1:2], 0).to(slots.dtype)
+    index = torch.cat([torch.zeros_like(slots[:1]), slots]).int()
+    return index, step._replace(slots=own, plan=())
+
+
+def accepted_rows(
+    kept: torch.Tensor, step: Step, *, width: int
+) -> tuple[torch.Tensor, Step]:
+    rows, total = step.slots.shape[0], step.tokens.shape[0]
+    counts = (kept.view(rows, width) != NO_TOKEN).sum(1)
+    ends = counts.cumsum(0)
+    starts = torch.cat([torch.zeros_like(ends[:1]), ends])
+    number = torch.arange(total, device=kept.device)
+    row = (number.unsqueeze(1) >= ends).sum(1).clamp(max=rows - 1)
+    index = step.starts.long()[row] + number - starts[row]
+    index = index.masked_fill(number >= ends[-1:], 0)
+    return index.int(), step._replace(
+        tokens=step.tokens[index],
+        positions=step.positions[index],
+        rows=row.to(step.rows.dtype),
+        starts=starts.to(step.starts.dtype),
+        used_counts=torch.cat(
+            [step.used_counts[:2], ends[-1:].to(step.used_counts.dtype)]
+        ),
+        plan=(),
+    )
+
+
 KERNELS = (
+    Kernel("accepted_rows", "eager", accepted_rows, invariant=True),
+    Kernel("own_slots", "eager", own_slots, invariant=True),
     Kernel("expand_rows", "eager", expand_rows, invariant=True),
     Kernel("verify", "eager", verify, invariant=True),
 )

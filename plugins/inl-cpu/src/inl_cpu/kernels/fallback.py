@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from inl_cpu.command_emitter import CommandEmitter
 
 
-INTEGER_OPS = ("expand_rows", "take_rows", "verify", "read_slots", "write_slots")
+INTEGER_OPS = (
+    "accepted_rows", "expand_rows", "own_slots", "take_rows", "verify", "read_slots",
+    "write_slots",
+)  # fmt: skip
 """Ops that only copy and compare, hence batch-invariant."""
 
 
