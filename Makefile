@@ -43,7 +43,7 @@ OTHER_TESTS = tests/plugins/tpu tests/torch \
 	$(patsubst %/,%,$(wildcard tests/*/))) tests/plugins/cuda \
 	tests/plugins/directml tests/plugins/intel tests/plugins/rocm
 
-.PHONY: demo native-host native-all test test-all test-deep test-others test-long test-hosts test-ray test-nixl test-router test-tpu-compiler test-intel-compiler \
+.PHONY: demo native-host native-all test test-all test-deep test-others test-long test-hosts test-ray test-nixl test-mooncake test-router test-tpu-compiler test-intel-compiler \
 	test-webgpu test-torch-directml lint wheels docs clean
 
 demo:
@@ -167,6 +167,14 @@ test-nixl: .venv-all/.test
 	touch .venv-nixl/.complete
 	.venv-nixl/bin/python -m pytest tests/plugins/nixl
 
+# Blocks that engines share in Mooncake Store, over TCP; needs Debian's libibverbs1.
+test-mooncake: .venv-all/.test
+	test -e .venv-mooncake/.complete || $(PYTHON) -m venv .venv-mooncake
+	$(call PIP,.venv-mooncake) -U $(BUILD)
+	$(call PIP,.venv-mooncake) -e "core[cli]" -e plugins/inl-cpu -e plugins/inl-mooncake --group test
+	touch .venv-mooncake/.complete
+	.venv-mooncake/bin/python -m pytest tests/plugins/mooncake
+
 # Routers of others in front of two engines; their environments have nothing of ours.
 test-router: .venv-all/.test
 	test -e .venv-router/.complete || $(PYTHON) -m venv .venv-router
@@ -183,7 +191,7 @@ lint: .venv-all/.test
 	.venv-all/bin/ruff check .
 	.venv-all/bin/ruff format --check .
 	.venv-all/bin/mypy $(SOURCES) tests/typing
-	PYTHONPATH=.:plugins/inl-ray/src:plugins/inl-nixl/src .venv-all/bin/lint-imports
+	PYTHONPATH=.:plugins/inl-ray/src:plugins/inl-mooncake/src:plugins/inl-nixl/src .venv-all/bin/lint-imports
 
 # Wheels of all packages for this system, in dist. Their errors name this folder.
 wheels:

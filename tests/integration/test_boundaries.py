@@ -23,6 +23,7 @@ SOURCES = (
     "plugins/inl-cpu/src",
     "plugins/inl-cuda/src",
     "plugins/inl-intel/src",
+    "plugins/inl-mooncake/src",
     "plugins/inl-nixl/src",
     "plugins/inl-ray/src",
     "plugins/inl-rocm/src",

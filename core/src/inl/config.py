@@ -146,6 +146,12 @@ class EngineConfig:
     kv_transport: str | None = None
     """A plugin's transport of contents between those, such as "nixl" of the package
     inl-nixl; both have the same. ``None``: the connection, encrypted between hosts."""
+    kv_store: str | None = None
+    """A plugin's store of blocks that engines of several hosts share, and its address,
+    such as "mooncake:10.0.0.1:50051" of the package inl-mooncake. Blocks of requests
+    that have finished are written there, and read where they are lacking; it needs
+    ``kv_host``. Records are signed by the secret in ``INL_WORKER_SECRET_FILE``.
+    ``None``: none."""
     cache_bytes: int | None = None
     """Bytes for cached keys and values, per device. ``None``: a quarter of the memory
     that is free; on a GPU nine tenths of it, less what the largest step needs."""
@@ -311,6 +317,15 @@ class EngineConfig:
             accepted += ", ".join(names) or "none is installed"
             valid = needs_peer and self.kv_transport in names
             self._check("kv_transport", valid, accepted)
+        if self.kv_store is not None:
+            from inl.plugin import registry
+
+            names = sorted(registry().names("store"))
+            accepted = "None, or NAME:ADDRESS with the name of a plugin: "
+            accepted += ", ".join(names) or "none is installed"
+            name, _, address = self.kv_store.partition(":")
+            self._check("kv_store", bool(address) and name in names, accepted)
+            self._check("kv_host", self.host_bytes > 0, "a size with a kv_store")
         if self.role == "decode":
             self._check("kv_host", self.host_bytes > 0, "a size with the role decode")
 

@@ -21,6 +21,7 @@ FOLDERS: Final = {
     "inl-onnx": "libs/inl-onnx",
     "inl-cpu": "plugins/inl-cpu",
     "inl-cuda": "plugins/inl-cuda",
+    "inl-mooncake": "plugins/inl-mooncake",
     "inl-nixl": "plugins/inl-nixl",
     "inl-ray": "plugins/inl-ray",
     "inl-rocm": "plugins/inl-rocm",

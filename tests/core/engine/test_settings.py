@@ -80,6 +80,7 @@ ELSEWHERE = {
     "snapshot_host": "core/models/test_families.py",
     "role": "core/engine/test_remote_prefill.py",
     "kv_peer": "core/engine/test_remote_prefill.py",
+    "kv_store": "core/engine/test_shared_blocks.py",
     "kv_transport": "core/engine/test_transport.py",
     "mmproj": "core/checkpoints/test_projector.py",
     "vision_backend": "integration/test_images.py",

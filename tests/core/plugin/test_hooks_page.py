@@ -26,6 +26,7 @@ def test_the_contract_has_the_expected_hooks():
         "inl_register_models",
         "inl_register_places",
         "inl_register_routers",
+        "inl_register_stores",
         "inl_register_transports",
     }
 
@@ -51,6 +52,7 @@ SAYS = [
     "drafter suffix_tree",
     "router by_device",
     "transport verbs",
+    "store attic",
     "command fine-tune",
     "1 device",
 ]

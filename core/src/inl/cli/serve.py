@@ -72,6 +72,14 @@ def run(
             "[default: none]",
         ),
     ] = None,
+    kv_store: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME:ADDRESS",
+            help="A plugin's store of blocks that engines share, such as "
+            "mooncake:10.0.0.1:50051; needs --kv-host. [default: none]",
+        ),
+    ] = None,
     kv_transport: Annotated[
         str | None,
         typer.Option(
@@ -115,6 +123,7 @@ def run(
         trace=logs.trace,
         role=role,
         kv_peer=kv_peer,
+        kv_store=kv_store,
         kv_transport=kv_transport,
         **adapters,
     )

@@ -38,6 +38,10 @@ class BlockAccess:
         runner = self._core.runner
         return runner.host_array if runner.has_pinned_memory else None
 
+    def keys(self, request: Request) -> list[bytes]:
+        """See :meth:`~inl.scheduling.scheduler.Scheduler.block_keys`."""
+        return self._lock.run(lambda: self._core.scheduler.block_keys(request))
+
     def lacking_tokens(self, request: Request) -> int:
         """See :meth:`~inl.engine.core.EngineCore.lacking_tokens`."""
         return self._lock.run(partial(self._core.lacking_tokens, request))

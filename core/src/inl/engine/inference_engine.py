@@ -189,6 +189,8 @@ class InferenceEngine(AdapterLoading, TextScoring):
             raise
         self.prefill_port, self.remote_prefill = self._role.port, self._role.remote
         """Of an engine with ``EngineConfig.role``, for inspection."""
+        self.shared_blocks = self._role.store
+        """Blocks of ``EngineConfig.kv_store``, with their counts, if there is one."""
 
     @classmethod
     def from_pretrained(
@@ -605,7 +607,9 @@ class InferenceEngine(AdapterLoading, TextScoring):
 
         Requests that run keep their blocks, which no later request shares.
         """
-        return self._dispatcher.lock.run(self._core.reset_prefix_cache)
+        freed = self._dispatcher.lock.run(self._core.reset_prefix_cache)
+        self._role.reset()
+        return freed
 
     def close(self) -> None:
         """Free the device and finish the trace. Closing twice is allowed.

@@ -29,7 +29,7 @@ SUFFIX = re.compile(r"(\.[a-z0-9_]{1,32}){1,3}")
 OWN_SUFFIXES = frozenset({".bin", ".gguf", ".json", ".pt", ".pth", ".safetensors"})
 """Suffixes of files that the core reads."""
 WORD = re.compile(r"[a-z][a-z0-9_]{0,31}")
-"""Name of a drafter, a router or a transport."""
+"""Name of a drafter, a router, a transport or a store."""
 OWN_DRAFTERS = ("ngram", "model", "eagle", "mtp")
 """Values of ``EngineConfig.speculation`` that the core has."""
 COMMAND = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
@@ -100,6 +100,7 @@ class Contribution:
     drafters: dict[str, str | Callable[..., Any]] = field(default_factory=dict)
     routers: dict[str, str | Callable[..., Any]] = field(default_factory=dict)
     transports: dict[str, str | Callable[..., Any]] = field(default_factory=dict)
+    stores: dict[str, str | Callable[..., Any]] = field(default_factory=dict)
     commands: dict[str, CommandEntry] = field(default_factory=dict)
 
     def register_backend(
@@ -225,6 +226,11 @@ class Contribution:
         """Register a transport for ``EngineConfig(kv_transport=name)``."""
         _check_name("transport", name, WORD, "a name such as nixl")
         _add(self.transports, f"transport {name}", name, transport)
+
+    def register_store(self, name: str, store: str | Callable[..., Any]) -> None:
+        """Register a store for ``EngineConfig(kv_store="NAME:ADDRESS")``."""
+        _check_name("store", name, WORD, "a name such as mooncake")
+        _add(self.stores, f"store {name}", name, store)
 
     def register_command(
         self, name: str, command: str | Callable[..., Any], summary: str

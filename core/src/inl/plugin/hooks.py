@@ -144,6 +144,15 @@ class RegisterTransport(Protocol):
     def __call__(self, name: str, transport: str | Callable[[], Any]) -> None: ...
 
 
+class RegisterStore(Protocol):
+    """Registers a store factory under the name of ``EngineConfig.kv_store``.
+
+    It is called with the address there, and returns an ``inl.kv_tiers.store.Store``.
+    """
+
+    def __call__(self, name: str, store: str | Callable[..., Any]) -> None: ...
+
+
 class RegisterCommand(Protocol):
     """Registers the command ``inl NAME``, an annotated function, and its summary."""
 
@@ -195,6 +204,11 @@ def inl_register_routers(register: RegisterRouter) -> None:
 @hookspec
 def inl_register_transports(register: RegisterTransport) -> None:
     """Register transports of cached contents between engines."""
+
+
+@hookspec
+def inl_register_stores(register: RegisterStore) -> None:
+    """Register stores of blocks that engines share."""
 
 
 @hookspec

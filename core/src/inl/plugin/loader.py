@@ -240,6 +240,7 @@ def _register(plugin: Loading) -> None:
     returned += call.inl_register_drafters(register=items.register_drafter)
     returned += call.inl_register_routers(register=items.register_router)
     returned += call.inl_register_transports(register=items.register_transport)
+    returned += call.inl_register_stores(register=items.register_store)
     returned += call.inl_register_commands(register=items.register_command)
     check_returned(returned)
 

@@ -35,6 +35,7 @@ KINDS = {
     "drafter": "drafters",
     "router": "routers",
     "transport": "transports",
+    "store": "stores",
     "command": "commands",
 }
 """Kinds of items that are functions by name, and the field of each."""

@@ -44,6 +44,8 @@ PARENT_FIELDS = frozenset(
         "kv_disk",
         "kv_host",
         "kv_peer",
+        "kv_store",
+        "kv_transport",
         "mmproj",
         "on_worker_loss",
         "placement",

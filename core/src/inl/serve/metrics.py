@@ -179,6 +179,9 @@ class ModelMetrics:
         for kind in TICKETS:
             labels = {**self._labels, "kind": kind}
             total("remote_prefill", labels, partial(self._tickets, kind))
+        for kind in SHARED:
+            labels = {**self._labels, "kind": kind}
+            total("kv_store_blocks", labels, partial(self._shared, kind))
         total("requests_rejected", self._labels, lambda: admission.rejected)
         for parts in ("experts", "devices"):
             self._metrics.expert_loads.add(
@@ -260,6 +263,13 @@ class ModelMetrics:
         if engine is None or engine.remote_prefill is None:
             return None
         return float(engine.remote_prefill.counts[kind])
+
+    def _shared(self, kind: str) -> float | None:
+        """Return the blocks of a store of several engines; ``None`` without one."""
+        engine = self._engine()
+        if engine is None or engine.shared_blocks is None:
+            return None
+        return float(engine.shared_blocks.counts[kind])
 
     def record_step(self, record: StepRecord) -> None:
         """Record a submitted step."""
@@ -348,6 +358,19 @@ RECORDS = ("written", "missing", "damaged", "foreign", "stale")
 
 SNAPSHOTS = ("taken", "restored", "dropped")
 """Snapshots of recurrent state: what became of them."""
+
+SHARED = (
+    "read",
+    "written",
+    "full",
+    "damaged",
+    "foreign",
+    "stale",
+    "failed",
+    "expired",
+    "dropped",
+)
+"""Blocks of a store that engines share: what became of them."""
 
 TICKETS = (
     "done",

@@ -1,0 +1,1 @@
+"""INL with Mooncake Store: the store ``mooncake`` of blocks that engines share."""
