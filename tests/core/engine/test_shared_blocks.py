@@ -49,7 +49,7 @@ class Local(Store):
     def get(self, names):
         return [self.held.get(name) for name in names]
 
-    def put(self, name, pieces, *, replaces):
+    def put(self, name, pieces, *, replaces=False, is_pinned=False):
         if len(self.held) >= self.room:
             return False
         data = b"".join(pieces)

@@ -208,7 +208,8 @@ class SharedBlocks:
             if value is not None:
                 return int.from_bytes(bytes(value)[:8], "little")
         replaces, number = self._needs_reset, secrets.token_bytes(8)
-        self._call(lambda: self._store.put(name, [number], replaces=replaces))
+        put = partial(self._store.put, name, [number], is_pinned=True)
+        self._call(partial(put, replaces=replaces))
         self._needs_reset = False
         with self._lock:
             self._known.clear()
@@ -290,7 +291,7 @@ class SharedBlocks:
                 continue
             own = head(self._identity, span.group, key, epoch)
             pieces = encoded(self._secret, own, parts)
-            put = partial(self._store.put, name, pieces, replaces=False)
+            put = partial(self._store.put, name, pieces)
             if not self._call(put):
                 self._count("full")
                 return False

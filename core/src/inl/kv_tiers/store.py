@@ -28,11 +28,18 @@ class Store(ABC):
         """Return the value of each name, ``None`` for those without one."""
 
     @abstractmethod
-    def put(self, name: str, pieces: Sequence[Piece], *, replaces: bool) -> bool:
+    def put(
+        self,
+        name: str,
+        pieces: Sequence[Piece],
+        *,
+        replaces: bool = False,
+        is_pinned: bool = False,
+    ) -> bool:
         """Store what the pieces are together; ``False`` if there is no room.
 
-        replaces: whether instead of an earlier value, which is kept otherwise, and that
-        the value is not dropped for others.
+        replaces: whether instead of an earlier value, which is kept otherwise.
+        is_pinned: whether it is not dropped for others.
         """
 
     def close(self) -> None:  # noqa: B027 - some have nothing to free

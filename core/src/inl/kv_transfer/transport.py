@@ -134,6 +134,8 @@ class Room:
         if size > min(len(self.memory), offer["bytes"]):
             link.send(Kind.SPAN, fields, parts)
             return
+        # Of the contents, not of their copy, which the transport may change.
+        beside = {"beside": size, "digest": digest(pieces).hex()}
         for piece in pieces:
             self.memory[at : (at := at + len(piece))] = np.frombuffer(piece, np.uint8)
         memory = self.memory[:size]
@@ -144,7 +146,6 @@ class Room:
             raise
         except Exception as error:
             raise _failed(self.name, error) from error
-        beside = {"beside": size, "digest": digest([memory.data]).hex()}
         link.send(Kind.SPAN, {**fields, **beside})
         answer = link.receive()
         if answer.kind is not Kind.READ:

@@ -75,15 +75,14 @@ class MooncakeStore(Store):
         name: str,
         pieces: Sequence[bytes | bytearray | memoryview],
         *,
-        replaces: bool,
+        replaces: bool = False,
+        is_pinned: bool = False,
     ) -> bool:
-        if not replaces:
-            result = self._store.put_parts(name, *pieces)
-        else:
+        if replaces:
             self._store.remove(name, True)
-            config = self._config()
-            config.with_hard_pin = True
-            result = self._store.put_parts(name, *pieces, config=config)
+        config = self._config()
+        config.with_hard_pin = is_pinned
+        result = self._store.put_parts(name, *pieces, config=config)
         if result in FULL:
             return False
         if result != KEEPS:
