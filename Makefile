@@ -82,7 +82,7 @@ test-long: .venv-all/.test
 		tests/core/checkpoints/test_tiktoken_file.py \
 		tests/core/scheduling/test_waiting_queue.py tests/core/text/test_plain_scored.py \
 		tests/core/runners/test_stages.py \
-		tests/core/engine/test_moved_requests.py \
+		tests/core/engine/test_moved_requests.py tests/core/engine/test_moving_soak.py \
 		tests/core/engine/test_remote_prefill.py tests/fleet \
 		tests/torch/test_inl_transforms.py tests/integration/test_tutorial.py \
 		tests/torch/triton/test_compile.py tests/torch/triton/test_interpreted.py \

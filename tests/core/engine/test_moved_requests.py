@@ -15,21 +15,8 @@ from inl.engine import core, request_migration, scheduler_setup
 from inl.engine.inference_engine import MovedRequest
 from inl.errors import ProtocolError, RequestError
 from inl.kv_transfer import spans
-from inl.spec.limits import Limits
 from inl.testing.hash_runner import CHAIN, HashRunner
-
-VOCAB = 256
-
-
-def limits_of(size, windows=(), **changes):
-    blocks = 96 // size
-    fields = {
-        "slots": 5, "blocks": (blocks * 3,) * max(len(windows), 1), "block_size": size,
-        "max_blocks_per_seq": -(-96 // size), "vocab": VOCAB, "depth": 2,
-        "sampler": "sample_filtered", "windows": windows,
-    }  # fmt: skip
-    return Limits(**{**fields, **changes})
-
+from moved_draws import OPTIONS, limits_of, prompt_of
 
 KINDS = {
     "one group": [limits_of(4), limits_of(16), limits_of(6)],
@@ -39,23 +26,6 @@ WITHOUT_TIERS = [limits_of(4, slots=6), limits_of(16, slots=6)]
 KINDS["without tiers"] = WITHOUT_TIERS
 KINDS["state"] = KINDS["one group"]
 KINDS["state and windows"] = [limits_of(4, (None, 9)), limits_of(4, (None, 9))]
-REGEX = {"regex": "[ab]{3}(cd|ce){2}[0-9]{12}"}
-OPTIONS = [
-    {"temperature": 0},
-    {"temperature": 0.8},
-    {"temperature": 1.0, "top_k": 20, "frequency_penalty": 0.5},
-    {"temperature": 0, "repetition_penalty": 1.3, "logit_bias": {7: 3.0, 8: -2}},
-    {"temperature": 0.5, "logprobs": 2, "prompt_logprobs": 1},
-    {"temperature": 0.7, "structured": REGEX},
-    {"temperature": 0.7, "min_tokens": 1, "bad_words": ["a", "bc"]},
-    {"temperature": 0, "allowed_token_ids": {3, 5, 7, 11}},
-    {"temperature": 0.3, "cache_salt": "tenant", "stop_ids": {9}},
-]
-
-
-def prompt_of(draw):
-    family = draw.randrange(3)
-    return [100 + family * 20 + at % 17 for at in range(draw.randint(3, 40))]
 
 
 @pytest.fixture(autouse=True)

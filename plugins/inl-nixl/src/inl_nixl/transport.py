@@ -75,6 +75,14 @@ class NixlTransport(Transport):
             with self._lock:
                 self._agent.release_xfer_handle(handle)
 
+    def close(self) -> None:
+        with self._lock:
+            for descriptors in self._registered.values():
+                self._agent.deregister_memory(descriptors)
+            self._registered.clear()
+            # Its threads must end before the process does.
+            self._agent = None
+
     def _begin(self, memory: Memory, address: int, metadata: bytes) -> Any:
         agent, size = self._agent, memory.nbytes
         with self._lock:
