@@ -33,6 +33,13 @@ def test_the_bytes_are_those_of_the_files_and_the_cache(capsys, tiny_folder):
     values = 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * dim
     assert plan["kv_bytes"] == values * 10 * 2
     assert (plan["context"], plan["data_parallel"], plan["fits"]) == (10, 2, True)
+    assert plan["kv_bytes_per_token"] == values * 2
+    code, out, _ = run(capsys, str(tiny_folder), "--devices", "2x1GB")
+    assert code == 0
+    assert f"contents of {values * 2:,} bytes a token" in out
+    assert f"prompts of {1e9 / (values * 2):,.0f} tokens/s" in out
+    _, out, _ = run(capsys, str(tiny_folder), "--devices", "1x1GB")
+    assert "--role" not in out
     wide = planned(capsys, tiny_folder, "--devices", "2x1GB", "--dtype", "float64")
     assert wide["weight_bytes"] == 8 * plan["model_size_params"]
     trained = planned(capsys, tiny_folder, "--devices", "1x1", "--training")

@@ -72,10 +72,11 @@ def run(
         device=found.kind, **facts,
     )  # fmt: skip
     evicted = _evicted_bytes(found.backend, plan.kv_bytes)
+    token = _token_bytes(facts)
     if as_json:
         more = {
             "context": planned_context, "placement": str(plan.placement),
-            "kv_host_bytes": evicted,
+            "kv_host_bytes": evicted, "kv_bytes_per_token": token,
         }  # fmt: skip
         print(json.dumps({**more, **facts, **asdict(plan)}))
         return
@@ -84,6 +85,14 @@ def run(
         print(
             "- blocks that the cache has no room for take up to "
             f"{evicted / GB:,.3f} GB of host memory: --kv-host"
+        )
+    if plan.data_parallel > 1 and token and not training:
+        print(
+            "- prompts computed on another device (--role): contents of "
+            f"{token:,} bytes a token, so that a link of 1 GB/s carries prompts of "
+            f"{GB / token:,.0f} tokens/s; two whole engines serve more requests, "
+            "unless long prompts must not delay the tokens of others, and the link "
+            "carries what one device computes"
         )
     if facts["state_bytes"]:
         print(
@@ -134,6 +143,12 @@ def _evicted_bytes(backend: Backend | None, cache: int) -> int:
     if not is_shared and (io is None or io.empty is plain_memory):
         return 0
     return automatic_bytes(free_bytes(), cache, is_shared=is_shared)
+
+
+def _token_bytes(facts: dict[str, Any]) -> int:
+    """Return the bytes of the keys and values of one token, without scales."""
+    numbers = 2 * facts["layers"] * facts["kv_heads"] * facts["head_dim"]
+    return int(numbers * facts["kv_bytes_per_value"])
 
 
 def _facts(
