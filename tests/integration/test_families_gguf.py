@@ -66,7 +66,9 @@ def write(
     writer.add_block_count(layers)
     if drafting:
         writer.add_nextn_predict_layers(drafting)
-    write_sizes(writer, config, architecture)
+    (write_sizes_by_kind if architecture == "gemma4" else write_sizes)(
+        writer, config, architecture
+    )
     write_rope(writer, config, architecture)
     letters = [f"<{index}>" for index in range(config["vocab_size"])]
     writer.add_tokenizer_model("gpt2")
@@ -76,7 +78,11 @@ def write(
     known = {name: each for each, name in gguf.MODEL_ARCH_NAMES.items()}
     names = gguf.get_tensor_name_map(known[architecture], layers)
     tensors = {name: source.tensor(name).data for name in source.names()}
-    for name, values in change(stacked(tensors)).items():
+    whole = architecture == "gemma4"
+    for name, values in change(tensors if whole else stacked(tensors)).items():
+        if whole and (stored := of_gemma4(name)):
+            writer.add_tensor(stored, values)
+            continue
         usual = name.replace("e_score_correction_bias", "e_score_correction.bias")
         usual += ".weight" if name.endswith(".sinks") else ""
         stored = names.get_name(usual, (".weight", ".bias")) or name
@@ -90,6 +96,19 @@ def write(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def of_gemma4(name):
+    """Names that the converter of Gemma 4 writes itself, else ``None``."""
+    parts = {
+        "router.scale": "ffn_gate_inp.scale",
+        "layer_scalar": "layer_output_scale.weight",
+        "router.per_expert_scale": "ffn_down_exps.scale",
+        "experts.gate_up_proj": "ffn_gate_up_exps.weight",
+        "experts.down_proj": "ffn_down_exps.weight",
+    }  # fmt: skip
+    layer, _, part = name.removeprefix("model.layers.").partition(".")
+    return f"blk.{layer}.{parts[part]}" if part in parts else None
 
 
 def stacked(tensors):
@@ -154,7 +173,62 @@ def write_sizes(writer, config, architecture):
         writer.add_sliding_window(config["sliding_window"] or 0)
 
 
+def write_sizes_by_kind(writer, config, _architecture):
+    """Of Gemma 4, whose layers with a window have other heads."""
+    full = config.get("per_layer_config") or {}
+    full = {
+        "head_dim": config.get("global_head_dim"),
+        "num_key_value_heads": config.get("num_global_key_value_heads"),
+        **next(iter(full.values()), {}),
+    }
+    full["num_key_value_heads"] = (
+        full["num_key_value_heads"] or config["num_key_value_heads"]
+    )
+    layers, shared = config["num_hidden_layers"], config["num_kv_shared_layers"]
+    local = [kind == "sliding_attention" for kind in config["layer_types"]]
+    inner = config["intermediate_size"]
+    wide = 2 * inner if config["use_double_wide_mlp"] else inner
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(
+        [inner if index < layers - shared else wide for index in range(layers)]
+    )
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv([
+        config["num_key_value_heads"] if each else full["num_key_value_heads"]
+        for each in local
+    ])  # fmt: skip
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_key_length(full["head_dim"])
+    writer.add_value_length(full["head_dim"])
+    writer.add_key_length_swa(config["head_dim"])
+    writer.add_value_length_swa(config["head_dim"])
+    writer.add_shared_kv_layers(shared)
+    writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"])
+    writer.add_sliding_window(config["sliding_window"])
+    writer.add_sliding_window_pattern(local)
+    writer.add_rope_dimension_count(full["head_dim"])
+    writer.add_rope_dimension_count_swa(config["head_dim"])
+    if config["final_logit_softcapping"]:
+        writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    if config["enable_moe_block"]:
+        writer.add_expert_count(config["num_experts"])
+        writer.add_expert_used_count(config["top_k_experts"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    rope = config["rope_parameters"]
+    writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
+    writer.add_rope_freq_base(rope["full_attention"]["rope_theta"])
+    turning = (
+        int(full["head_dim"] * rope["full_attention"]["partial_rotary_factor"]) // 2
+    )
+    still = full["head_dim"] // 2 - turning
+    factors = np.float32([1.0] * turning + [1e30] * still)
+    writer.add_tensor("rope_freqs.weight", factors)
+
+
 def write_rope(writer, config, architecture):
+    if architecture == "gemma4":
+        return
     rope = config["rope_parameters"]
     if architecture == "gemma3":
         writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
@@ -213,7 +287,8 @@ def llama3(rope, heads):
 
 def converted(architecture, config, name, values):
     """What the converter does to a tensor."""
-    if architecture.startswith("gemma") and name.endswith("norm.weight"):
+    shifted = architecture in ("gemma", "gemma2", "gemma3")
+    if shifted and name.endswith("norm.weight"):
         return values + np.float32(1)
     counts = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
     part = name.split(".")[-2]

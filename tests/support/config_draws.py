@@ -247,6 +247,44 @@ FAMILIES: dict[str, dict[str, list[Any]]] = {
         "reorder_and_upcast_attn": [True, ABSENT],
         "scale_attn_by_inverse_layer_idx": [*[ABSENT] * 4, False, True],
     },
+    "gpt_bigcode": {
+        "n_embd": [16, 24], "n_layer": [2], "n_head": [2, 4], "n_inner": [20, ABSENT],
+        "n_positions": [64, 256, ABSENT], "multi_query": [True, False, ABSENT],
+        "scale_attn_weights": [True, False, ABSENT], "layer_norm_epsilon": [0.1],
+        "activation_function": ["gelu_pytorch_tanh", "relu", ABSENT],
+    },
+    "gpt_neo": {
+        "num_layers": [2], "num_heads": [2, 4], "window_size": [5, 64, ABSENT],
+        "attention_types": [
+            [[["global", "local"], 1]], [[["local"], 2]], [[["global"], 2]],
+            [[["global", "other"], 1]],
+        ], "layer_norm_epsilon": [0.1, ABSENT],
+        "activation_function": ["gelu_new", "relu", ABSENT],
+    },
+    "gptj": {
+        "n_embd": [16, 24], "n_layer": [2], "n_head": [2], "n_inner": [20, ABSENT],
+        "rotary_dim": [4, 8], "layer_norm_epsilon": [0.1, ABSENT],
+        "activation_function": ["gelu_new", "relu", ABSENT],
+    },
+    "codegen": {
+        "n_embd": [16, 32], "n_layer": [2], "n_head": [4], "n_inner": [20, ABSENT],
+        "rotary_dim": [4], "layer_norm_epsilon": [0.1, ABSENT],
+    },
+    "opt": {
+        "ffn_dim": [20], "activation_function": ["relu", "gelu", ABSENT],
+        "do_layer_norm_before": [*[True] * 4, False, ABSENT],
+        "word_embed_proj_dim": [*[ABSENT] * 6, 8], "enable_bias": [True, ABSENT],
+    },
+    "falcon": {
+        "new_decoder_architecture": [True, False, ABSENT], "num_kv_heads": [1, 2, None],
+        "multi_query": [True, False, ABSENT], "parallel_attn": [True, True, False],
+        "bias": [True, False, ABSENT], "alibi": [*[False] * 4, True],
+        "ffn_hidden_size": [20, ABSENT], "layer_norm_epsilon": [0.1, ABSENT],
+        "num_ln_in_parallel_attn": [1, 2, *[ABSENT] * 4],
+        "activation": ["gelu", "relu", ABSENT],
+    },
+    "jais2": {"layer_norm_eps": [0.1, ABSENT]},
+    "vaultgemma": GEMMA,
     "gpt_neox": {
         "use_parallel_residual": [True, False, ABSENT], "head_dim": [ABSENT],
         "rotary_pct": [0.5, 1.0, ABSENT], "rotary_emb_base": [300, ABSENT],
@@ -314,7 +352,8 @@ FAMILIES: dict[str, dict[str, list[Any]]] = {
 ALWAYS = (
     "num_local_experts", "num_experts", "moe_intermediate_size", "num_experts_per_tok",
     "shared_expert_intermediate_size", "intermediate_size_mlp", "moe_num_experts",
-    "moe_k", "n_embd", "n_layer", "n_head", "global_head_dim", "top_k_experts",
+    "moe_k", "n_embd", "n_layer", "n_head", "num_layers", "num_heads", "rotary_dim",
+    "attention_types", "ffn_dim", "global_head_dim", "top_k_experts",
     "hidden_size_per_layer_input", "vocab_size_per_layer_input",
     *DEEPSEEK.keys() - {"norm_topk_prob"},
     "mamba_n_heads", "mamba_d_state", "mamba_d_ssm", "hybrid_override_pattern",
@@ -332,11 +371,14 @@ OTHERS = {
 """What a drawn layer is that has no full attention; windows by default."""
 MIXED = 0.8
 """Probability that a drawn hybrid surely has a layer with full attention."""
-RENAMED = (
-    "hidden_size", "num_hidden_layers", "num_attention_heads",
-    "max_position_embeddings",
-)  # fmt: skip
-"""Fields that have other names in a config of GPT-2."""
+RENAMED = {
+    **dict.fromkeys(("gpt2", "gpt_bigcode", "gptj", "codegen"), (
+        "hidden_size", "num_hidden_layers", "num_attention_heads",
+        "max_position_embeddings",
+    )),
+    "gpt_neo": ("num_hidden_layers", "num_attention_heads"),
+}  # fmt: skip
+"""Fields that have other names in a config of a family."""
 
 
 def draw(rng, family: str) -> dict[str, Any]:
@@ -364,8 +406,7 @@ def draw(rng, family: str) -> dict[str, Any]:
     if lanes is ABSENT:
         lanes = config["hidden_size"] // config["num_attention_heads"]
     config |= rope(rng, family, lanes)
-    if family == "gpt2":
-        config |= dict.fromkeys(RENAMED, ABSENT)
+    config |= dict.fromkeys(RENAMED.get(family, ()), ABSENT)
     return {name: value for name, value in config.items() if value is not ABSENT}
 
 

@@ -8,11 +8,14 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+
 from families import WINDOW
 from inl.models import (
     blocks,
     falcon_h1,
     gemma4,
+    gptj,
     groups,
     hunyuan_v1_dense,
     layer_norm,
@@ -306,6 +309,26 @@ FUSED = {
     ),
 }
 
+CENTERED = {
+    "mean in norms": Mutant(patch=(layer_norm, "enter", entered_uncentered)),
+}
+PLACES = {
+    "positions": Mutant(weights=lambda w: w._replace(
+        positions=w.positions._replace(weight=0 * w.positions.weight))),
+    "first position": Mutant(weights=lambda w: w._replace(
+        positions=w.positions._replace(weight=np.roll(w.positions.weight, 1, 0)))),
+}  # fmt: skip
+HEAD_BIAS = {
+    "bias of logits": Mutant(
+        weights=lambda w: w._replace(head=w.head._replace(bias=None))
+    )
+}
+UNTURNED_WINDOWS = {
+    "window": Mutant(lambda c: replace(
+        c, views=tuple(view._replace(window=None) for view in c.views))),
+    "window one wider": Mutant(lambda c: replace(
+        c, views=tuple(v._replace(window=v.window and v.window + 1) for v in c.views))),
+}  # fmt: skip
 TURNED = {
     "lanes that hold still": scaling(rotary_dim=0),
     "order of lanes": Mutant(patch=(groups, "rotary_rows", rows_as_stored)),
@@ -537,6 +560,28 @@ MUTANTS = {
         "activation": field(activation="relu"),
         "mean in norms": Mutant(patch=(layer_norm, "enter", entered_uncentered)),
     },
+    "gpt-bigcode": NORMS | without_k(BIAS) | OUT_BIAS | PLACES | CENTERED,
+    "gpt-neo": NORMS | OUT_BIAS | UNTURNED_WINDOWS | PLACES | CENTERED | {
+        "scale of scores": field(attention_scale=None),
+    },
+    "gptj": NORMS | TURNED | CENTERED | HEAD_BIAS,
+    "codegen": NORMS | CENTERED | HEAD_BIAS | {
+        "order of shards": Mutant(patch=(gptj, "SHARDS", 2)),
+    },
+    "opt": NORMS | without_k(BIAS) | OUT_BIAS | PLACES | CENTERED,
+    "falcon": NORMS | ROPE | BIAS | OUT_BIAS | CENTERED,
+    "falcon-new": NORMS | ROPE | CENTERED | {
+        "activation": field(activation="relu"),
+        "blocks in parallel": field(parallel=False),
+    },
+    "jais2": NORMS | ROPE | BIAS | OUT_BIAS | CENTERED | {
+        "activation": field(activation="relu"),
+    },
+    "vaultgemma": ROPE | SPLIT | NORMS | GELU | GEMMA | BEFORE | {
+        "cap of scores": field(attention_cap=None),
+        "cap of logits": field(logit_cap=None),
+    },
+    "solar-open": ROPE | NORMS | SILU | BIAS | SIGMOID,
     "gpt-neox": NORMS | ROPE | BIAS | OUT_BIAS | TURNED | {
         "blocks in parallel": field(parallel=False),
         "activation": field(activation="relu"),

@@ -155,3 +155,32 @@ def test_vocabularies_of_more_tokens_than_any_are_refused(field, monkeypatch):
         CheckpointError, match=f"{field}: found 7 {field}; accepted: at"
     ):
         read_tokenizer(small_metadata(token_type=None, **{field: given}), "m.gguf")
+
+
+@pytest.mark.parametrize("build", [open_tokenizer, read_tokenizer])
+def test_pieces_with_a_list_of_merges_are_those_of_gemmas_own_file(build):
+    """As llama.cpp writes the vocabulary of Gemma 4; ranks are not those of scores."""
+    library = pytest.importorskip("tokenizers")
+    pieces = ["a", "b", "c", "\u2581", "ab", "bc", "abc", "\u2581a", "\u2581ab", "\n"]
+    tokens = ["<pad>", "<eos>", "<bos>", "<unk>"]
+    tokens += [f"<0x{byte:02X}>" for byte in range(256)] + pieces
+    pairs = ["b c", "a bc", "\u2581 a", "\u2581a b", "a b"]
+    types = [3] * 4 + [6] * 256 + [1] * len(pieces)
+    fields = {
+        "model": "gemma4", "tokens": tokens, "merges": pairs, "token_type": types,
+        "scores": [-1000.0] * len(tokens), "add_space_prefix": False,
+        "add_bos_token": True, "bos_token_id": 2, "eos_token_id": 1,
+        "unknown_token_id": 3,
+    }  # fmt: skip
+    found = build({f"tokenizer.ggml.{key}": each for key, each in fields.items()}, "m")
+    ids = {token: index for index, token in enumerate(tokens)}
+    model = library.models.BPE(
+        ids, [tuple(pair.split(" ")) for pair in pairs], byte_fallback=True,
+        fuse_unk=True, unk_token="<unk>",
+    )  # fmt: skip
+    own = library.Tokenizer(model)
+    own.normalizer = library.normalizers.Replace(" ", "\u2581")
+    for text in ("abc abc", "  ab\n\u00e9\U0001f600c", "cab bca", ""):
+        assert list(found.encode(text)) == [2, *own.encode(text).ids]
+        assert found.decode(found.encode(text)) == text
+    assert found.encode("abc") == [2, ids["abc"]]

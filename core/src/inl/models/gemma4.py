@@ -324,6 +324,7 @@ def with_experts(
     x = ops.rms_norm(residual, w.norm, eps=c.norm_eps)
     mixed = ops.experts(x, ids, shares, w.experts, activation=c.activation)
     delta = delta + post_norm.leave(ops, c, mixed, w.post)
+    assert dense.post is not None, "all blocks of Gemma 4 have norms after them"
     delta = ops.rms_norm(delta, dense.post, eps=c.norm_eps)
     return carry._replace(residual=residual, delta=delta)
 

@@ -44,6 +44,8 @@ class NeoxConfig(llama.LlamaConfig):
 
     parallel: bool = True
     """Whether both blocks of a layer add to the same residual."""
+    shared_norm: bool = False
+    """Whether both blocks of a layer read one norm."""
 
 
 def config(hf: Mapping[str, Any]) -> NeoxConfig:

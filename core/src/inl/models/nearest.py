@@ -36,9 +36,8 @@ DIFFERENCES: Final = {
     "mamba2": Difference("bamba", "models without attention"),
     "minimax": Difference("minimax_m2", "lightning attention in most layers"),
     "kimi_linear": Difference("qwen3_next", "a gate per channel in the delta rule"),
-    "falcon": Difference("gpt_neox", "queries that share one key and value"),
     "bloom": Difference("gpt2", "ALiBi in place of positions"),
-    "opt": Difference("gpt2", "positions with an offset"),
+    "mpt": Difference("gpt_neox", "ALiBi in place of rotation"),
 }
 """Families that are asked for and not supported, by ``model_type``."""
 

@@ -27,8 +27,8 @@ class Attention(NamedTuple):
 
     qkv: QkvLinear | Group
     out: Linear | Group
-    post: Norm | Group
-    """Applied to the block's output."""
+    post: Norm | Group | None
+    """Applied to the block's output; ``None`` if the model has none."""
     norm: Norm | Group | None = None
     """Applied to the block's input; ``None`` if the model has none."""
     q_norm: Norm | Group | None = None
@@ -39,7 +39,7 @@ class Mlp(NamedTuple):
     """Weights of :func:`gated_mlp`: groups, replaced by tensors when loaded."""
 
     mlp: GatedMlp | OpenMlp | Group
-    post: Norm | Group
+    post: Norm | Group | None
     norm: Norm | Group | None = None
 
 
@@ -53,8 +53,10 @@ def enter(
     return ops.add_norm(carry.residual, carry.delta, norm, eps=config.norm_eps)
 
 
-def leave(ops: Ops, config: Any, delta: Array, norm: Norm | Group) -> Array:
+def leave(ops: Ops, config: Any, delta: Array, norm: Norm | Group | None) -> Array:
     """Return the block's output: reduced over ranks and normalized."""
+    if norm is None:
+        return ops.all_reduce(delta, axis="tensor")
     return ops.reduce_norm(delta, norm, eps=config.norm_eps)
 
 

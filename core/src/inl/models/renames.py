@@ -49,6 +49,16 @@ def third(
     return Piece((name,), (shape[0] // 3, *shape[1:]), make)
 
 
+def range_of_rows(name: str, shape: tuple[int, ...], start: int, stop: int) -> Piece:
+    """Return the rows from ``start`` up to ``stop`` of a stored tensor."""
+
+    def make(stored: Sequence[HostArray]) -> HostArray:
+        data = np.ascontiguousarray(stored[0].data[start:stop])
+        return HostArray(data, stored[0].dtype, (stop - start, *stored[0].shape[1:]))
+
+    return Piece((name,), (stop - start, *shape[1:]), make)
+
+
 def turned(name: str, shape: tuple[int, ...]) -> Piece:
     """Return the transpose of a stored matrix."""
     return Piece((name,), shape[::-1], lambda stored: _turned(stored[0]))

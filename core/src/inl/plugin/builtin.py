@@ -16,6 +16,7 @@ from inl.plugin.hooks import (
 FAMILIES = (
     ("ArceeForCausalLM", "arcee", "arcee"),
     ("BambaForCausalLM", "bamba", "bamba"),
+    ("CodeGenForCausalLM", "codegen", "gptj"),
     ("CohereForCausalLM", "cohere", "cohere"),
     ("Cohere2ForCausalLM", "cohere2", "cohere2"),
     ("CwmForCausalLM", "cwm", "cwm"),
@@ -26,6 +27,7 @@ FAMILIES = (
     ("Ernie4_5ForCausalLM", "ernie4_5", "ernie4_5"),
     ("Ernie4_5_MoeForCausalLM", "ernie4_5_moe", "ernie4_5_moe"),
     ("Exaone4ForCausalLM", "exaone4", "exaone4"),
+    ("FalconForCausalLM", "falcon", "falcon"),
     ("FalconH1ForCausalLM", "falcon_h1", "falcon_h1"),
     ("GemmaForCausalLM", "gemma", "gemma1"),
     ("Gemma2ForCausalLM", "gemma2", "gemma2"),
@@ -39,6 +41,9 @@ FAMILIES = (
     ("Glm4MoeLiteForCausalLM", "glm4_moe_lite", "glm4_moe_lite"),
     ("GlmMoeDsaForCausalLM", "glm_moe_dsa", "glm_moe_dsa"),
     ("GPT2LMHeadModel", "gpt2", "gpt2"),
+    ("GPTBigCodeForCausalLM", "gpt_bigcode", "gpt_bigcode"),
+    ("GPTJForCausalLM", "gptj", "gptj"),
+    ("GPTNeoForCausalLM", "gpt_neo", "gpt_neo"),
     ("GPTNeoXForCausalLM", "gpt_neox", "gpt_neox"),
     ("GptOssForCausalLM", "gpt_oss", "gpt_oss"),
     ("GraniteForCausalLM", "granite", "granite"),
@@ -48,6 +53,7 @@ FAMILIES = (
     ("HeliumForCausalLM", "helium", "helium"),
     ("HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense", "hunyuan_v1_dense"),
     ("HunYuanMoEV1ForCausalLM", "hunyuan_v1_moe", "hunyuan_v1_moe"),
+    ("Jais2ForCausalLM", "jais2", "jais2"),
     ("Lfm2ForCausalLM", "lfm2", "lfm2"),
     ("Lfm2MoeForCausalLM", "lfm2_moe", "lfm2_moe"),
     ("LlamaForCausalLM", "llama", "llama"),
@@ -67,6 +73,7 @@ FAMILIES = (
     ("OlmoeForCausalLM", "olmoe", "olmoe"),
     ("Olmo2ForCausalLM", "olmo2", "olmo2"),
     ("Olmo3ForCausalLM", "olmo3", "olmo3"),
+    ("OPTForCausalLM", "opt", "opt"),
     ("PaddleOCRVLForConditionalGeneration", "paddleocr_vl_text", "paddleocr_vl"),
     ("PhiForCausalLM", "phi", "phi"),
     ("Phi3ForCausalLM", "phi3", "phi3"),
@@ -80,9 +87,11 @@ FAMILIES = (
     ("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", "qwen3_5_moe"),
     ("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", "qwen3_5_moe"),
     ("SeedOssForCausalLM", "seed_oss", "seed_oss"),
+    ("SolarOpenForCausalLM", "solar_open", "solar_open"),
     ("StableLmForCausalLM", "stablelm", "stablelm"),
     ("Starcoder2ForCausalLM", "starcoder2", "starcoder2"),
     ("SmolLM3ForCausalLM", "smollm3", "smollm3"),
+    ("VaultGemmaForCausalLM", "vaultgemma", "vaultgemma"),
 )
 """(``architectures`` entry, ``model_type``, module in ``inl.models``)."""
 

@@ -19,7 +19,7 @@ from inl.text.pre_tokenizers import (
     WHOLE_WORDS,
     pre_tokenizer,
 )
-from inl.text.scored_bpe import scored_bpe
+from inl.text.scored_bpe import piece_bpe, scored_bpe
 from inl.text.tokenizer import Spelling, Tokenizer, guarded, library
 
 if TYPE_CHECKING:
@@ -27,7 +27,11 @@ if TYPE_CHECKING:
 
     from inl.text.plain_bpe import PlainBpe
 
-KINDS: Final = "gpt2 (byte-level BPE), llama (SentencePiece BPE)"
+KINDS: Final = (
+    "gpt2 (byte-level BPE), llama (SentencePiece BPE), gemma4 (BPE with bytes)"
+)
+MERGED_PIECES: Final = "gemma4"
+"""Pieces as of SentencePiece, with a list of merges in place of scores."""
 MAX_TOKENS: Final = 1 << 20
 """Limit of a vocabulary; the largest have 2**18."""
 MERGED: Final = NORMAL, USER_DEFINED
@@ -67,6 +71,8 @@ def open_tokenizer(metadata: Mapping[str, Any], where: str) -> Tokenizer:
     if kind == "gpt2":
         _pre_tokenizer_name(fields)  # raises for an unknown one
         build, decode = _byte_level_rules, None
+    elif kind == MERGED_PIECES:
+        build, decode = _merged_rules, _piece_decoder(fields, tokens, special)
     else:
         build, decode = _plain_scored, _piece_decoder(fields, tokens, special)
     return Tokenizer(
@@ -94,7 +100,7 @@ def _fill_ids(fields: Fields, count: int) -> dict[str, int]:
 def _kind(fields: Fields) -> str:
     """Return ``tokenizer.ggml.model``."""
     kind: str = fields.get("model", str, "a name")
-    if kind not in ("gpt2", "llama"):
+    if kind not in ("gpt2", "llama", MERGED_PIECES):
         fields.refuse("model", f"{kind!r:.60}", KINDS)
     return kind
 
@@ -144,6 +150,11 @@ def _piece_decoder(
     return PieceDecoder(tokens, special, strip).decode
 
 
+def _merged_rules(fields: Fields, tokens: Sequence[str], bos: str, eos: str) -> Any:
+    """Build BPE with bytes; it needs ``tokenizers``."""
+    return _rules(fields, MERGED_PIECES, tokens, bos, eos)
+
+
 def _plain_scored(fields: Fields, tokens: Sequence[str], bos: str, eos: str) -> Any:
     """Build SentencePiece BPE in Python, which leaves long texts to ``tokenizers``.
 
@@ -172,10 +183,12 @@ def _plain_scored(fields: Fields, tokens: Sequence[str], bos: str, eos: str) -> 
 
 
 def _rules(fields: Fields, kind: str, tokens: Sequence[str], bos: str, eos: str) -> Any:
-    """Build a ``tokenizers.Tokenizer``; ``kind`` is "gpt2" or "llama"."""
+    """Build a ``tokenizers.Tokenizer``; ``kind`` is one of :data:`KINDS`."""
     vocabulary = _token_ids(fields, tokens)
     if kind == "llama":
         rules, begins = _scored(fields, tokens, vocabulary), True
+    elif kind == MERGED_PIECES:
+        rules, begins = _merged(fields, tokens, vocabulary), True
     else:
         rules, begins = _byte_level(fields, vocabulary)
     _add_tokens(rules, fields, tokens)
@@ -252,6 +265,20 @@ def _scored(
         unknown=fields.token("unknown", tokens, 0),
         space_prefix=fields.flag("add_space_prefix", True),
         where=fields.where,
+    )
+
+
+def _merged(
+    fields: Fields, tokens: Sequence[str], vocabulary: Mapping[str, int]
+) -> Any:
+    """Build BPE over texts whose spaces are U+2581, with bytes for other characters."""
+    return piece_bpe(
+        vocabulary,
+        _merges(fields),
+        unknown=fields.token("unknown", tokens, 0),
+        space_prefix=fields.flag("add_space_prefix", False),
+        where=f"{fields.where}: tokenizer.ggml.merges",
+        accepted=MERGES,
     )
 
 

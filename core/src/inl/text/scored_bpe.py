@@ -34,16 +34,39 @@ def scored_bpe(
     that cannot be encoded. space_prefix: whether encoding adds a leading space, which
     decoding removes.
     """
+    return piece_bpe(
+        vocabulary,
+        _bounded_merges(scores, where),
+        unknown=unknown,
+        space_prefix=space_prefix,
+        where=f"{where}: tokenizer.ggml.tokens",
+        accepted="a valid BPE vocabulary",
+    )
+
+
+def piece_bpe(
+    vocabulary: Mapping[str, int],
+    ranked: list[tuple[str, str]],
+    *,
+    unknown: str,
+    space_prefix: bool,
+    where: str,
+    accepted: str,
+) -> Any:
+    """Build a ``tokenizers.Tokenizer`` of merges, the first the best.
+
+    where, accepted: for the error about merges that do not fit the vocabulary.
+    """
     lib = library()
     model = guarded(
         lib.models.BPE,
         vocab=dict(vocabulary),
-        merges=_bounded_merges(scores, where),
+        merges=ranked,
         unk_token=unknown,
         fuse_unk=True,
         byte_fallback=any(map(BYTE_TOKEN.fullmatch, vocabulary)),
-        where=f"{where}: tokenizer.ggml.tokens",
-        accepted="a valid BPE vocabulary",
+        where=where,
+        accepted=accepted,
     )
     rules = lib.Tokenizer(model)
     spaces = lib.normalizers.Replace(" ", SPACE)

@@ -25,6 +25,7 @@ from inl.checkpoints.gguf.rope import (
     LONG_FACTORS,
     ROPE_FACTORS,
     long_rope_config,
+    partial_rope_config,
     rope_config,
 )
 from inl.checkpoints.gguf.special_tokens import special_tokens
@@ -63,7 +64,9 @@ class GgufCheckpoint(Checkpoint):
         self.config = config(metadata, self._gguf.tensors, path)
         if known and ROPE_FACTORS in self._gguf.tensors:
             factors = self._gguf.tensors.pop(ROPE_FACTORS)
-            self.config |= rope_config(self._gguf.file, factors, self.config)
+            by_kind = "global_head_dim" in self.config
+            read = partial_rope_config if by_kind else rope_config
+            self.config |= read(self._gguf.file, factors, self.config)
         if known and LONG_FACTORS["short_factor"] in self._gguf.tensors:
             self.config |= long_rope_config(
                 self._gguf.file, self._long_factors(), self.config
@@ -74,7 +77,11 @@ class GgufCheckpoint(Checkpoint):
         self._family = known
         used = self._used_tensors()
         stems = {each.removesuffix(FACTOR) for each in used if each.endswith(FACTOR)}
-        stems &= {each.removesuffix(".weight") for each in used}
+        stems &= {
+            each.removesuffix(".weight")
+            for each in used
+            if self._gguf.tensors[each].dtype == "nvfp4"
+        }
         unread = {f"{stem}{end}" for stem in stems for end in (FACTOR, INPUT_FACTOR)}
         used = [each for each in used if each not in unread]
         self._factors = {

@@ -46,6 +46,8 @@ WHOLE_EXPERTS: Final = (
 )  # fmt: skip
 """Families whose experts have the width of a config's ``intermediate_size``."""
 
+BY_KIND: Final = ("gemma4",)
+"""Architectures whose kinds of layers differ in heads and widths."""
 KEY_HEADS: Final = "attention.head_count_kv"
 SHARED_SIZE: Final = "expert_shared_feed_forward_length"
 
@@ -167,7 +169,7 @@ def _inner_size(field: _Fields) -> int:
         experts = field.metadata.get(f"{field.name}.expert_feed_forward_length")
         return field.integer(key, experts)
     counts = sorted(set(_by_layer(field, key)) - {0})
-    if len(counts) > 1:
+    if len(counts) > 1 and field.name not in BY_KIND:
         field.refuse(key, counts, "the same number in all layers that have one")
     return counts[0] if counts else 1
 
@@ -178,7 +180,7 @@ def _key_heads(field: _Fields, heads: int) -> int:
         return field.integer(KEY_HEADS, heads)
     counts = _layer_heads(field)
     found = sorted(set(counts) - {0})
-    if len(found) != 1:
+    if len(found) != 1 and (field.name not in BY_KIND or not found):
         field.refuse(KEY_HEADS, counts, "the same number in all layers with a cache")
     return found[0]
 
@@ -244,6 +246,59 @@ def _gemma3(field: _Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
         "attn_logit_softcapping": None,
         final: field.number(final) if field.has(final) else None,
     }
+
+
+def _gemma4(field: _Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of Gemma 4: sizes of layers with a window are apart from the others'."""
+    layers = fields["num_hidden_layers"]
+    has_window = _flags(field, "attention.sliding_window_pattern", layers)
+    heads = _layer_heads(field)
+    kinds = {kind: heads[has_window.index(kind)] for kind in {*has_window}}
+    widths = sorted({*_by_layer(field, "feed_forward_length")})
+    shared = field.metadata.get(f"{field.name}.attention.shared_kv_layers", 0)
+    final = "final_logit_softcapping"
+    full = [index for index, local in enumerate(has_window) if not local]
+    lanes = "embedding_length_per_layer_input"
+    table = field.tensors.get("per_layer_token_embd.weight")
+    found: dict[str, Any] = {
+        "layer_types": [
+            ("full_attention", "sliding_attention")[local] for local in has_window
+        ],
+        "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window": field.integer("attention.sliding_window"),
+        "head_dim": field.integer("attention.key_length_swa", fields["head_dim"]),
+        "global_head_dim": fields["head_dim"],
+        "num_key_value_heads": kinds.get(True, heads[0]),
+        "num_global_key_value_heads": kinds.get(False),
+        "attention_k_eq_v": bool(full)
+        and f"blk.{full[0]}.attn_v.weight" not in field.tensors,
+        "num_kv_shared_layers": shared,
+        "intermediate_size": widths[0],
+        "use_double_wide_mlp": len(widths) > 1,
+        "hidden_size_per_layer_input": field.metadata.get(f"{field.name}.{lanes}", 0),
+        final: field.number(final) if field.has(final) else None,
+        "rope_scaling": None,
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "proportional", "rope_theta": fields["rope_theta"],
+                "partial_rotary_factor": 1.0,
+            },
+            "sliding_attention": {
+                "rope_type": "default",
+                "rope_theta": field.number("rope.freq_base_swa", 10000.0),
+            },
+        },
+    }  # fmt: skip
+    if len(widths) > 1 and widths != [widths[0], 2 * widths[0]]:
+        field.refuse("feed_forward_length", widths, "a width, or also twice as much")
+    if any(heads[i] != kinds[local] for i, local in enumerate(has_window)):
+        field.refuse(KEY_HEADS, heads, "the same number in layers of one kind")
+    if table is not None:
+        found["vocab_size_per_layer_input"] = table.shape[0]
+    if field.has_experts:
+        found["enable_moe_block"] = True
+        found["top_k_experts"] = fields["num_experts_per_tok"]
+    return found
 
 
 def _windowed(field: _Fields, default: int, layers: int) -> list[bool]:
@@ -566,6 +621,7 @@ def _axes(field: _Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
 EXTRAS: Final[Mapping[str, Callable[[_Fields, Mapping[str, Any]], dict[str, Any]]]] = {
     "gemma2": _gemma2,
     "gemma3": _gemma3,
+    "gemma4": _gemma4,
     "qwen2vl": _axes,
     "qwen3vl": _axes,
     "phi3": _phi3,

@@ -20,6 +20,9 @@ GLOBAL_NAMES: Final = {
     "token_embd": "model.embed_tokens",
     LAST_NORM: "model.norm",
     "output": "lm_head",
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
 }
 
 LAYER_NAMES: Final = {
@@ -49,6 +52,22 @@ GEMMA2_NAMES: Final = (
     LAYER_NAMES | POST_NORMS | {"ffn_norm": "pre_feedforward_layernorm"}
 )
 GEMMA3_NAMES: Final = GEMMA2_NAMES | HEAD_NORMS
+GEMMA4_NAMES: Final = GEMMA3_NAMES | {
+    "layer_output_scale.weight": "layer_scalar",
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "post_ffw_norm_2": "post_feedforward_layernorm_2",
+    "ffn_gate_inp": "router.proj",
+    "ffn_gate_inp.scale": "router.scale",
+    "ffn_gate_up_exps.weight": "experts.gate_up_proj",
+    "ffn_gate_exps": "experts.gate_proj",
+    "ffn_up_exps": "experts.up_proj",
+    "ffn_down_exps.weight": "experts.down_proj",
+    "ffn_down_exps.scale": "router.per_expert_scale",
+}
 OLMO2_NAMES: Final = LAYER_NAMES | POST_NORMS | HEAD_NORMS
 PHI3_NAMES: Final = LAYER_NAMES | {
     "attn_qkv": "self_attn.qkv_proj",
@@ -212,6 +231,7 @@ FAMILIES: Final = {
     "qwen3vl": Family("Qwen3ForCausalLM", "qwen3", QWEN3_NAMES),
     "gemma2": Family("Gemma2ForCausalLM", "gemma2", GEMMA2_NAMES, norm_offset=1.0),
     "gemma3": Family("Gemma3ForCausalLM", "gemma3_text", GEMMA3_NAMES, norm_offset=1.0),
+    "gemma4": Family("Gemma4ForCausalLM", "gemma4_text", GEMMA4_NAMES),
     "phi3": Family("Phi3ForCausalLM", "phi3", PHI3_NAMES),
     "qwen35": Family(
         "Qwen3_5ForCausalLM", "qwen3_5_text", QWEN35_NAMES, norm_offset=1.0
@@ -257,6 +277,7 @@ MOE_FAMILIES: Final = {
         last_norm="token_embd_norm",
     ),
     "gpt-oss": Family("GptOssForCausalLM", "gpt_oss", GPT_OSS_NAMES),
+    "gemma4": FAMILIES["gemma4"],
     "granitehybrid": FAMILIES["granitehybrid"],
     "nemotron_h_moe": FAMILIES["nemotron_h"],
 }

@@ -27,6 +27,33 @@ between their files.
 """
 
 
+STILL: Final = 1e6
+"""Least divisor of planes that do not rotate."""
+
+
+def partial_rope_config(
+    file: TensorFile, entry: Entry, config: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the ``rope_parameters`` of Gemma 4, whose first planes rotate.
+
+    The divisors of ``entry`` are 1 for them. Raises :class:`CheckpointError` for
+    others, except those of at least :data:`STILL` after them.
+    """
+    factors = file.array(entry).data.astype(np.float64)
+    turning = int((factors == 1).sum())
+    half = config["global_head_dim"] // 2
+    plain = factors[:turning] == 1, factors[turning:] >= STILL
+    if entry.shape != (half,) or not all(part.all() for part in plain):
+        raise CheckpointError(
+            f"{file.path}: tensor {ROPE_FACTORS!r}: found {entry.dtype} "
+            f"{list(entry.shape)}, divisors up to {factors.max():g}; accepted: "
+            f"[{half}], of 1, then of at least {STILL:g}"
+        )
+    rope = config["rope_parameters"]
+    full = {**rope["full_attention"], "partial_rotary_factor": turning / half}
+    return {"rope_parameters": {**rope, "full_attention": full}}
+
+
 def rope_config(
     file: TensorFile, entry: Entry, config: Mapping[str, Any]
 ) -> dict[str, Any]:
