@@ -79,6 +79,9 @@ def write(
     names = gguf.get_tensor_name_map(known[architecture], layers)
     tensors = {name: source.tensor(name).data for name in source.names()}
     whole = architecture == "gemma4"
+    if architecture == "apertus":
+        write_activations(writer, layers, source.path)
+        tensors = {name: each for name, each in tensors.items() if "act_fn" not in name}
     for name, values in change(tensors if whole else stacked(tensors)).items():
         if whole and (stored := of_gemma4(name)):
             writer.add_tensor(stored, values)
@@ -109,6 +112,15 @@ def of_gemma4(name):
     }  # fmt: skip
     layer, _, part = name.removeprefix("model.layers.").partition(".")
     return f"blk.{layer}.{parts[part]}" if part in parts else None
+
+
+def write_activations(writer, layers, folder):
+    """Parameters of xIELU as they are stored, in metadata."""
+    stored = safetensors.load_file(folder / "model.safetensors")
+    for part in ("alpha_p", "alpha_n", "beta", "eps"):
+        names = [f"model.layers.{n}.mlp.act_fn.{part}" for n in range(layers)]
+        values = [float(stored[name].reshape(-1)[0]) for name in names]
+        getattr(writer, f"add_xielu_{part}")(values)
 
 
 def stacked(tensors):
@@ -146,9 +158,9 @@ def write_sizes(writer, config, architecture):
         writer.add_value_length(config["head_dim"])
     if architecture == "gemma2":
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
-    if architecture in ("exaone4", "gpt-oss"):
+    if architecture in ("exaone4", "exaone-moe", "gpt-oss"):
         writer.add_sliding_window(config["sliding_window"])
-    if architecture == "exaone4":
+    if architecture in ("exaone4", "exaone-moe"):
         pattern = [kind == "sliding_attention" for kind in config["layer_types"]]
         writer.add_sliding_window_pattern(pattern)
     count = config.get("num_experts") or config.get("n_routed_experts")
@@ -159,8 +171,9 @@ def write_sizes(writer, config, architecture):
         writer.add_expert_feed_forward_length(inner)
     if architecture in ("glm4moe", "dots1", "minimax-m2"):
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
-    if architecture in ("glm4moe", "dots1"):
-        writer.add_expert_shared_count(config["n_shared_experts"])
+    if architecture in ("glm4moe", "dots1", "exaone-moe"):
+        shared = config.get("n_shared_experts") or config["num_shared_experts"]
+        writer.add_expert_shared_count(shared)
         writer.add_leading_dense_block_count(config["first_k_dense_replace"])
         writer.add_expert_weights_scale(config["routed_scaling_factor"])
         writer.add_expert_weights_norm(config["norm_topk_prob"])

@@ -669,6 +669,11 @@ GGUF_FORMS = {
     "ernie4.5": ("ernie4_5", {}),
     "hunyuan": ("hunyuan-dense", {}),
     "exaone4": ("exaone4", {}),
+    "exaone-moe": (
+        "exaone-moe",
+        {"mlp_layer_types": ["dense"] + ["sparse"] * 3, "first_k_dense_replace": 1},
+    ),
+    "apertus": ("apertus", PUBLISHED | {"max_position_embeddings": 16384}),
     "gemma": ("gemma", {}),
     "ministral3": ("mistral3", {}),
     "glm4-moe": ("glm4moe", {}),

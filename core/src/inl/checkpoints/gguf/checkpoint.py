@@ -88,6 +88,8 @@ class GgufCheckpoint(Checkpoint):
             _name(f"{stem}.weight", known): f"{stem}{FACTOR}" for stem in stems
         }
         self._stored = {_name(name, known): name for name in used}
+        layers = self.config.get("num_hidden_layers", 0)
+        self._made = activations(metadata, layers, path) if known else {}
         if len(self._stored) != len(used):
             duplicates = set(used) - set(self._stored.values())
             raise CheckpointError(
@@ -125,9 +127,11 @@ class GgufCheckpoint(Checkpoint):
         return self._gguf.metadata
 
     def names(self) -> list[str]:
-        return list(self._stored)
+        return [*self._stored, *self._made]
 
     def spec(self, name: str) -> tuple[str, tuple[int, ...]]:
+        if name in self._made:
+            return "float32", self._made[name].shape
         if name not in self._stored:
             raise self.missing(name)
         entry = self._gguf.tensors[self._stored[name]]
@@ -136,6 +140,8 @@ class GgufCheckpoint(Checkpoint):
 
     def tensor(self, name: str) -> HostArray:
         self.spec(name)
+        if name in self._made:
+            return self._made[name]
         file, entry = self._gguf.file, self._gguf.tensors[self._stored[name]]
         array = file.array(entry) if entry.dtype in SIZES else file.rows(entry)
         restore = self._restoration(name)
@@ -159,7 +165,7 @@ class GgufCheckpoint(Checkpoint):
 
     def row_reader(self, name: str) -> Callable[[int, memoryview], None] | None:
         dtype, shape = self.spec(name)
-        if dtype in SIZES or self._restoration(name):
+        if name in self._made or dtype in SIZES or self._restoration(name):
             return None  # as those with a factor, which are float32
         file, entry = self._gguf.file, self._gguf.tensors[self._stored[name]]
         size = (entry.stop - entry.start) // shape[0]
@@ -250,6 +256,32 @@ def _shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     if name.endswith(VECTORS) and len(shape) == 2:
         return (shape[0] * shape[1],)
     return shape
+
+
+def activations(
+    metadata: Mapping[str, Any], layers: int, where: Path
+) -> dict[str, HostArray]:
+    """Return the parameters of xIELU of each layer, which are metadata in files.
+
+    By the names of tensors of Apertus. Raises :class:`CheckpointError` for lists of
+    another length than the number of layers.
+    """
+    made: dict[str, HostArray] = {}
+    for part in ("alpha_p", "alpha_n", "beta"):
+        if (found := metadata.get(f"xielu.{part}")) is None:
+            continue
+        values = np.asarray(found, np.float32).reshape(-1)
+        values = np.repeat(values, layers) if values.size == 1 else values
+        if values.size != layers or not np.isfinite(values).all():
+            raise CheckpointError(
+                f"{where}: xielu.{part}: found {show(values.tolist())}; accepted: "
+                f"{layers} finite numbers, one a layer"
+            )
+        made |= {
+            f"model.layers.{index}.mlp.act_fn.{part}": wrap(values[index : index + 1])
+            for index in range(layers)
+        }
+    return made
 
 
 def rates(decay: NDArray[Any], where: str) -> NDArray[np.float32]:

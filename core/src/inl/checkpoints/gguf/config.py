@@ -454,6 +454,19 @@ def _exaone4(field: _Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _exaone_moe(field: _Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of K-EXAONE: the windows of EXAONE 4.0, and sigmoid scores of experts."""
+    found = _sigmoid(field, fields)
+    layers = {"num_hidden_layers": found["num_hidden_layers"]}
+    shared = found.pop("n_shared_experts")
+    return {**found, **_exaone4(field, {**fields, **layers}),
+            "num_shared_experts": shared}  # fmt: skip
+
+
+def _apertus(field: _Fields, _fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {"hidden_act": "xielu"} if "xielu.alpha_p" in field.metadata else {}
+
+
 def _ministral3(field: _Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
     rope = {**(fields["rope_scaling"] or {}), "rope_theta": fields["rope_theta"]}
     rope.setdefault("rope_type", "default")
@@ -634,6 +647,8 @@ EXTRAS: Final[Mapping[str, Callable[[_Fields, Mapping[str, Any]], dict[str, Any]
     "seed_oss": _seed_oss,
     "ernie4_5": _ernie,
     "exaone4": _exaone4,
+    "exaone-moe": _exaone_moe,
+    "apertus": _apertus,
     "gemma": _gemma1,
     "glm4moe": _glm4_moe,
     "dots1": _dots1,

@@ -249,6 +249,7 @@ FAMILIES: Final = {
     "exaone4": Family("Exaone4ForCausalLM", "exaone4", EXAONE4_NAMES),
     "gemma": Family("GemmaForCausalLM", "gemma", LAYER_NAMES, norm_offset=1.0),
     "lfm2": Family("Lfm2ForCausalLM", "lfm2", LFM2_NAMES, last_norm="token_embd_norm"),
+    "apertus": Family("ApertusForCausalLM", "apertus", QWEN3_NAMES),
     "granitehybrid": Family(
         "GraniteMoeHybridForCausalLM", "granitemoehybrid", GRANITE_HYBRID_NAMES
     ),
@@ -268,6 +269,7 @@ MOE_FAMILIES: Final = {
     ),
     "glm4moe": Family("Glm4MoeForCausalLM", "glm4_moe", GLM4_MOE_NAMES),
     "dots1": Family("Dots1ForCausalLM", "dots1", DOTS1_NAMES),
+    "exaone-moe": Family("ExaoneMoeForCausalLM", "exaone_moe", DOTS1_NAMES),
     "minimax-m2": Family("MiniMaxM2ForCausalLM", "minimax_m2", MINIMAX_M2_NAMES),
     "olmoe": Family("OlmoeForCausalLM", "olmoe", QWEN3_MOE_NAMES),
     "lfm2moe": Family(
