@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+from inl.checkpoints.checkpoint import open_checkpoint
 from inl.errors import CheckpointError, WeightMismatch
 from inl.executor.model_loader import open_model
 
@@ -438,6 +439,10 @@ def test_modelopts_own_file_describes_what_the_config_does_not(tmp_path):
     (small / "hf_quant_config.json").write_text(text)
     (note,) = open_model(small).checkpoint.notes
     assert note == "modelopt, NVFP4: 7 matrices decoded when they are loaded"
+    (small / "hf_quant_config.json").write_text(
+        '{"quantization": {"quant_algo": null}}'
+    )
+    assert "quantization_config" not in open_checkpoint(small).config
 
 
 def test_a_method_that_is_no_object_is_refused(tmp_path):

@@ -145,7 +145,8 @@ def _config(path: Path) -> dict[str, Any]:
             f"{path}: architectures: found {show(names)}; accepted: a list of names"
         )
     quantized = optional_json(path.parent / MODELOPT).get("quantization")
-    if isinstance(quantized, dict):
+    # Without "quant_algo" the file is only about the KV cache.
+    if isinstance(quantized, dict) and quantized.get("quant_algo"):
         config.setdefault(QUANTIZATION, {"quant_method": "modelopt", **quantized})
     return config
 
