@@ -17,8 +17,10 @@ class RecurrentOps:
 
     def __init__(self, ops: Any) -> None:
         self._ops = ops
-        self._calls: list[tuple[str, tuple[Array, ...], Array, Any, dict[str, Any]]]
-        self._calls, self._copied = [], None
+        self._calls: list[
+            tuple[str, tuple[Array, ...], Array, Any, dict[str, Any]]
+        ] = []
+        self._copied: tuple[Array, Step] | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._ops, name)
