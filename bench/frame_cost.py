@@ -3,10 +3,9 @@
     python bench/frame_cost.py --step-ms 5.2
 
 For decoding steps of some rows, the messages of the wire protocol (frame, request of
-the reply, reply) go to another process and back, over a pair of sockets as a worker of
-this host has, and over loopback TCP inside TLS 1.3, as one of another host has, in
-turns.
-The difference is the cost of TCP and TLS; while steps are in flight, most of it is
+the reply, reply) go to another process and back, in turns over a pair of sockets, as a
+worker of this host has, and over loopback TCP inside TLS 1.3, as one of another host
+has. The difference is the cost of TCP and TLS; while steps are in flight, most of it is
 hidden behind the device. ``--step-ms`` is the time of a step that it is a share of.
 Exits with 1 above 2 %.
 """

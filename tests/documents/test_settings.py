@@ -107,7 +107,7 @@ def planned(**settings):
     if "heads" in settings:  # attention that is not fused, see the planner
         training = {"device": "cuda", "training": True, "bytes_per_param": 4}
         settings = {**training, "kv_heads": 8, **settings}
-    if "experts" in settings or "expert_params" in settings:
+    if {"experts", "expert_params", "expert_copies"} & settings.keys():
         tight = {"memory_per_device_gb": 8, "kv_heads": 1, "experts": 8}
         settings = {**tight, "expert_params": int(7e9), **settings}
     plan = optimizers.get_optimal_parallelism(**{**MODEL, **settings})
@@ -237,7 +237,7 @@ PAIRS = {
         "vocab": (128256, 32000), "step_tokens": (4096, 512),
         "device": (None, "cuda"), "tied": (False, True),
         "heads": (32, 64), "experts": (1, 8), "expert_params": (0, int(7e9)),
-        "state_bytes": (0, int(1e8)),
+        "state_bytes": (0, int(1e8)), "expert_copies": (0, 2),
     }),
     "PipelineSchedule": (
         optimizers.PipelineSchedule,

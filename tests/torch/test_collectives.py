@@ -123,10 +123,18 @@ def test_ranks_own_experts(begin, tmp_path, placement):
     config, tensors = mixture_answers.made()
     folder = mixture_answers.write(tmp_path / "model", config, tensors)
     language, found = open_model(folder), []
-    for division in (None, placement):
+    loads = tmp_path / "loads.json"
+    loads.write_text(json.dumps({"counts": [[90, 5, 5, 5, 5, 5, 5, 5]] * 2}))
+    for division, copies in ((None, None), (placement, None), (placement, 2)):
         options = {**mixture_answers.OPTIONS, "placement": division}
         options |= {"expert_load_interval": 3}
+        if copies:
+            options |= {"max_adapters": None, "expert_copies": f"{copies}:{loads}"}
         runner = begin(1, language=language, **options).runner
+        if copies:
+            alone = mixture_answers.answers(runner)
+            assert alone == {kind: found[0][kind] for kind in alone}
+            continue
         found.append(mixture_answers.answers(runner, language))
         requests, _ = mixture_answers.served(runner)
         for request in requests:

@@ -172,6 +172,12 @@ class EngineConfig:
     """Default of the sampling options of requests: "auto" is what the model's
     ``generation_config.json``, or ``general.sampling`` in a GGUF file, says of
     temperature, top_k, top_p, min_p and repetition_penalty; "none" does not read it."""
+    expert_copies: str | None = None
+    """"N:FILE": N further experts of each layer on each of the devices that share them
+    ("expert" and "data" in the placement). They are copies of the experts that most
+    tokens of FILE choose, the JSON of ``inl bench --json`` with
+    ``expert_load_interval``; each token goes to one copy, by its own choice of experts.
+    Not with a pipeline, adapters, or a mesh. ``None``: every expert once."""
     expert_load_interval: int | None = None
     """Steps from one to the next in which the tokens of each expert of a mixture are
     counted, for ``inl:expert_load_imbalance`` in the metrics and
@@ -395,6 +401,13 @@ class EngineConfig:
         self._check("tensor_parallel", valid, accepted)
         valid = self.expert_load_interval is None or self.division.pipeline == 1
         self._check("expert_load_interval", valid, "None with a pipeline")
+        if self.expert_copies is not None:
+            from inl.weights.expert_copies import parse_copies
+
+            parse_copies(self.expert_copies)
+            valid = self.division.pipeline == 1 and not self.adapter_slots
+            accepted = "None with a pipeline or adapters"
+            self._check("expert_copies", valid, accepted)
 
     def _check_plugin_drafter(self) -> None:
         from inl.plugin import registry

@@ -95,6 +95,10 @@ def test_experts_are_divided_where_heads_are_not():
     params = given["model_size_params"] - given["expert_params"] * 3 // 4
     assert plan.weight_bytes == 2 * params
     assert any("holds 16 of 64 experts" in reason for reason in plan.reasons)
+    copied = get_optimal_parallelism(memory_per_device_gb=14, expert_copies=2, **given)
+    assert copied.placement == plan.placement
+    further = copied.weight_bytes - plan.weight_bytes
+    assert further == pytest.approx(given["expert_params"] * 2 // 64 * 2, rel=1e-6)
     heads = get_optimal_parallelism(
         memory_per_device_gb=14, **{**given, "kv_heads": 16, "head_dim": 128}
     )

@@ -129,6 +129,25 @@ def test_ranks_own_experts(tmp_path, monkeypatch, placement):
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("placement", mostly_full(["expert=2", "data=2"]))
+def test_ranks_with_copies_of_experts(tmp_path, monkeypatch, placement):
+    monkeypatch.setenv("INL_THREADS", "1")
+    config, tensors = mixture_answers.made()
+    folder, loads = tmp_path / "model", tmp_path / "loads.json"
+    language = open_model(mixture_answers.write(folder, config, tensors))
+    loads.write_text(json.dumps({"counts": [[90, 5, 5, 5, 5, 5, 5, 5]] * 2}))
+    given = EngineConfig(
+        backend="cpu", placement=placement, dtype="float32", worker_seconds=600,
+        expert_copies=f"2:{loads}", expert_load_interval=1,
+        **mixture_answers.OPTIONS | {"max_adapters": None},
+    )  # fmt: skip
+    with closing(start(language, given).runner) as runner:
+        requests, _ = mixture_answers.served(runner)
+        check_loads(runner, True)
+    for request in requests:
+        assert request.output_ids == mixture_answers.exact(config, tensors, request)
+
+
 def check_loads(runner, is_counted):
     """Two experts are counted for each token but the last one sampled."""
     core = EngineCore(runner)

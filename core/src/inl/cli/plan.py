@@ -59,6 +59,12 @@ def run(
     training: Annotated[
         bool, typer.Option("--training", help="Add gradients and Adam's state.")
     ] = False,
+    expert_copies: Annotated[
+        int,
+        typer.Option(
+            metavar="N", help="Copies of experts in each layer of a device.", min=0
+        ),
+    ] = 0,
     as_json: arguments.Json = False,
 ) -> None:
     """Show how devices divide a model; loads no weights."""
@@ -69,7 +75,7 @@ def run(
     plan = get_optimal_parallelism(
         num_devices=found.number, memory_per_device_gb=found.memory_gb,
         training=training, batch=batch, context=planned_context,
-        device=found.kind, **facts,
+        device=found.kind, expert_copies=expert_copies, **facts,
     )  # fmt: skip
     evicted = _evicted_bytes(found.backend, plan.kv_bytes)
     token = _token_bytes(facts)

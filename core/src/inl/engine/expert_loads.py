@@ -6,8 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from inl.weights.expert_copies import device_imbalance, planned_copies
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from inl.config import EngineConfig
 
 
 class ExpertLoads:
@@ -28,6 +32,24 @@ class ExpertLoads:
         before = self.counts if self.counts.size else 0
         self.counts = before + loads.astype(np.int64)
         self.steps += 1
+
+    def device_imbalance(self, config: EngineConfig) -> list[float]:
+        """Return :meth:`imbalance` of the devices of an engine's placement.
+
+        Of experts with copies each is assumed to compute an equal part. Empty where
+        experts are not divided.
+        """
+        division = config.division
+        devices = division.expert * division.data
+        if devices == 1 or not self.steps:
+            return []
+        copies = planned_copies(config, devices, is_mesh=False)
+        if copies is None:
+            return self.imbalance(devices)
+        return [
+            device_imbalance(layer.astype(np.float64), order, devices)
+            for layer, order in zip(self.counts, copies.orders, strict=True)
+        ]
 
     def imbalance(self, parts: int = 0) -> list[float]:
         """Return the largest load relative to the mean, of each layer: 1 is balanced.

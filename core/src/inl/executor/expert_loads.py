@@ -60,12 +60,16 @@ def advance_counted(
 
 
 def count_experts(model: Model, config: Any) -> int:
-    """Return the number of experts of a layer; 0 for a model that has none."""
-    counts = (
-        next(iter(group.params.values())).shape[0]
+    """Return the number of experts of a layer; 0 for a model that has none.
+
+    Copies (:mod:`inl.weights.expert_copies`) are the same expert.
+    """
+    params = (
+        next(iter(group.params.values()))
         for group in leaves(model.weights(config))
         if group.op in EXPERT_OPS
     )
+    counts = (len({*each.order}) or each.shape[0] for each in params)
     return max(counts, default=0)
 
 

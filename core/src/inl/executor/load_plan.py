@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,7 +17,7 @@ from inl.backend.host import is_host_memory
 from inl.backend.provisional import DecodedBlocks
 from inl.backend.weight_cache import WeightCache
 from inl.config import EngineConfig
-from inl.dtypes import FLOATS, SIZES, wrap
+from inl.dtypes import FLOATS, SIZES, HostArray, wrap
 from inl.errors import RequestError, RunnerError
 from inl.executor.cache_dtype import CacheDtype, cache_dtype, caching_in
 from inl.executor.cache_sizing import (
@@ -60,11 +60,13 @@ from inl.spec.op import OpSpec, Spec
 from inl.spec.selection import KernelSelection
 from inl.spec.tolerance import round_results
 from inl.spec.tree import tree_map
+from inl.weights.expert_copies import TablesCheckpoint, planned_copies, table_specs
 from inl.weights.load import load_weights, stored_specs
 from inl.weights.plan import plan_weights
 
 if TYPE_CHECKING:
     from inl.backend.base import Backend, Collectives
+    from inl.checkpoints.checkpoint import Checkpoint
     from inl.executor.model_loader import LanguageModel
     from inl.spec.dispatch import Tracer
     from inl.spec.step import Bucket
@@ -90,6 +92,8 @@ class LoadPlan:
     limits: Limits
     """With the programs of the backend."""
     cache: CacheDtype
+    tables: Mapping[str, HostArray] = field(default_factory=dict)
+    """Tables of :class:`~inl.weights.expert_copies.ExpertCopies`, by name."""
 
     @classmethod
     def of(
@@ -131,12 +135,17 @@ class LoadPlan:
         if has_experts(model, shaped):
             expert_ranks *= data_ranks
         model = divisible(model, shaped, ranks)
+        copies = planned_copies(config, expert_ranks, is_mesh=mesh is not None)
+        tables: dict[str, HostArray] = {}
+        if copies is not None:
+            whole, model = model, copies.applied(model, shaped)
+            tables = copies.tables(whole, shaped)
         stage = stage or Stage(count=1 if mesh else config.division.pipeline)
         adapters = config.adapter_slots if limits is None else limits.adapters
         check_stages(model, shaped, stage.count, adapters)
         selection, stored = (
             kernel_selection(backend, config),
-            stored_specs(language.checkpoint),
+            stored_specs(language.checkpoint) | table_specs(tables),
         )
         if stage.count > 1:
             model = stage_of(
@@ -168,7 +177,7 @@ class LoadPlan:
             limits = with_inputs(planned, model, shaped, unloaded.selection.kernels)
         return cls(
             language, backend, config, replace(unloaded, groups=groups),
-            with_programs(backend, stage.limits(limits, config.depth)), cache,
+            with_programs(backend, stage.limits(limits, config.depth)), cache, tables,
         )  # fmt: skip
 
     @property
@@ -223,7 +232,7 @@ class LoadPlan:
         if collectives is not None and unloaded.expert_ranks > 1:
             expert_rank, partial_rank = expert_part(collectives, unloaded.data_ranks)
         load = partial(
-            load_weights, unloaded.groups, language.checkpoint, backend, dtype,
+            load_weights, unloaded.groups, self._checkpoint, backend, dtype,
             rank=rank, expert_rank=expert_rank, partial_rank=partial_rank,
             check=self.config.check_weights, progress=report,
         )  # fmt: skip
@@ -246,7 +255,14 @@ class LoadPlan:
         stored = without_copies(checkpoint, tied=getattr(parts.config, "tied", False))
         if len(stored) == len(checkpoint.names()):
             return parts
+        stored |= table_specs(self.tables)
         return replace(parts, groups=_planned(parts, stored, self.limits.adapters))
+
+    @property
+    def _checkpoint(self) -> Checkpoint:
+        """The checkpoint with the tables."""
+        checkpoint = self.language.checkpoint
+        return TablesCheckpoint(checkpoint, self.tables) if self.tables else checkpoint
 
     def _cached(self, load: Callable[[], Any], report: ProgressReporter) -> Any:
         """Return the weights, those of a cache of packed ones if the backend has it."""

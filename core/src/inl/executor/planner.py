@@ -135,6 +135,8 @@ class Load:
     """Parameters of all experts."""
     state_bytes: int = 0
     """Of recurrent state, of one sequence."""
+    expert_copies: int = 0
+    """Further experts of each layer on each device that shares them."""
 
     @property
     def width(self) -> int:
@@ -198,6 +200,7 @@ def get_optimal_parallelism(
     tied: bool = False,
     experts: int = 1,
     expert_params: int = 0,
+    expert_copies: int = 0,
     state_bytes: int = 0,
 ) -> Parallelism:
     """Choose tensor, pipeline, expert and data parallelism for a decoder on equal
@@ -214,7 +217,8 @@ def get_optimal_parallelism(
     is the head, which "cpu" holds twice unless quantized, as rows and packed. experts,
     expert_params: experts of a layer, and the parameters of all of them, for inference;
     devices that share experts divide the sequences too if there are as many, and
-    nothing else of the model. state_bytes: of recurrent state, of each sequence of
+    nothing else of the model. expert_copies: further experts of each layer on each of
+    these devices. state_bytes: of recurrent state, of each sequence of
     inference. Training
     is AdamW with gradients of the parameters' width, and a float32 copy of narrower
     parameters; its attention is torch's ``scaled_dot_product_attention``, which keeps
@@ -244,6 +248,10 @@ def get_optimal_parallelism(
         raise RequestError(
             f"state_bytes: found {state_bytes!r:.80}, accepted: 0 or a whole number"
         )
+    if type(expert_copies) is not int or not 0 <= expert_copies <= whole["experts"]:
+        raise RequestError(
+            f"expert_copies: found {expert_copies!r:.80}, accepted: 0 to experts"
+        )
     parts = {n: v if v is None else _whole(n, v) for n, v in sizes.items()}
     for name, number in (
         ("memory_per_device_gb", memory_per_device_gb),
@@ -266,7 +274,7 @@ def get_optimal_parallelism(
         whole["batch"], whole["batch"] * whole["context"], whole["step_tokens"],
         training, bytes_per_param, kv_bytes_per_value, device,
         _runtime(device, training), twice, whole["experts"], expert_params,
-        state_bytes,
+        state_bytes, expert_copies,
     )  # fmt: skip
     budget = int(memory_per_device_gb * GB * USABLE)
     plans = [
@@ -374,6 +382,8 @@ def _plan(
     tensor, pipeline, expert, data = split
     held = shape.params + load.head_twice * shape.vocab * shape.hidden
     held -= load.expert_params - -(-load.expert_params // expert)
+    if expert > 1:
+        held += -(-load.expert_params * load.expert_copies // load.experts)
     params = -(-held // (tensor * pipeline))
     # Sequences are divided among devices that share experts if there are enough.
     divides_rows = pipeline == 1 < expert <= load.batch

@@ -14,6 +14,7 @@ from inl.ops import (  # noqa: F401
     collective,
     draft_state,
     embedding,
+    expert_places,
     full_attention,
     fused,
     group_route,

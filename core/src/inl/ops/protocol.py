@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from inl.ops.embedding import Embedding
+    from inl.ops.expert_places import ExpertPlaces
     from inl.ops.full_attention import DistanceBias
     from inl.ops.group_route import ExpertBias
     from inl.ops.heads import HeadLinear
@@ -503,6 +504,9 @@ class Ops(Protocol):
 
     def own_slots(self, step: Step, /) -> tuple[Array, Step]:
         """Return the slots of a copy of the rows' state, and a step on that copy."""
+
+    def place_experts(self, ids: Array, w: ExpertPlaces | Group, /) -> Array:
+        """Return the place of each chosen expert: int32 [T, k]."""
 
     def pool(self, x: Array, starts: Array, /, *, kind: str) -> Array:
         """Pool the tokens of each sequence of ``x`` [T, H]: [N, H]."""

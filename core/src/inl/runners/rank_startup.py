@@ -40,6 +40,7 @@ from inl.runners.local_runner import start_runner
 from inl.runners.row_shares import one_rank_limits
 from inl.runners.startup import StartedRunner, check_axes, read_options, worker_options
 from inl.runners.worker_runner import RETURN_HINT, WorkerRunner
+from inl.weights.expert_copies import planned_copies
 from inl.weights.load import stored_specs
 from inl.weights.plan import plan_weights
 from inl.workers.address import WorkerAddress, parse_worker
@@ -94,6 +95,9 @@ def start_ranks(
     experts = placement.expert
     if not hosts and has_experts(model, language.config):
         experts *= placement.data
+    copies = planned_copies(config, experts, is_mesh=hosts)
+    if copies is not None:
+        assert copies.applied(model, language.config), "they are of this model"
     groups = plan_weights(
         tree, (), stored, ranks=placement.tensor, expert_ranks=experts
     )

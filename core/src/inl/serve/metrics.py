@@ -196,9 +196,7 @@ class ModelMetrics:
             return ()
         if parts == "experts":
             return engine.core.expert_loads.imbalance()
-        division = engine.config.division
-        owners = division.expert * division.data
-        return engine.core.expert_loads.imbalance(owners) if owners > 1 else ()
+        return engine.core.expert_loads.device_imbalance(engine.config)
 
     def record_load(self, engine: InferenceEngine) -> None:
         """Export the settings of the KV cache of an engine that was loaded."""

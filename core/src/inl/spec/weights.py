@@ -74,6 +74,9 @@ class Param(NamedTuple):
     expert_partial: bool = False
     """Whether the tensor is added to a partial sum over the ranks that share the
     experts: the first of them has it, the others have zeros."""
+    order: tuple[int, ...] = ()
+    """Index of each entry of axis 0 among those that are stored, some of which may
+    occur several times; empty for all of them in order."""
 
 
 @dataclass(frozen=True, slots=True, init=False)

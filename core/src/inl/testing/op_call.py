@@ -164,7 +164,11 @@ class OpCall:
         group = Group(
             self.spec.name, **{key: Param(key, shape) for key, shape in shapes.items()}
         )
-        specs = {key: Spec(shape, self.dtype) for key, shape in shapes.items()}
+        kinds = {key: np.asarray(getattr(w, key)).dtype for key in shapes}
+        specs = {
+            key: Spec(shape, kind.name if kind.kind == "i" else self.dtype)
+            for (key, shape), kind in zip(shapes.items(), kinds.values(), strict=True)
+        }
         for key, array in self._packed.items():
             specs[key] = Spec(array.shape, array.dtype)
         plan: WeightPlan = plan_weights(group, self.target.selection.kernels, specs)

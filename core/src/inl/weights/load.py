@@ -221,6 +221,7 @@ def read_shard(
     if (
         param.stack
         or param.fused_slice
+        or param.order
         or (shape != param.shape and len(shape) > MATRIX_RANK)
     ):
         array = read_pieces(
@@ -242,7 +243,13 @@ def _is_stored_whole(
 ) -> bool:
     """Whether a parameter is a matrix exactly as the checkpoint stores it."""
     changed = param.stack or param.fused_slice or param.row_slices or param.offset
-    if changed or param.partial or param.expert_partial or len(shape) != MATRIX_RANK:
+    if (
+        changed
+        or param.order
+        or param.partial
+        or param.expert_partial
+        or len(shape) != MATRIX_RANK
+    ):
         return False
     return checkpoint.spec(param.source)[1] == shape
 

@@ -17,6 +17,9 @@ from inl.spec.tree import leaves, tree_map
 from inl.spec.weights import Group, Param
 from inl.weights.sources import resolved, stored_spec, stored_tensors
 
+TABLE_OPS = ("place_experts",)
+"""Ops whose weights are tables in the dtype that is stored."""
+
 COMPUTED = (
     "rotary_emb.inv_freq", "rotary_emb.original_inv_freq", "rotary_emb.cos_cached",
     "rotary_emb.sin_cached", "attn.masked_bias",
@@ -50,13 +53,18 @@ class WeightPlan:
         shapes = {
             name: StrictArray(
                 self.shard(param),
-                "float32" if param.wide else dtype,
+                self._dtype(name, param, dtype),
                 layout=self.layout,
                 stored_bytes=self._stored_bytes(name),
             )
             for name, param in self.group.params.items()
         }
         return weights(**shapes)
+
+    def _dtype(self, name: str, param: Param, dtype: str) -> str:
+        if self.group.op in TABLE_OPS:
+            return self.stored[name]
+        return "float32" if param.wide else dtype
 
     def _stored_bytes(self, name: str) -> int | None:
         """Checkpoint bytes of a quantized tensor on one rank, if a kernel packs it.

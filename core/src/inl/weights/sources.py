@@ -19,6 +19,8 @@ def stored_tensors(param: Param) -> dict[str, tuple[int, ...]]:
         numbers = range(param.stack)
         return {param.source.replace("{}", str(n)): param.shape[1:] for n in numbers}
     shape = list(param.shape)
+    if param.order:
+        shape[0] = len(set(param.order))
     if param.row_slices:
         shape[0] = param.row_slices.rows
     if param.fused_slice:
@@ -50,7 +52,8 @@ def resolved(
 def stored_spec(param: Param, stored: Mapping[str, Spec]) -> Spec:
     """Return the logical shape with the stored dtype; float32 if dtypes differ."""
     names = stored_tensors(param)
-    if not param.row_slices and not param.stack and not param.fused_slice:
+    changed = param.row_slices or param.stack or param.fused_slice or param.order
+    if not changed:
         return stored.get(param.source, Spec(param.shape, "float32"))
     dtypes = {stored[name].dtype for name in names if name in stored}
     return Spec(param.shape, dtypes.pop() if len(dtypes) == 1 else "float32")
@@ -105,13 +108,14 @@ def _pieces(
     checkpoint: Checkpoint, param: Param, indices: range
 ) -> Iterator[HostArray]:
     """Yield the stored tensor of each of these indices of axis 0."""
+    stored = [param.order[index] for index in indices] if param.order else indices
     if param.stack:
         names = [*stored_tensors(param)]
-        for index in indices:
+        for index in stored:
             yield checkpoint.tensor(names[index])
         return
     whole = checkpoint.tensor(param.source)
-    for index in indices:
+    for index in stored:
         yield HostArray(whole.data[index], whole.dtype, whole.shape[1:])
 
 
