@@ -28,6 +28,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -300,6 +301,18 @@ def fitting(given: argparse.Namespace) -> Iterator[str]:
             print(f"{placement}: left out, {need / 1e9:.1f} GB of weights a device")
 
 
+def end_with_parent() -> None:
+    """End this process soon after the one that started it, and its ranks with it."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def run_here(
     given: argparse.Namespace, placements: list[str], rates: Rates, folder: Path
 ) -> list[dict[str, Any]]:
@@ -333,7 +346,7 @@ def run_together(
     while left:
         running: list[tuple[subprocess.Popen[bytes], Path]] = []
         used = 0
-        for placement in sorted(left, key=lambda each: -placement_of(each).count):
+        for placement in sorted(left, key=lambda each: placement_of(each).count):
             count = placement_of(placement).count
             if used + count > max(given.devices):
                 continue
@@ -444,6 +457,7 @@ def main() -> int:
             each = (f"{verb} {t[0]:.1f}, {t[-1]:.0f}" for verb, t in verbs.items())
             print(f"  {count} devices, us: {'; '.join(each)}", flush=True)
     else:
+        end_with_parent()
         rates = Rates(**json.loads(given.rates.read_text()))
     run = run_together if given.together else run_here
     with tempfile.TemporaryDirectory() as folder:
