@@ -8,8 +8,9 @@ the least of rounds in which the ways take turns.
 
 Results are compared with NumPy in float64 by :mod:`inl.spec.tolerance`, with the
 tolerance of the op; rounding of operands is modeled as that of
-``Kernel.activation_quant``. Another way that does not pass is listed, and left out of
-the ratio. Exits with 1 where a result of INL does not pass.
+``Kernel.activation_quant``. Another way that does not pass, or that the framework
+refuses, is listed, and left out of the ratio. Exits with 1 where a result of INL does
+not pass.
 """
 
 from __future__ import annotations
@@ -398,13 +399,23 @@ def measure(tools: Any, case: Case, seconds: float) -> tuple[float, bool]:
         return judged(case, tuple(map(tools.host, several(result))), runs)
 
     own = verdict(result)
-    less_exact = [n for n, call in case.others.items() if not verdict(call()).passed]
-    times = microseconds(tools, {"INL": case.own, **case.others}, seconds)
+    others, refused = dict(case.others), []
+    less_exact = []
+    for name, call in case.others.items():
+        try:
+            is_exact = verdict(call()).passed
+        except Exception as error:  # a way of the framework that its device lacks
+            del others[name]
+            refused.append(f"{name} is refused: {str(error).partition(chr(10))[0]:.80}")
+        else:
+            less_exact += [] if is_exact else [name]
+    times = microseconds(tools, {"INL": case.own, **others}, seconds)
     mine = times.pop("INL")
     equal = {name: each for name, each in times.items() if name not in less_exact}
     best = min(equal, key=equal.__getitem__, default="none")
     ratio = equal.get(best, np.inf) / mine
     notes = [f"{name} is less exact: {times[name]:.1f}" for name in less_exact]
+    notes += refused
     if not own.passed:
         notes.append(f"WRONG: {own}")
     print(

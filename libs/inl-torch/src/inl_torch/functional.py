@@ -22,7 +22,7 @@ from inl_torch import arrays
 from inl_torch.eager.inl import upcast
 from inl_torch.registered import attention, experts, formula, product
 from inl_torch.registered.block_sparse import block_sparse
-from inl_torch.registered.dynamics import dynamics, triton_module
+from inl_torch.registered.dynamics import dynamics, launch, triton_module
 from inl_torch.registered.register import is_transformed
 
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -40,6 +40,9 @@ def inl_dynamics(
     dt: Operand = 0.1,
 ) -> Pair:
     """As :func:`inl.inl_dynamics`."""
+    result = formula.one_step(x, v, mu, alpha, beta, gate, dt)
+    if result is not None:
+        return result
     coefs = tuple(_tensor(each, x) for each in (alpha, beta, gate))
     return _steps(x, v, mu, coefs, dt, 1, None, None)
 
@@ -96,7 +99,11 @@ def _steps(
         # A number stays on the host, where the op reads it.
         step = _tensor(dt, x, torch.device("cpu"))
         alpha, beta, gate = coefs if len(coefs) == 3 else (*coefs, None, None)
-        result = dynamics(*state, alpha, beta, gate, step, *rest)
+        # Through the op a small step takes several times as long as its kernel.
+        given = (*state, *coefs, step)
+        has_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in given)
+        call: Callable[..., Pair] = dynamics if has_gradient else launch
+        result = call(*state, alpha, beta, gate, step, *rest)
     return _match_velocity_dtype(x, v, result)
 
 

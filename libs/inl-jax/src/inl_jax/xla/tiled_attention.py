@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from inl.spec.attention_pattern import HIDDEN, AttentionPattern
 from inl_jax.tensors import Array, upcast
+from inl_jax.xla import cudnn_attention
 
 LARGE_TILE = 512
 """Least tile on a GPU or a TPU."""
@@ -31,6 +32,8 @@ def attend(
 ) -> Array:
     """Attention of queries [..., L, d], with memory for one tile of scores.
 
+    On NVIDIA GPUs by cuDNN where its kernel computes the same.
+
     Differentiable any number of times; the derivative computes a row of tiles again.
     mask: as of :func:`inl.kernels.flash_attention`. inputs: dtype that the operands of
     products have on accelerators. precision: of the products.
@@ -44,11 +47,13 @@ def attend(
     if pattern.blocks is None and not on_cpu:
         # Each step is a few launches, and 128 rows are too few for a GPU or a TPU.
         pattern = pattern._replace(size=max(pattern.size, LARGE_TILE))
-    y = _attend_by_tiles(q, k, v, pattern, mask, scale, precision)
+    if not cudnn_attention.why_not(q, v, pattern, mask, scale, precision):
+        return cudnn_attention.attend(q, k, v, pattern, scale).astype(dtype)
+    y = attend_by_tiles(q, k, v, pattern, mask, scale, precision)
     return y.astype(dtype)
 
 
-def _attend_by_tiles(
+def attend_by_tiles(
     q: Array,
     k: Array,
     v: Array,
@@ -57,6 +62,7 @@ def _attend_by_tiles(
     scale: float,
     precision: str | None,
 ) -> Array:
+    """Compute :func:`attend`, but for conversions."""
     wanted = pattern.tiles().wanted
     visits = None if wanted.all() else jnp.asarray(wanted)
     # Programs are found again by the pattern, which has to have a hash.

@@ -112,12 +112,17 @@ def inl_dynamics(
     :class:`~inl.errors.RequestError` for operands that do not broadcast to ``x``, are
     not floating-point, or belong to different frameworks.
     """
+    owner = _owner_of_alike(x, v, mu, alpha, beta, gate) if type(dt) is float else ""
+    if owner and _Setting.backend == AUTO:
+        return functions_of(owner).inl_dynamics(x, v, mu, alpha, beta, gate, dt=dt)
     from inl.ops.inl import check_operands
 
     operands = {
         "x": x, "v": v, "mu": mu, "alpha": alpha, "beta": beta, "gate": gate, "dt": dt
     }  # fmt: skip
     owner = _framework("inl_dynamics", operands)
+    if _Setting.backend == AUTO:
+        _alike[type(x), x.dtype] = owner
     shaped = {name: _Shaped(each) for name, each in operands.items()}
     shape = shaped.pop("x").shape
     check_operands("inl_dynamics", (), dt=shaped.pop("dt"))
@@ -188,6 +193,26 @@ def _fixed_steps(
 ) -> Pair:
     operands = {"x": x, "v": v, "mu": mu, "controller": controller, "dt": dt}
     return _controlled("inl_dynamics_n_steps", operands, n_steps=n_steps, **clamps)
+
+
+_alike: dict[Any, str] = {}
+"""Frameworks by type and dtype of arrays that were accepted."""
+
+
+def _owner_of_alike(x: Any, *others: Any) -> str:
+    """Return the framework of arrays of one type, dtype and shape, else "".
+
+    Checks of others take longer than the step of a small array.
+    """
+    kind, dtype = type(x), getattr(x, "dtype", None)
+    owner = _alike.get((kind, dtype), "")
+    if not owner:
+        return ""
+    shape = x.shape
+    for each in others:
+        if type(each) is not kind or each.dtype != dtype or each.shape != shape:
+            return ""
+    return owner
 
 
 class _Shaped:

@@ -25,7 +25,7 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None
 """Looked up once: torch's compiler cannot trace the search."""
 
 
-def _run(
+def launch(
     x: torch.Tensor,
     v: torch.Tensor,
     mu: torch.Tensor,
@@ -37,7 +37,7 @@ def _run(
     most_beta: float | None,
     limit: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the position and velocity after ``n_steps`` steps.
+    """Compute the op: the position and velocity after ``n_steps`` steps.
 
     most_beta: maximum of beta, of a controller's output only. limit: maximum magnitude
     of velocities. Both results have the shape of ``x``; the velocity has ``v``'s dtype.
@@ -205,7 +205,7 @@ def _all_in_front(
 
 dynamics = register(
     "inl::dynamics",
-    _run,
+    launch,
     fake=_fake,
     save=_save,
     gradients=_gradients,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from inl_torch.eager.inl import coefficients, upcast
@@ -66,6 +68,30 @@ def steps(
     if not n_steps:  # results must not alias operands
         position, velocity = position.clone(), velocity.expand(x.shape).clone()
     return position.to(x.dtype), velocity.to(v.dtype)
+
+
+def one_step(
+    x: Any, v: Any, mu: Any, alpha: Any, beta: Any, gate: Any, dt: Any
+) -> Pair | None:
+    """One of :func:`steps` without a limit, of tensors of one wide dtype on a CPU.
+
+    ``None`` for other operands. What that function asks about them takes longer than a
+    step of few rows.
+    """
+    if type(dt) is not float or torch.compiler.is_compiling():
+        return None
+    dtype, has_gradient = x.dtype, False
+    if dtype.itemsize < 4:
+        return None
+    for each in (x, v, mu, alpha, beta, gate):
+        if type(each) is not torch.Tensor or each.dtype != dtype or not each.is_cpu:
+            return None
+        has_gradient = has_gradient or each.requires_grad
+    if has_gradient and torch.is_grad_enabled():
+        velocity = alpha * v - beta * (x - mu)
+        return x + (dt * gate) * velocity, velocity
+    velocity = torch.addcmul(alpha * v, beta, x - mu, value=-1)
+    return torch.addcmul(x, gate, velocity, value=dt), velocity
 
 
 def _is_fused(dt: torch.Tensor | float, *operands: torch.Tensor) -> bool:

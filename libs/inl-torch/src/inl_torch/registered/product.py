@@ -25,17 +25,22 @@ def product(a: torch.Tensor, b: torch.Tensor, inputs: str) -> torch.Tensor | Non
 
     inputs: dtype that operands are rounded to; float8 with one scale per array.
     ``None`` where plain products of rounded operands are as good: of float64, under
-    ``torch.func``, and on a CPU of other than bfloat16 arrays.
+    ``torch.func``, and on a CPU, but of bfloat16 arrays, and of float8 without
+    derivatives.
     """
     on_gpu = a.device.type == "cuda"
     is_stored = a.dtype == b.dtype == torch.bfloat16 and inputs == "bfloat16"
-    if not on_gpu and not is_stored:
+    if not on_gpu and not is_stored and inputs != FLOAT8:
         return None
     if torch.float64 in (a.dtype, b.dtype) or is_wrapped(a, b):
         return None
     if a.dtype == b.dtype == getattr(torch, inputs):
         return a @ b
     has_gradient = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
+    if not on_gpu and inputs == FLOAT8:
+        is_plain = not has_gradient and not is_transformed(a, b)
+        is_full = a.is_floating_point() and b.is_floating_point() and a.numel()
+        return _run(a, b, inputs) if is_plain and is_full and b.numel() else None
     # The op takes longer to call than small products.
     call = rounded_product if has_gradient or is_transformed(a, b) else _run
     result: torch.Tensor = call(a, b, inputs)
@@ -55,10 +60,10 @@ def _run(a: torch.Tensor, b: torch.Tensor, inputs: str) -> torch.Tensor:
             x, y, scale_a=first, scale_b=second, out_dtype=a.dtype, use_fast_accum=False
         )
         return result.view(*a.shape[:-1], b.shape[-1])
-    # bfloat16 has every number of float8.
+    # bfloat16 has every number of float8, and a CPU multiplies those of float32.
+    wide = torch.bfloat16 if a.device.type == "cuda" else torch.float32
     x, y = (
-        _float8(each, scale).to(torch.bfloat16)
-        for each, scale in ((a, first), (b, second))
+        numbers(_float8(each, scale), wide) for each, scale in ((a, first), (b, second))
     )
     return (_wide(x, y) * (first * second)).to(a.dtype)
 
@@ -81,13 +86,29 @@ def _wide(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 def _scale(x: torch.Tensor) -> torch.Tensor:
     """Return the factor [] of float8 numbers, the largest of which is 448."""
-    largest = torch.linalg.vector_norm(x, torch.inf, dtype=torch.float32)
+    if x.device.type == "cuda":
+        largest = torch.linalg.vector_norm(x, torch.inf, dtype=torch.float32)
+    else:  # where the norm takes many times as long
+        low, high = torch.aminmax(x)
+        largest = torch.maximum(-low, high).float()
     scale: torch.Tensor = largest.clamp_min(1e-12) / LARGEST_FLOAT8
     return scale
 
 
 def _float8(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     return (x / scale).to(torch.float8_e4m3fn)
+
+
+def numbers(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Convert numbers of float8, none of which is NaN, to a wider dtype."""
+    if x.device.type != "cpu":
+        return x.to(dtype)
+    # The bits of bfloat16, with a bias of exponents that is larger by 120: torch would
+    # convert one number at a time.
+    bits = x.view(torch.int8).to(torch.int16)
+    sign = bits & -(2**15)
+    bits.bitwise_and_(0x7F).bitwise_left_shift_(4).bitwise_or_(sign)
+    return bits.view(torch.bfloat16).to(dtype, copy=True).mul_(2.0**120)
 
 
 def _has_float8(a: torch.Tensor, b: torch.Tensor) -> bool:

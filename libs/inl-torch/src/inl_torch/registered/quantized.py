@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional
 
 from inl_torch.registered.dynamics import HAS_TRITON
-from inl_torch.registered.product import ALIGNED
+from inl_torch.registered.product import ALIGNED, numbers
 from inl_torch.registered.register import is_transformed, register
 
 PAIR = 32
@@ -50,14 +50,9 @@ def codes(packed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         values = halves.new_empty(*halves.shape[:2], 2, PAIR // 2, dtype=dtype)
         values[:, :, 0], values[:, :, 1] = halves & 15, halves >> 4
         return values.flatten(1).sub_(8)
-    if packed.dtype != torch.float8_e4m3fn or packed.device.type != "cpu":
-        return packed.to(dtype)
-    # The bits of bfloat16, with a bias of exponents that is larger by 120: torch would
-    # convert one number at a time.
-    bits = packed.view(torch.int8).to(torch.int16)
-    sign = bits & -(2**15)
-    bits.bitwise_and_(0x7F).bitwise_left_shift_(4).bitwise_or_(sign)
-    return bits.view(torch.bfloat16).to(dtype, copy=True).mul_(2.0**120)
+    if packed.dtype == torch.float8_e4m3fn:
+        return numbers(packed, dtype)
+    return packed.to(dtype)
 
 
 def _run(
