@@ -13,7 +13,10 @@ from inl_jax.tensors import Array, upcast
 from inl_jax.xla import cudnn_attention
 
 LARGE_TILE = 512
-"""Least tile on a GPU or a TPU."""
+"""Least tile on a GPU or a TPU, but of fewer queries and keys."""
+
+ROUND = 16
+"""What a tile of fewer queries and keys is a multiple of."""
 
 State = tuple[Array, Array, Array]
 """Of each query: its largest score, the sum of its weights, its weighted values."""
@@ -44,9 +47,11 @@ def attend(
     else:
         q, k, v = map(upcast, (q, k, v))
         q, scale = q * scale, 1.0
-    if pattern.blocks is None and not on_cpu:
+    if pattern.blocks is None:
         # Each step is a few launches, and 128 rows are too few for a GPU or a TPU.
-        pattern = pattern._replace(size=max(pattern.size, LARGE_TILE))
+        size = pattern.size if on_cpu else max(pattern.size, LARGE_TILE)
+        longest = max(pattern.length, pattern.keys)
+        pattern = pattern._replace(size=min(size, -(-longest // ROUND) * ROUND))
     if not cudnn_attention.why_not(q, v, pattern, mask, scale, precision):
         return cudnn_attention.attend(q, k, v, pattern, scale).astype(dtype)
     y = attend_by_tiles(q, k, v, pattern, mask, scale, precision)
