@@ -14,8 +14,9 @@ memory, and by NIXL, if it is installed, between two processes. Medians of 5.
 
 ``requests``: two processes with an engine each. A request that decodes after
 ``--prompt`` tokens leaves one and continues in the other, with its blocks and without
-them, and its tokens are compared with those of a request that stays. The pause is the
-time from the last token here to the first one there.
+them, and its tokens are compared with those of a request that stays: in 16 bits they
+may differ where the two likeliest are nearly equal, as programs of other sizes round
+otherwise. The pause is the time from the last token here to the first one there.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ from inl.kv_transfer.spans import Recut, TokenSpan
 from inl.kv_transfer.transport import Room, Rooms
 from inl.plugin import registry
 from inl.spec.cache_layout import BlockLayout
+from inl.testing.near_tie import compare
 
 SECONDS = 120.0
 SECRET = bytes(32)
@@ -249,7 +251,10 @@ def engine(pipe: Connection, device: str, options: argparse.Namespace) -> None:
             what, value = asked
             made.reset_prefix_cache()
             if what == "whole":
-                pipe.send(made.generate(value, **settings).token_ids)
+                whole = made.generate(value, logprobs=2, **settings)
+                pairs = [[x for _, x in each.top] for each in whole.logprobs]
+                margins = [max(pair) - min(pair) for pair in pairs]
+                pipe.send((list(whole.token_ids), margins))
             elif what == "leave":
                 handle = made.submit(value, **settings)
                 while len(handle.request.output_ids) < options.tokens // 2:
@@ -300,27 +305,31 @@ def requests(options: argparse.Namespace) -> None:
         for run in range(options.runs + 1):
             prompt = rng.integers(0, SHAPES[options.shape][0], options.prompt).tolist()
             here.send(("whole", prompt))
-            wanted = here.recv()
+            wanted, margins = here.recv()
             for what, found in pauses.items():
                 here.send(("leave", prompt))
                 bare, address, ticket, size, last = here.recv()
                 taking = ticket if found is pauses["with its blocks"] else ""
                 there.send(("arrive", (bare, address, taking)))
                 tokens, taken, first = there.recv()
-                same = tokens == wanted
-                wrong += not same
+                result = compare(tokens, wanted, margins)
+                stays = result.agreed >= min(len(wanted), options.tokens // 2)
+                is_right = stays and result.allowed(options.dtype)
+                wrong += not is_right
                 if not run:
                     continue  # programs of other sizes are compiled
                 found.append(first - last)
                 print(
                     f"  {what}: {1e3 * (taken - last):.0f} ms until taken, "
                     f"{1e3 * (first - taken):.0f} ms to the next token, "
-                    f"{size / 1e9:.2f} GB, same tokens: {same}", flush=True,
+                    f"{size / 1e9:.2f} GB, {result.agreed} of {len(wanted)} tokens "
+                    f"alike, gap {result.gap}, right: {is_right}", flush=True,
                 )  # fmt: skip
         for what, found in pauses.items():
             print(f"a moved request of {options.prompt} tokens {what}: pause "
                   f"{1e3 * statistics.median(found):.0f} ms")  # fmt: skip
-        print(f"{wrong} of {2 * (options.runs + 1)} have other tokens")
+        print(f"{wrong} of {2 * (options.runs + 1)} are wrong: other tokens before the "
+              "move, or where the likeliest two are not nearly equal")  # fmt: skip
 
 
 def main() -> None:
