@@ -33,6 +33,7 @@ READERS = {
     "guidance/trial_process.py": "lines of the parent",
     "images/decoding_process.py": "lines of the parent",
     "fleet/local_engines.py": "lines of the parent",
+    "testing/checkpoints_page.py": "data of this package",
     "testing/rank_checks.py": "lines of the child",
     "testing/rank_process.py": "lines of the parent",
     "tune/process.py": "lines of the child, which is this program",
