@@ -29,7 +29,10 @@ def _cases(rng: np.random.Generator) -> Iterable[Case]:
         yield Case(f"{tokens}x{experts}x{k}", (ids, ExpertPlaces(table)))
 
 
-@op(cases=_cases, weights=ExpertPlaces, rounds=False, used_by="copies of experts")
+@op(
+    cases=_cases, weights=ExpertPlaces, rounds=False, since=(2, 1),
+    used_by="copies of experts",
+)  # fmt: skip
 def place_experts(ops: Ops, ids: Array, w: ExpertPlaces) -> Array:
     """Return the place of each chosen expert: int32 [T, k].
 
