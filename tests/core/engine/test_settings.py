@@ -60,6 +60,7 @@ ELSEWHERE = {
     "generation_config": "core/engine/test_sampling_defaults.py",
     "velocity": "integration/test_inl_carry.py",
     "expert_load_interval": "core/engine/test_expert_loads.py",
+    "expert_copies": "core/placement/test_expert_copies.py",
     "check_weights": "core/engine/test_non_finite_logits.py",
     "max_grammar_bytes": "core/guidance/test_grammars.py",
     "draft_model": "core/speculation/test_speculation.py",
