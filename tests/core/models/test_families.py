@@ -34,7 +34,7 @@ RECURRENT = (
 WIDE_NORMS = ("olmo2", "olmo3", "olmoe", "minimax_m2")
 ONE_RANK = (
     *WIDE_NORMS, "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite",
-    "glm_moe_dsa", *RECURRENT,
+    "glm_moe_dsa", "gpt_bigcode", *RECURRENT,
 )  # fmt: skip
 """Families that normalize all queries at once, whose cache has one head, or with
 recurrent state."""
