@@ -440,6 +440,7 @@ def whole_answer(made, ids, given, count):
         made.model.rope_deltas = None
         with torch.no_grad():
             logits = made(found, attention_mask=torch.ones_like(found), **given).logits
+        logits[:, -1, EOS] = -torch.inf  # as with ``min_new_tokens``
         found = torch.cat([found, logits[:, -1:].argmax(-1)], 1)
     return found[0, len(ids) :].tolist()
 
@@ -462,7 +463,7 @@ def test_answers_are_those_of_transformers(model):
             text = f"See {text} What?"
             ids = tokenizer.encode(text, add_special=False)
             answer = expected_answer(model, ids, image, 6)
-            options = {"max_tokens": 6, "ignore_eos": True}
+            options = {"max_tokens": 6, "min_tokens": 6}
             parts = [
                 {"type": "text", "text": "See "},
                 {"type": "image", "image": image},
@@ -512,7 +513,7 @@ def expected(model):
 @pytest.mark.parametrize("device", ["native", "torch", "jax"])
 def test_schedules_give_the_same_tokens(model, expected, device, monkeypatch):
     """Chunks that end at any place of an image, batches, and prefixes that are hit."""
-    options = {"max_tokens": 6, "ignore_eos": True}
+    options = {"max_tokens": 6, "min_tokens": 6}
     text = list(range(3, 40))
     budget = budget_of(model, 24)
     with engine_of(
@@ -536,7 +537,7 @@ def test_a_preempted_request_gives_the_same_tokens(model, expected, monkeypatch)
     ids, image, _ = expected[1]
     count = 40
     answer = expected_answer(model, ids, image, count)
-    options = {"max_tokens": count, "ignore_eos": True}
+    options = {"max_tokens": count, "min_tokens": count}
     # Blocks for two prompts, and not for two answers.
     tokens = 2 * len(ids) + count
     cell = 2 * 2 * 2 * 16 * 4  # layers, keys and values, heads, lanes, bytes
@@ -574,7 +575,7 @@ def test_a_gguf_file_with_its_projector_gives_the_same(model, expected, tmp_path
     assert found.normalization.std == pytest.approx(theirs.std, rel=1e-7)
     with InferenceEngine(language, config=config) as engine:
         for ids, image, answer in expected:
-            found = engine.generate(ids, images=[image], max_tokens=6, ignore_eos=True)
+            found = engine.generate(ids, images=[image], max_tokens=6, min_tokens=6)
             assert list(found.token_ids) == answer
 
 

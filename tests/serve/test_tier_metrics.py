@@ -46,6 +46,7 @@ def engine_of(tiers, remote=None, snapshots=None):
         tiers=tiers,
         remote_prefill=remote,
         snapshots=snapshots,
+        shared_blocks=None,
     )
 
 

@@ -111,7 +111,8 @@ def _refuse(q: Any, stored: Any) -> str | None:
 
 KERNELS = (
     Kernel(
-        "index_topk", "triton", index_topk, refuse=_refuse_topk, preference=PREFERENCE
+        "index_topk", "triton+eager", index_topk, refuse=_refuse_topk,
+        preference=PREFERENCE,
     ),
     Kernel(
         "sparse_attention", "triton", sparse_attention, refuse=_refuse_attention,
