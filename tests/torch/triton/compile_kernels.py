@@ -334,7 +334,8 @@ def call_indexed(kernels, dtype):
 
         cells = torch.ones(blocks, 16, 1, 576, dtype=dtype)
         cache, sizes = Cache(cells, cells), {"group": 0}
-        kernels["index_topk", "triton+eager"](x(64, 128), x(64), cache, step, k=64, **sizes)
+        choose = kernels["index_topk", "triton+eager"]
+        choose(x(64, 128), x(64), cache, step, k=64, **sizes)
         ids = torch.zeros(tokens, 2048, dtype=torch.int32)
         with as_installed():
             if torch.version.hip is not None and dtype == torch.float32:
