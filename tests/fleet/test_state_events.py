@@ -66,7 +66,8 @@ def keys_of(prompt):
 
 
 def text(count, seed):
-    return [(7 * at + 3 * seed + at * at * (seed + 1)) % 97 for at in range(count)]
+    draw = draws.Random(seed)
+    return [draw.randrange(97) for _ in range(count)]
 
 
 def in_loop(test):

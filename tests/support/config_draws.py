@@ -281,7 +281,7 @@ FAMILIES: dict[str, dict[str, list[Any]]] = {
         "bias": [True, False, ABSENT], "alibi": [*[False] * 4, True],
         "ffn_hidden_size": [20, ABSENT], "layer_norm_epsilon": [0.1, ABSENT],
         "num_ln_in_parallel_attn": [1, 2, *[ABSENT] * 4],
-        "activation": ["gelu", "relu", ABSENT],
+        "activation": ["gelu", "relu", ABSENT], "head_dim": [ABSENT],
     },
     "jais2": {"layer_norm_eps": [0.1, ABSENT]},
     "vaultgemma": GEMMA,

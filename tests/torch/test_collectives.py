@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import mixture_answers
+from free_ports import unused_address
 from inl import EngineConfig
 from inl.engine.core import EngineCore
 from inl.engine.embedder import PooledRequest
@@ -195,8 +195,7 @@ def test_two_ranks_in_bfloat16_stay_as_close_as_one(begin, made):
 def test_ranks_that_were_started_by_hand(begin, made, monkeypatch):
     """Two workers join at one address; each takes a seat."""
     monkeypatch.setenv("INL_WORKER_SECRET", "5a" * 32)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = unused_address()
     words = [sys.executable, "-m", "inl", "worker", address]
     workers = [subprocess.Popen(words, stderr=-1) for _ in range(2)]
     try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from free_ports import unused_address
 from inl import EngineConfig
 from inl.engine.core import EngineCore
 from inl.errors import DeviceError, RunnerError, WorkerLost
@@ -318,8 +318,7 @@ def test_a_place_that_does_not_work(serve, scheme, words):
 @pytest.fixture
 def address():
     """A free port."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return f"127.0.0.1:{free.getsockname()[1]}"
+    return unused_address()
 
 
 @pytest.fixture

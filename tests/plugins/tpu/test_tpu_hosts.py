@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from free_ports import unused_address
 from inl import EngineConfig, InferenceEngine
 from inl.backend.collectives import Rank
 from inl.cli.traced_step import explain_step, open_backend
@@ -223,8 +223,7 @@ def test_repeated_steps_are_those_of_one_device(begin, made):
 def test_workers_that_were_started_by_hand(begin, made, monkeypatch):
     """One of them with a wrong secret, which is refused."""
     monkeypatch.setenv("INL_WORKER_SECRET", "5a" * 32)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = unused_address()
 
     def join(seat, secret="5a" * 32):
         return subprocess.Popen(

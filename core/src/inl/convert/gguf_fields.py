@@ -25,12 +25,14 @@ RECURRENT: Final = (
     "nemotron_h_moe",
 )  # fmt: skip
 """Architectures whose tensors are in another order in GGUF files."""
+READ_ONLY: Final = ("gemma4", "exaone-moe", "apertus")
+"""Architectures that are read, but not written."""
 SUPPORTED: Final = {
     family.model_type: (name, family)
     # Of several names of a family, files are written with the first one.
     for families in (MOE_FAMILIES, FAMILIES)
     for name, family in reversed(families.items())
-    if name not in RECURRENT
+    if name not in (*RECURRENT, *READ_ONLY)
 } | {"mistral": ("llama", FAMILIES["llama"])}
 """``general.architecture`` and conventions by ``model_type``."""
 BLOCKS_VERSION: Final = 2

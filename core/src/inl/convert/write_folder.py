@@ -22,7 +22,7 @@ from inl.checkpoints.gguf.checkpoint import GgufCheckpoint
 from inl.checkpoints.gguf.file import GgufFile
 from inl.checkpoints.quantized.kv_cache_scheme import FIELD
 from inl.convert import compressed
-from inl.convert.gguf_fields import RECURRENT
+from inl.convert.gguf_fields import READ_ONLY, RECURRENT
 from inl.convert.write_gguf import Written, threads
 from inl.dtypes import FLOATS, HostArray
 from inl.errors import CheckpointError, TokenizerNotFound
@@ -99,7 +99,7 @@ def _refuse(checkpoint: Checkpoint) -> None:
     if checkpoint.path.suffix == ".gguf":
         name = GgufFile(checkpoint.path).metadata["general.architecture"]
         is_adapted = not isinstance(checkpoint, GgufCheckpoint)
-        refused = is_adapted or name in (*RECURRENT, "gpt-oss")
+        refused = is_adapted or name in (*RECURRENT, *READ_ONLY, "gpt-oss")
         if refused or not checkpoint.config["architectures"]:
             raise CheckpointError(
                 f"{checkpoint.path}: general.architecture: found {name!r}, which is "

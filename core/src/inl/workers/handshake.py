@@ -144,7 +144,11 @@ def join(address: str, secret: bytes, seat: int, seconds: float) -> Joined:
 def _connect(host: str, port: int, address: str, end: float) -> socket.socket:
     while True:
         try:
-            return socket.create_connection((host, port), ANSWER_SECONDS)
+            connection = socket.create_connection((host, port), ANSWER_SECONDS)
+            # A port connects to itself where nobody listens and it is chosen for both.
+            if connection.getsockname() != connection.getpeername():
+                return connection
+            connection.close()
         except OSError as error:
             if time.monotonic() > end:
                 raise DeviceError(
