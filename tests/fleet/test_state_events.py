@@ -92,7 +92,9 @@ def conversation():
 def test_a_hybrid_has_what_it_can_continue_and_no_more():
     def check():
         pairs = list(conversation())
-        assert all(cached == predicted for cached, predicted in pairs)
+        # A snapshot within a block of the index counts as one where that begins.
+        apart = [cached - predicted for cached, predicted in pairs]
+        assert 0 <= min(apart) <= max(apart) < BLOCK_TOKENS
         assert sum(cached > 0 for cached, _ in pairs) > len(pairs) / 8
 
     in_loop(check)
