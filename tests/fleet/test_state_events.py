@@ -81,7 +81,7 @@ def conversation():
     """Yield (cached, predicted) of prompts that part at borders of 64 tokens."""
     hybrid, draw, texts = Hybrid(), draws.Random(SEED), []
     for number in range(scaled(40, 400)):
-        known = draw.choice(texts) if texts and draw.random() < 0.7 else []
+        known = draw.choice(texts[-4:]) if texts and draw.random() < 0.7 else []
         prompt = known[: draw.randrange(0, len(known) + 1, BLOCK_TOKENS)]
         prompt = prompt + text(BLOCK_TOKENS * draw.randrange(1, 4), number) + [1]
         texts.append(prompt)
