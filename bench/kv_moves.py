@@ -144,7 +144,7 @@ def transports(options: argparse.Namespace) -> None:
 
 
 def median_rate(copy: Callable[[], None], count: int) -> str:
-    """Return the rate of a copy of so many bytes in GB/s."""
+    """Return the median GB/s of a copy of ``count`` bytes."""
     rates = []
     for _ in range(6):
         began = time.perf_counter()

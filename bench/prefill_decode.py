@@ -74,7 +74,7 @@ class Answer:
 
     @property
     def slow(self) -> float:
-        """The time that 99 % of those between two tokens are within."""
+        """The 99th percentile of the seconds between two tokens."""
         gaps = sorted(b - a for a, b in itertools.pairwise(self.times))
         return gaps[max(-(-99 * len(gaps) // 100) - 1, 0)] if gaps else 0.0
 

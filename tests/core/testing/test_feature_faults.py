@@ -182,7 +182,7 @@ def test_sequences_of_an_earlier_batch_are_found(feature):
 
 
 def one_program(kept, function, _info):
-    """Parts of a batch are told by the name of their program, which they share."""
+    """Parts of a batch are found by the name of their program, which they share."""
     return kept.setdefault("encode_part", function)
 
 

@@ -18,6 +18,7 @@ from inl.models.registry import find_model
 from inl.spec.cache import Slotted
 from inl.spec.encoder import Encoder
 from inl.spec.model import Model
+from inl.spec.model import is_recurrent as has_recurrent_state
 from inl.weights.load import stored_specs
 from inl.weights.plan import check_tensors, plan_weights
 from inl.weights.quantize.report import QuantizationReport
@@ -160,7 +161,7 @@ def is_replayed(language: LanguageModel) -> bool:
 
 def is_recurrent(language: LanguageModel) -> bool:
     """Whether the model has state that every token changes."""
-    return "tokens" in _rebuilds(language)
+    return has_recurrent_state(language.model, language.config)
 
 
 def takes_snapshots(language: LanguageModel) -> bool:

@@ -9,9 +9,9 @@ from inl.adapters.ops import adapter_ops
 from inl.adapters.weights import AdaptedWeights
 from inl.executor.draft_state import RecurrentOps
 from inl.executor.embedding_ops import EmbeddingOps
-from inl.spec.cache import Slotted, State
+from inl.spec.cache import State
 from inl.spec.embedded_rows import EmbeddedRows
-from inl.spec.model import Model
+from inl.spec.model import Model, is_recurrent
 from inl.spec.scored_tokens import split_next
 from inl.spec.step import Array, Scores, Step, Tables
 
@@ -143,14 +143,6 @@ def advance(
         kept = found[0] if ops.bucket.sampler == "sample_filtered" else found
         state = recurrent.committed(kept, step, state)
     return found, state
-
-
-def is_recurrent(model: Model, config: Any) -> bool:
-    """Whether the model has state that every token changes."""
-    return any(
-        isinstance(item, Slotted) and item.rebuild == "tokens"
-        for item in model.state(config)
-    )
 
 
 def pool(

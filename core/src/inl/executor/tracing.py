@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 from inl.adapters.weights import AdapterShape, strict_adapters
 from inl.dtypes import E4M3
-from inl.executor.model_step import advance, forward, is_recurrent, sample, score
+from inl.executor.model_step import advance, forward, sample, score
 from inl.executor.taps import with_taps
 from inl.spec.cache import Cache, Paged, Slotted, State
 from inl.spec.dispatch import Choices, Tracer
 from inl.spec.embedded_rows import EmbeddedRows
 from inl.spec.limits import Limits
 from inl.spec.message import TOKEN_BIAS_SIZE, admit_size, layout
-from inl.spec.model import Model
+from inl.spec.model import Model, is_recurrent
 from inl.spec.selection import KernelSelection
 from inl.spec.step import PARAMS, Bucket, Tables
 from inl.spec.strict_array import StrictArray

@@ -191,7 +191,7 @@ class ModelMetrics:
         total("expert_load_steps", self._labels, counted)
 
     def _imbalance(self, parts: str) -> Sequence[float]:
-        """Return the imbalance of each layer with experts, of those counted."""
+        """Return the imbalance of the counted tokens, of each layer with experts."""
         if (engine := self._engine()) is None or not engine.core.expert_loads.steps:
             return ()
         if parts == "experts":

@@ -87,3 +87,11 @@ class Model:
     def prunes_last_layer(self) -> bool:
         """Whether the last layer can compute only the sampled tokens."""
         return "sampled_step" in inspect.signature(self.layer).parameters
+
+
+def is_recurrent(model: Model, config: Any) -> bool:
+    """Whether the model has state that every token changes."""
+    return any(
+        isinstance(item, Slotted) and item.rebuild == "tokens"
+        for item in model.state(config)
+    )
