@@ -30,6 +30,7 @@ from triton.runtime.jit import JITFunction
 
 from inl.ops.attention import random_step
 from inl.ops.embedding import Embedding
+from inl.ops.full_attention import DistanceBias
 from inl.ops.group_route import ExpertBias
 from inl.ops.inl import InlBlock
 from inl.ops.linear import Linear
@@ -471,6 +472,7 @@ def call_all(dtype, dim, tuning, *, packed=True):
     kernels = named(tuning)
     call_invariant(kernels, dtype, dim)
     call_attention(kernels, dtype, dim)
+    call_sequences(kernels, dtype, dim)
     if dtype == torch.bfloat16:
         call_float8(kernels, dtype, dim)
         if has_copy_engine():
@@ -573,9 +575,21 @@ def has_copy_engine():
     return target.backend == "cuda" and 90 <= target.arch < 120
 
 
+def call_sequences(kernels, dtype, dim):
+    """Attention within sequences; of vision encoders with heads of 72 elements."""
+    starts = torch.tensor([0, 90, 190], dtype=torch.int32)
+    for size in (dim, 72) if dim == 64 else (dim,):
+        q = torch.ones(200, HEADS, size, dtype=dtype)
+        for window in (None, 7):
+            kernels["full_attention"](q, q, q, starts, scale=0.1, window=window)
+        bias = DistanceBias(torch.ones(9, HEADS, dtype=dtype))
+        kernels["biased_attention"](q, q, q, starts, bias, scale=0.1)
+
+
 def call_attention_only(dtype, dim, tuning):
     """Call the kernels whose code depends on the head size most."""
     kernels = named(tuning)
+    call_sequences(kernels, dtype, dim)
     call_attention(kernels, dtype, dim)
     call_float8(kernels, dtype, dim)
 

@@ -58,7 +58,14 @@ SKIP_PACKED = ("hip:gfx90a", "hip:gfx950", "hip:gfx1201", *scaled(LANES, LANES, 
 MATRIX = {"gfx9": ["v_mfma"], "gfx1": ["v_wmma"]}
 """Start of an architecture's name -> its matrix instructions, in bfloat16."""
 
-PRODUCTS = {"attend", "attend_tiles", "rope_attend", "tile_product", "packed_tile"}
+PRODUCTS = {
+    "attend",
+    "attend_sequences",
+    "attend_tiles",
+    "rope_attend",
+    "tile_product",
+    "packed_tile",
+}
 """Kernels that must use them."""
 
 SEARCH_BYTES = 1 << 10

@@ -13,6 +13,7 @@ from attention_steps import attention_cases
 from triton_place import DTYPES, IS_SLOW, PLACE
 
 from inl.ops import catalog
+from inl.ops.full_attention import starts_of
 from inl.ops.linear import Linear
 from inl.spec.dispatch import DynamicOps
 from inl.spec.op import Case
@@ -60,6 +61,20 @@ def test_attention_splits_groups_and_tails(dtype, seed, on_torch, on_host):
         verdict = judge(spec, case, dtype, on_host(out))
         assert verdict.passed, f"{case.name} {dtype}, seed {seed}: {verdict}"
         assert not out[int(step.used_counts[2]) :].any(), f"padding of {case.name}"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [None, 40])
+def test_sequences_whose_heads_are_no_power_of_two(
+    window, dtype, seed, on_torch, on_host
+):
+    rng, lengths, padding = np.random.default_rng(seed), (150, 0, 1, 70), 9
+    tokens = sum(lengths) + padding
+    q = rng.standard_normal((tokens, 2, 72))
+    k, v = rng.standard_normal((2, tokens, 1, 72))
+    case = Case("72", (q, k, v, starts_of(lengths)), {"scale": 0.1, "window": window})
+    verdict = run("full_attention", case, dtype, on_torch, on_host)
+    assert verdict.passed, f"{dtype}, seed {seed}: {verdict}"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
