@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from inl import EngineConfig, InferenceEngine
+from inl.dtypes import widen
 from inl.engine.core import EngineCore
 from inl.engine.prompt_embeddings import PromptEmbeddings
 from inl.errors import ProtocolError, RequestError
@@ -257,7 +258,7 @@ def test_embeddings_of_16_bits_take_half_a_frame(width):
         assert len(whole) == 40 + 3 * (1 + words)
         found = read_inputs(whole, 40, 6, limits)
         assert found.indices.tolist() == [1, 4, 5]
-        assert found.rows.tobytes() == np.stack(list(rows.values())).tobytes()
+        assert widen(found.rows).tobytes() == np.stack(list(rows.values())).tobytes()
     with pytest.raises(ProtocolError, match="accepts a multiple of"):
         read_inputs(np.append(whole, np.int32(0)), 40, 6, limits_of(width + 2))
 

@@ -69,25 +69,31 @@ class ImageBatch:
 
     def results(self) -> list[EncodedImage]:
         """Return the features of each image, once all parts have been computed."""
-        results = np.stack(self.encoding.results())[:, : len(self._order)]
-        features = np.empty_like(results)
-        features[:, self._order] = results
+        results = self.encoding.results()
+        places = np.empty(len(self._order), np.intp)
+        places[self._order] = np.arange(len(places))
         found, first = [], 0
         for (values, grid), digest in self._images:
             end = first + len(values) // self._merge
-            found.append(self._encoded(features[:, first:end], grid, digest))
+            found.append(self._encoded(results, places[first:end], grid, digest))
             first = end
         return found
 
     def _encoded(
-        self, features: NDArray[np.float32], grid: tuple[int, int], digest: bytes
-    ) -> EncodedImage:
+        self, results: Sequence[NDArray[np.float32]], places: NDArray[np.intp],
+        grid: tuple[int, int], digest: bytes,
+    ) -> EncodedImage:  # fmt: skip
+        """Return an image. places: of its features in the results of the batch."""
         pieces = self._settings.pieces(grid)
         parts = tuple(each for each in pieces if isinstance(each, int))
         side = self._settings.merge_size
         size = grid[0] // side, grid[1] // side
-        added = np.ascontiguousarray(features[1:].swapaxes(0, 1))
-        return EncodedImage(features[0].copy(), size, parts, digest, added)
+        features, *others = results
+        shape = len(places), len(others), features.shape[1]
+        added = np.empty(shape, np.float32)
+        for layer, each in enumerate(others):
+            added[:, layer] = each[places]
+        return EncodedImage(features[places], size, parts, digest, added)
 
 
 def own_device(config: EngineConfig) -> str | None:

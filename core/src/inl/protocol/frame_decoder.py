@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
+from inl.dtypes import widen
 from inl.errors import ProtocolError
 from inl.protocol.runner import Limits
 from inl.spec.embedded_rows import read_inputs
@@ -101,8 +102,8 @@ def read_step(
     has_more = False
     if head.flags & EMBEDDED:
         found = read_inputs(frame, place.size, head.used_tokens, limits)
-        embeddings = dict(zip(found.indices.tolist(), found.rows, strict=True))
-        has_more = bool(len(found.placed) or found.features.any())
+        embeddings = dict(zip(found.indices.tolist(), widen(found.rows), strict=True))
+        has_more = bool(len(found.placed) or found.features.data.any())
         frame = frame[: place.size]
     if len(frame) != place.size:
         raise _error(head, "words", len(frame), str(place.size))

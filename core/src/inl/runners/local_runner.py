@@ -196,8 +196,10 @@ class LocalRunner(PipelinedRunner):
         inputs = read_inputs(message, place.size, head.used_tokens, limits)
         dtype, tensor = self.loaded.config.dtype, self._backend.tensor
 
-        def placed(part: Any) -> Any:
-            return tensor(wrap(part) if part.dtype == np.int32 else cast(part, dtype))
+        def placed(part: HostArray) -> Any:
+            if part.dtype in ("int32", dtype):
+                return tensor(part)
+            return tensor(cast(widen(part), dtype))
 
         rows: EmbeddedRows = tree_map(placed, inputs.dense(head.tokens, limits))
         plain = np.ascontiguousarray(message[: place.size])

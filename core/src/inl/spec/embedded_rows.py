@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from inl.dtypes import HostArray, wrap
 from inl.errors import ProtocolError
 from inl.spec.message_header import EMBEDDED, HALVED, HEADER_WORD
 from inl.spec.step import Array
@@ -54,9 +55,9 @@ class TokenInputs(NamedTuple):
 
     indices: IntArray
     """[E] tokens with an embedding, ascending."""
-    rows: NDArray[np.float32]
-    """[E, H] embeddings."""
-    features: NDArray[np.float32]
+    rows: HostArray
+    """[E, H] embeddings, float32 or bfloat16 as are the features."""
+    features: HostArray
     """[E, F, H]."""
     placed: IntArray
     """[P] tokens with an offset or a span, ascending."""
@@ -66,13 +67,16 @@ class TokenInputs(NamedTuple):
     """[P, 2], or [P, 0] for a model without."""
 
     def dense(self, tokens: int, limits: Limits) -> EmbeddedRows:
-        """Return the fields of :class:`EmbeddedRows` on the host, floats in float32."""
+        """Return the fields of :class:`EmbeddedRows` as arrays of the host.
+
+        Floats are float32, or bfloat16 if the inputs are.
+        """
         import numpy as np
 
         width, layers = limits.embedding, len(limits.feature_layers)
         kept = np.ones((tokens, 1), np.float32)
-        rows = np.zeros((tokens, width), np.float32)
-        kept[self.indices], rows[self.indices] = 0, self.rows
+        rows = np.zeros((tokens, width), self.rows.data.dtype)
+        kept[self.indices], rows[self.indices] = 0, self.rows.data
         offsets = spans = features = None
         if limits.axes:
             offsets = np.zeros((limits.axes, tokens), np.int32)
@@ -81,9 +85,18 @@ class TokenInputs(NamedTuple):
             spans = np.zeros((tokens, 2), np.int32)
             spans[self.placed] = self.spans
         if layers:
-            features = np.zeros((layers, tokens, width), np.float32)
-            features[:, self.indices] = self.features.swapaxes(0, 1)
-        return EmbeddedRows(kept, rows, offsets, spans, features)
+            features = np.zeros((layers, tokens, width), rows.dtype)
+            for layer, added in enumerate(features):
+                added[self.indices] = self.features.data[:, layer]
+        return EmbeddedRows(
+            wrap(kept),
+            HostArray(rows, self.rows.dtype, rows.shape),
+            None if offsets is None else wrap(offsets),
+            None if spans is None else wrap(spans),
+            None
+            if features is None
+            else HostArray(features, self.rows.dtype, features.shape),
+        )
 
 
 def token_inputs(
@@ -114,21 +127,20 @@ def token_inputs(
     given = [np.asarray(rows[index], np.float32) for index in at]
     stacked = np.array(given, np.float32).reshape(len(at), width)
     return TokenInputs(
-        np.array(at, np.int32), stacked, added, np.array(placed, np.int32), turned,
-        seen,
+        np.array(at, np.int32), wrap(stacked), wrap(added),
+        np.array(placed, np.int32), turned, seen,
     )  # fmt: skip
 
 
 def with_inputs(frame: IntArray, inputs: TokenInputs, limits: Limits) -> IntArray:
-    """Return a step frame with the inputs of tokens.
+    """Return a step frame with the inputs of tokens, which are float32.
 
     Embeddings and features are sent in bfloat16 if all of them are numbers of it.
     """
     import numpy as np
 
-    rows, features = inputs.rows.view(np.uint32), inputs.features.view(np.uint32)
-    flags = EMBEDDED
-    if not ((rows & 0xFFFF).any() or (features & 0xFFFF).any()):
+    rows, features, flags = inputs.rows.data, inputs.features.data, EMBEDDED
+    if not (_lower(rows).any() or _lower(features).any()):
         rows, features, flags = _halved(rows), _halved(features), EMBEDDED | HALVED
     parts = [frame, inputs.indices, rows.view(np.int32).ravel()]
     if not limits.takes_rows_only:
@@ -148,27 +160,47 @@ def with_rows(
     return with_inputs(frame, token_inputs(limits, rows), limits)
 
 
-def _halved(bits: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Return the upper halves of words [..., H], two to a word."""
+def _halves(floats: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """Return the halves of words [..., H, 2], the lower one first."""
     import numpy as np
 
-    axes = ((0, 0),) * (bits.ndim - 1)
-    upper = np.pad(bits >> 16, (*axes, (0, bits.shape[-1] % 2)))
-    packed: NDArray[np.uint32] = upper[..., ::2] | upper[..., 1::2] << np.uint32(16)
-    return packed
+    halves = np.ascontiguousarray(floats).view("<u2")
+    return halves.reshape(*floats.shape, 2)
 
 
-def _floats(words: IntArray, width: int, *, halved: bool) -> NDArray[np.float32]:
+def _lower(floats: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """Return the lower halves of words, which are zeros for numbers of bfloat16."""
+    return _halves(floats)[..., 0]
+
+
+def _halved(floats: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """Return the upper halves of words, two to a word of the result."""
+    import numpy as np
+
+    upper = _halves(floats)[..., 1]
+    if not upper.shape[-1] % 2:
+        return np.ascontiguousarray(upper)
+    axes = ((0, 0),) * (upper.ndim - 1)
+    return np.pad(upper, (*axes, (0, 1)))
+
+
+def _floats(words: IntArray, width: int, *, halved: bool) -> HostArray:
     """Return the floats [..., H] of words."""
     import numpy as np
 
     if not halved:
-        return words.view(np.float32)
-    bits = words.view(np.uint32)
-    pairs = np.stack([bits << np.uint32(16), bits & np.uint32(0xFFFF0000)], axis=-1)
-    whole = pairs.reshape(*bits.shape[:-1], 2 * bits.shape[-1]).view(np.float32)
-    floats: NDArray[np.float32] = np.ascontiguousarray(whole[..., :width])
-    return floats
+        return wrap(words.view(np.float32))
+    bits = np.ascontiguousarray(words).view("<u2")[..., :width]
+    return HostArray(bits, "bfloat16", bits.shape)
+
+
+def _is_finite(floats: HostArray) -> bool:
+    import numpy as np
+
+    if floats.dtype == "float32":
+        return bool(np.isfinite(floats.data).all())
+    exponent = np.uint16(0x7F80)
+    return not ((floats.data & exponent) == exponent).any()
 
 
 def read_inputs(
@@ -223,6 +255,6 @@ def read_inputs(
                 f"embeddings of a step: found indices {index.tolist()!s:.80}, accepts "
                 f"ascending ones below {used_tokens}"
             )
-    if not (np.isfinite(inputs.rows).all() and np.isfinite(inputs.features).all()):
+    if not (_is_finite(inputs.rows) and _is_finite(inputs.features)):
         raise ProtocolError("embeddings of a step: found inf or nan, accepts numbers")
     return inputs
