@@ -30,7 +30,9 @@ from typing import Any
 import numpy as np
 
 from inl import EngineConfig, InferenceEngine
+from inl.dtypes import widen
 from inl.executor.model_loader import open_model
+from inl.spec.embedded_rows import as_array
 
 PLACE, VIDEO, START, END = 5, 6, 7, 8
 """Tokens at the place of a feature and around an image."""
@@ -153,7 +155,7 @@ class Inl:
         """Return features of patches on the host."""
         batch = self._engine_encoder.begin(patches)
         batch.encoding.advance(batch.encoding.parts)
-        return [each.features for each in batch.results()]
+        return [widen(as_array(each.features)) for each in batch.results()]
 
     @property
     def _engine_encoder(self) -> Any:

@@ -106,9 +106,9 @@ def widen(array: HostArray) -> NDArray[Any]:
     import numpy as np
 
     if array.dtype == "bfloat16":
-        return (
-            (array.data.astype(np.uint32) << 16).view(np.float32).reshape(array.shape)
-        )
+        bits = array.data.astype(np.uint32)
+        bits <<= 16
+        return bits.view(np.float32).reshape(array.shape)
     if array.dtype not in SIZES:
         raise TypeError(f"dtype {array.dtype!r} is packed; decode it first")
     return array.data.reshape(array.shape)
@@ -121,6 +121,22 @@ def cast(values: NDArray[Any], dtype: str) -> HostArray:
     if dtype != "bfloat16":
         return wrap(np.asarray(values).astype(dtype, copy=False))
     values = np.asarray(values)
+    result = np.empty(values.size, np.uint16)
+    flat = values.reshape(-1)
+    for start in range(0, values.size, CAST_ELEMENTS):
+        stop = start + CAST_ELEMENTS
+        result[start:stop] = _bfloat16_bits(flat[start:stop])
+    return HostArray(result.reshape(values.shape), dtype, tuple(np.shape(values)))
+
+
+CAST_ELEMENTS = 1 << 16
+"""Numbers that are rounded at a time, in a processor's cache."""
+
+
+def _bfloat16_bits(values: NDArray[Any]) -> NDArray[Any]:
+    """Return the bits of values [n] rounded to bfloat16."""
+    import numpy as np
+
     narrow = np.ascontiguousarray(values, np.float32)
     bits = narrow.view(np.uint32)
     if values.dtype.name == "float64":
@@ -136,7 +152,7 @@ def cast(values: NDArray[Any], dtype: str) -> HostArray:
     result = rounded.astype(np.uint16)
     if (nan := np.isnan(narrow)).any():
         result[nan] = 0x7FC0
-    return HostArray(result, dtype, tuple(np.shape(values)))
+    return result
 
 
 def rounded_e4m3(values: NDArray[Any]) -> NDArray[Any]:

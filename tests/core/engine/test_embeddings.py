@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from inl import EngineConfig, InferenceEngine
-from inl.dtypes import widen
+from inl.dtypes import cast, widen
 from inl.engine.core import EngineCore
 from inl.engine.prompt_embeddings import PromptEmbeddings
 from inl.errors import ProtocolError, RequestError
@@ -259,6 +259,10 @@ def test_embeddings_of_16_bits_take_half_a_frame(width):
         found = read_inputs(whole, 40, 6, limits)
         assert found.indices.tolist() == [1, 4, 5]
         assert widen(found.rows).tobytes() == np.stack(list(rows.values())).tobytes()
+    bits = {at: cast(row, "bfloat16").data for at, row in rounded.items()}
+    assert (with_rows(frame, bits, limits) == whole).all()
+    mixed = with_rows(frame, {**exact, 1: bits[1]}, limits)
+    assert (mixed == with_rows(frame, {**exact, 1: rounded[1]}, limits)).all()
     with pytest.raises(ProtocolError, match="accepts a multiple of"):
         read_inputs(np.append(whole, np.int32(0)), 40, 6, limits_of(width + 2))
 

@@ -33,9 +33,7 @@ from inl.spec.step import Bucket
 from inl.spec.uniforms import uniform
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
+    from inl.spec.embedded_rows import Floats
     from inl.spec.message import IntArray
 
 
@@ -80,7 +78,7 @@ def frames(plan: Plan, limits: Limits, *, masked: bool = False) -> list[IntArray
     return encoded
 
 
-Rows = dict[int, "NDArray[np.float32]"]
+Rows = dict[int, "Floats"]
 Numbers = dict[int, tuple[int, ...]]
 
 

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from inl.dtypes import HostArray
 from inl.errors import RequestError
 from inl.scheduling.embedded_positions import EmbeddedPositions
+from inl.spec.embedded_rows import host_floats, is_finite
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from inl.spec.embedded_rows import Floats
 
 PLACEHOLDER = 0
 """Token id at the positions of embeddings; it is not looked up."""
@@ -22,18 +24,19 @@ PLACEHOLDER = 0
 class PromptEmbeddings(EmbeddedPositions):
     """The embeddings of a prompt, in order of position.
 
-    spans: arrays [n, H] by their first position. Raises
+    spans: arrays [n, H] by their first position, of which those of
+    :class:`~inl.dtypes.HostArray` keep their 16 bits. Raises
     :class:`~inl.errors.RequestError` for spans that overlap or are outside of the
     prompt, rows of different widths, and what is not a finite array.
     """
 
     def __init__(self, spans: Mapping[int, Any], prompt_tokens: int) -> None:
-        self._rows: dict[int, NDArray[np.float32]] = {}
+        self._rows: dict[int, Floats] = {}
         self._width = 0
         for start, rows in sorted(spans.items()):
             self._add(start, read_rows(rows, f"embeddings at {start}"), prompt_tokens)
 
-    def _add(self, start: int, rows: NDArray[np.float32], prompt_tokens: int) -> None:
+    def _add(self, start: int, rows: Floats, prompt_tokens: int) -> None:
         stop = start + len(rows)
         if not 0 <= start < stop <= prompt_tokens or start in self._rows:
             raise RequestError(
@@ -68,7 +71,7 @@ class PromptEmbeddings(EmbeddedPositions):
     def __contains__(self, position: int, /) -> bool:
         return position in self._rows
 
-    def between(self, start: int, stop: int) -> dict[int, NDArray[np.float32]]:
+    def between(self, start: int, stop: int) -> dict[int, Floats]:
         """Return the rows of positions ``start`` to ``stop - 1``, by position."""
         positions = range(start, stop)
         return {at: self._rows[at] for at in positions if at in self._rows}
@@ -87,10 +90,17 @@ def is_rows(value: Any) -> bool:
     return getattr(value, "ndim", 0) == 2
 
 
-def read_rows(value: Any, what: str) -> NDArray[np.float32]:
-    """Return embeddings as float32 [n, H]; raises ``RequestError``."""
+def read_rows(value: Any, what: str) -> Floats:
+    """Return embeddings [n, H], in float32 but for a ``HostArray``.
+
+    Raises :class:`~inl.errors.RequestError`.
+    """
     try:
-        rows = np.array(value, np.float32, order="C")
+        rows = (
+            host_floats(value)
+            if isinstance(value, HostArray)
+            else np.array(value, np.float32, order="C")
+        )
     except (TypeError, ValueError) as error:
         raise RequestError(f"{what}: {error}; accepts an array [n, hidden]") from error
     if rows.ndim != 2 or not rows.size:
@@ -98,7 +108,7 @@ def read_rows(value: Any, what: str) -> NDArray[np.float32]:
             f"{what}: found shape {list(rows.shape)}, accepts [n, hidden] with one row "
             "or more"
         )
-    if not np.isfinite(rows).all():
+    if not is_finite(rows):
         raise RequestError(f"{what}: found NaN or infinity, accepts finite numbers")
     return rows
 
@@ -108,7 +118,7 @@ def split_prompt(parts: list[Any]) -> tuple[list[Any], PromptEmbeddings | None]:
     if countOf(map(type, parts), int) == len(parts):
         return parts, None
     ids: list[Any] = []
-    spans: dict[int, NDArray[np.float32]] = {}
+    spans: dict[int, Floats] = {}
     for index, part in enumerate(parts):
         if not is_rows(part):
             ids.append(part)

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from inl.engine.prompt_embeddings import PromptEmbeddings
 from inl.errors import RequestError
 from inl.images.frames import ACCEPTED, frame_uris
+from inl.spec.embedded_rows import as_array
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from inl.executor.vision_encoder import EncodedImage
+    from inl.spec.embedded_rows import Floats
 
 MAX_IMAGES = 256
 """Most images of a prompt."""
@@ -60,7 +59,7 @@ class PromptImages(PromptEmbeddings):
     ) -> None:
         super().__init__(
             {
-                first: placed.image.features[feature : feature + end - first]
+                first: as_array(placed.image.features[feature : feature + end - first])
                 for placed in images
                 for first, end, feature in placed.parts
             },
@@ -135,7 +134,7 @@ class PromptImages(PromptEmbeddings):
         before = self._shifts[number - 1] - place
         return before, before + row, before + column
 
-    def added(self, start: int, stop: int) -> dict[int, NDArray[np.float32]]:
+    def added(self, start: int, stop: int) -> dict[int, Floats]:
         """Return the features [F, H] that layers add at positions of a range."""
         return {
             at: image.added[feature + at - first]

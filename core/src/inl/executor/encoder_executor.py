@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from inl.backend.base import Backend
     from inl.config import EngineConfig
+    from inl.dtypes import HostArray
     from inl.executor.model_loader import LanguageModel
     from inl.executor.vision_model import VisionModel
     from inl.spec.selection import KernelSelection
@@ -181,9 +182,10 @@ class PartialEncoding:
         if row is not None:
             executor.backend.numpy(row)
 
-    def results(self) -> list[NDArray[np.float32]]:
+    def results(self) -> list[HostArray]:
         """Return the results on the host, once all parts have been computed."""
-        return self._executor.on_host(self._arrays)
+        numpy = self._executor.backend.numpy
+        return [numpy(each) for each in self._arrays]
 
 
 def padded(sequences: Sequence[TokenSequence], bucket: Bucket) -> SequenceBatch:

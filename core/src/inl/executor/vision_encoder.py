@@ -12,6 +12,7 @@ import numpy as np
 
 from inl.backend.base import CachedMemory
 from inl.executor.encoder_executor import EncoderExecutor, load_encoder
+from inl.spec.embedded_rows import host_floats
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from inl.config import EngineConfig
     from inl.executor.vision_model import VisionModel
     from inl.images.qwen_patches import Patches
+    from inl.spec.embedded_rows import Floats
 
 MAX_CACHED_BYTES: Final = 256 << 20
 """Bytes of features that are kept for images that come again."""
@@ -28,7 +30,7 @@ MAX_CACHED_BYTES: Final = 256 << 20
 class EncodedImage:
     """What a language model takes of an image."""
 
-    features: NDArray[np.float32]
+    features: Floats
     """[n, H], in the order of the prompt."""
     grid: tuple[int, int]
     """Rows and columns of features."""
@@ -37,7 +39,7 @@ class EncodedImage:
     their sum is n."""
     digest: bytes
     """Of the image, by which blocks of the prefix cache are found."""
-    added: NDArray[np.float32]
+    added: Floats
     """[n, F, H], added to hidden states after the F layers that the model names."""
 
     @property
@@ -69,7 +71,7 @@ class ImageBatch:
 
     def results(self) -> list[EncodedImage]:
         """Return the features of each image, once all parts have been computed."""
-        results = self.encoding.results()
+        results = [host_floats(each) for each in self.encoding.results()]
         places = np.empty(len(self._order), np.intp)
         places[self._order] = np.arange(len(places))
         found, first = [], 0
@@ -80,7 +82,7 @@ class ImageBatch:
         return found
 
     def _encoded(
-        self, results: Sequence[NDArray[np.float32]], places: NDArray[np.intp],
+        self, results: Sequence[Floats], places: NDArray[np.intp],
         grid: tuple[int, int], digest: bytes,
     ) -> EncodedImage:  # fmt: skip
         """Return an image. places: of its features in the results of the batch."""
@@ -90,7 +92,7 @@ class ImageBatch:
         size = grid[0] // side, grid[1] // side
         features, *others = results
         shape = len(places), len(others), features.shape[1]
-        added = np.empty(shape, np.float32)
+        added = np.empty(shape, features.dtype)
         for layer, each in enumerate(others):
             added[:, layer] = each[places]
         return EncodedImage(features[places], size, parts, digest, added)

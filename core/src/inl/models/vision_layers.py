@@ -109,10 +109,14 @@ def squares(grid: tuple[int, int], merge: int) -> NDArray[np.intp]:
 
 def padded(parts: Sequence[NDArray[Any]], size: int, *, axis: int = 0) -> NDArray[Any]:
     """Return parts one after the other, and zeros up to ``size`` along an axis."""
-    joined = np.concatenate(parts, axis)
-    widths = [(0, 0)] * joined.ndim
-    widths[axis] = (0, size - joined.shape[axis])
-    return np.pad(joined, widths)
+    shape = list(parts[0].shape)
+    if len(parts) == 1 and shape[axis] == size:
+        return parts[0]
+    shape[axis] = size
+    joined = np.zeros(shape, np.result_type(*parts))
+    used = sum(part.shape[axis] for part in parts)
+    np.concatenate(parts, axis, out=joined.swapaxes(0, axis)[:used].swapaxes(0, axis))
+    return joined
 
 
 def sequence_starts(lengths: Sequence[int], rows: int) -> NDArray[np.int32]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from inl.dtypes import HostArray, wrap
+from inl.dtypes import HostArray, widen, wrap
 from inl.errors import ProtocolError
 from inl.spec.message_header import EMBEDDED, HALVED, HEADER_WORD
 from inl.spec.step import Array
@@ -27,6 +27,24 @@ if TYPE_CHECKING:
 
     from inl.spec.limits import Limits
     from inl.spec.message_layout import IntArray
+
+    Floats = NDArray[Any]
+    """Numbers on the host: float32, or uint16, which are the bits of bfloat16."""
+
+
+def host_floats(array: HostArray) -> Floats:
+    """Return an array of bfloat16 as its bits, and others as float32."""
+    import numpy as np
+
+    if array.dtype == "bfloat16":
+        return array.data.reshape(array.shape)
+    return widen(array).astype(np.float32, copy=False)
+
+
+def as_array(floats: Floats) -> HostArray:
+    """Return numbers with their dtype."""
+    is_halved = floats.dtype.name == "uint16"
+    return HostArray(floats, "bfloat16" if is_halved else "float32", floats.shape)
 
 
 class EmbeddedRows(NamedTuple):
@@ -90,19 +108,17 @@ class TokenInputs(NamedTuple):
                 added[self.indices] = self.features.data[:, layer]
         return EmbeddedRows(
             wrap(kept),
-            HostArray(rows, self.rows.dtype, rows.shape),
+            as_array(rows),
             None if offsets is None else wrap(offsets),
             None if spans is None else wrap(spans),
-            None
-            if features is None
-            else HostArray(features, self.rows.dtype, features.shape),
+            None if features is None else as_array(features),
         )
 
 
 def token_inputs(
     limits: Limits,
-    rows: Mapping[int, NDArray[np.float32]],
-    features: Mapping[int, NDArray[np.float32]] | None = None,
+    rows: Mapping[int, Floats],
+    features: Mapping[int, Floats] | None = None,
     offsets: Mapping[int, Any] | None = None,
     spans: Mapping[int, tuple[int, int]] | None = None,
 ) -> TokenInputs:
@@ -115,33 +131,48 @@ def token_inputs(
 
     width, layers = limits.embedding, len(limits.feature_layers)
     at, placed = sorted(rows), sorted({*(offsets or {}), *(spans or {})})
-    added = np.zeros((len(at), layers, width), np.float32)
+    given = [rows[index] for index in at], list((features or {}).values())
+    is_halved = bool(at) and all(
+        row.dtype == np.uint16 for part in given for row in part
+    )
+    dtype = np.uint16 if is_halved else np.float32
+    stacked = np.empty((len(at), width), dtype)
+    added = np.zeros((len(at), layers, width), dtype)
     turned = np.zeros((len(placed), limits.axes), np.int32)
     seen = np.zeros((len(placed), 2 * limits.spans), np.int32)
     for row, index in enumerate(at):
-        added[row] = (features or {}).get(index, 0)
+        stacked[row] = _in_dtype(rows[index], dtype)
+        if layers and features and index in features:
+            added[row] = _in_dtype(features[index], dtype)
     for row, index in enumerate(placed):
         turned[row] = (offsets or {}).get(index, 0)
         if limits.spans:
             seen[row] = (spans or {}).get(index, (0, 0))
-    given = [np.asarray(rows[index], np.float32) for index in at]
-    stacked = np.array(given, np.float32).reshape(len(at), width)
     return TokenInputs(
-        np.array(at, np.int32), wrap(stacked), wrap(added),
+        np.array(at, np.int32), as_array(stacked), as_array(added),
         np.array(placed, np.int32), turned, seen,
     )  # fmt: skip
 
 
+def _in_dtype(floats: Floats, dtype: type[Any]) -> Floats:
+    is_other = dtype.__name__ == "float32" and floats.dtype.name == "uint16"
+    return widen(as_array(floats)) if is_other else floats
+
+
 def with_inputs(frame: IntArray, inputs: TokenInputs, limits: Limits) -> IntArray:
-    """Return a step frame with the inputs of tokens, which are float32.
+    """Return a step frame with the inputs of tokens.
 
     Embeddings and features are sent in bfloat16 if all of them are numbers of it.
     """
     import numpy as np
 
     rows, features, flags = inputs.rows.data, inputs.features.data, EMBEDDED
-    if not (_lower(rows).any() or _lower(features).any()):
-        rows, features, flags = _halved(rows), _halved(features), EMBEDDED | HALVED
+    if inputs.rows.dtype == "float32" and not (
+        _halves(rows)[..., 0].any() or _halves(features)[..., 0].any()
+    ):
+        rows, features = _halves(rows)[..., 1], _halves(features)[..., 1]
+    if rows.dtype == np.uint16:
+        rows, features, flags = _in_words(rows), _in_words(features), EMBEDDED | HALVED
     parts = [frame, inputs.indices, rows.view(np.int32).ravel()]
     if not limits.takes_rows_only:
         counts = np.array([len(inputs.indices), len(inputs.placed)], np.int32)
@@ -153,9 +184,7 @@ def with_inputs(frame: IntArray, inputs: TokenInputs, limits: Limits) -> IntArra
     return joined
 
 
-def with_rows(
-    frame: IntArray, rows: Mapping[int, NDArray[np.float32]], limits: Limits
-) -> IntArray:
+def with_rows(frame: IntArray, rows: Mapping[int, Floats], limits: Limits) -> IntArray:
     """Return a step frame with the embeddings of tokens, by index."""
     return with_inputs(frame, token_inputs(limits, rows), limits)
 
@@ -168,20 +197,14 @@ def _halves(floats: NDArray[np.float32]) -> NDArray[np.uint16]:
     return halves.reshape(*floats.shape, 2)
 
 
-def _lower(floats: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """Return the lower halves of words, which are zeros for numbers of bfloat16."""
-    return _halves(floats)[..., 0]
-
-
-def _halved(floats: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """Return the upper halves of words, two to a word of the result."""
+def _in_words(bits: NDArray[np.uint16]) -> NDArray[np.uint16]:
+    """Return bits that fill whole words."""
     import numpy as np
 
-    upper = _halves(floats)[..., 1]
-    if not upper.shape[-1] % 2:
-        return np.ascontiguousarray(upper)
-    axes = ((0, 0),) * (upper.ndim - 1)
-    return np.pad(upper, (*axes, (0, 1)))
+    if not bits.shape[-1] % 2:
+        return np.ascontiguousarray(bits)
+    axes = ((0, 0),) * (bits.ndim - 1)
+    return np.pad(bits, (*axes, (0, 1)))
 
 
 def _floats(words: IntArray, width: int, *, halved: bool) -> HostArray:
@@ -191,16 +214,17 @@ def _floats(words: IntArray, width: int, *, halved: bool) -> HostArray:
     if not halved:
         return wrap(words.view(np.float32))
     bits = np.ascontiguousarray(words).view("<u2")[..., :width]
-    return HostArray(bits, "bfloat16", bits.shape)
+    return as_array(bits)
 
 
-def _is_finite(floats: HostArray) -> bool:
+def is_finite(floats: Floats) -> bool:
+    """Whether all are numbers."""
     import numpy as np
 
-    if floats.dtype == "float32":
-        return bool(np.isfinite(floats.data).all())
+    if floats.dtype == np.float32:
+        return bool(np.isfinite(floats).all())
     exponent = np.uint16(0x7F80)
-    return not ((floats.data & exponent) == exponent).any()
+    return not ((floats & exponent) == exponent).any()
 
 
 def read_inputs(
@@ -255,6 +279,6 @@ def read_inputs(
                 f"embeddings of a step: found indices {index.tolist()!s:.80}, accepts "
                 f"ascending ones below {used_tokens}"
             )
-    if not (_is_finite(inputs.rows) and _is_finite(inputs.features)):
+    if not (is_finite(inputs.rows.data) and is_finite(inputs.features.data)):
         raise ProtocolError("embeddings of a step: found inf or nan, accepts numbers")
     return inputs

@@ -349,7 +349,7 @@ def _in_turns(
         for encoding in encodings:
             encoding.advance(1)
     return [
-        encoding.results()[0][: len(batch)].astype(np.float64)
+        widen(encoding.results()[0])[: len(batch)].astype(np.float64)
         for encoding, batch in zip(encodings, batches, strict=True)
     ]
 

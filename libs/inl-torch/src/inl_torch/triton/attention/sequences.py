@@ -35,8 +35,9 @@ LEAST: Final = 16
 NO_REST = tl.constexpr(LEAST)
 """Elements of the accumulator that stands for one that there is not."""
 
-FAST = AttentionTile(128, 64, 8, 3)
-"""Tile of chips that multiply from shared memory."""
+FAST, FAST_WIDE = AttentionTile(128, 64, 4, 3), AttentionTile(128, 64, 8, 3)
+"""Tiles of chips that multiply from shared memory: heads of up to 96 elements, whose
+parts fit the registers of 4 warps, as measured on an H100; and larger ones."""
 
 
 @triton.jit
@@ -231,7 +232,7 @@ def sequence_tile(
     """
     tile = tuning.attention_tile("prompt", dim, is_float32=is_float32)
     if tile is None and not is_float32 and dim <= 128 and is_large(tuning):
-        tile = FAST
+        tile = FAST if dim <= 96 else FAST_WIDE
     tile = tile or prefill_tile(dim, is_float32, tuning.shared_bytes, 0)
     is_narrow = is_float32 or (is_biased and dim > 64)
     rows = max(tile.rows // 2, LEAST) if is_narrow else tile.rows
