@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from random_models import SHAPES, Random, random_language
 
-from inl.backend.base import PackedKernels
 from inl.config import EngineConfig
 from inl.engine.core import EngineCore
 from inl.engine.inference_engine import InferenceEngine
+from inl.executor.load_plan import kernel_selection
 from inl.executor.model_loader import open_model
 from inl.runners.local_runner import Loaded, LocalRunner, start_runner
 from inl.scheduling.plan import SchedulerConfig as SchedulerPolicy
@@ -29,16 +29,17 @@ from inl_cuda.backend import CudaBackend
 
 
 def load(
-    backend: CudaBackend, name: str, layers: int = 0, quantize: str = ""
-) -> tuple[Loaded, Random]:
+    backend: CudaBackend, name: str, layers: int = 0, quantize: str = "", *,
+    weight_copies: bool = False,
+) -> tuple[Loaded, Random]:  # fmt: skip
     """Make a model of random weights: one layer, of which the others are copies.
 
-    quantize: as of ``EngineConfig``.
+    quantize, weight_copies: as of ``EngineConfig``.
     """
     count = layers or SHAPES[name][3]
     language = random_language(name, context=1 << 17, layers=1, quantize=quantize)
     model, one, checkpoint = language.model, language.config, language.checkpoint
-    kernels = kernels_of(backend, quantize)
+    kernels = kernels_of(backend, quantize, weight_copies=weight_copies)
     groups = plan_weights(model.weights(one), kernels, checkpoint.specs)
     weights = load_weights(groups, checkpoint, backend, "bfloat16")
     (layer,) = weights.layers
@@ -49,11 +50,12 @@ def load(
     return Loaded(model, config, groups, weights, KernelSelection(kernels)), checkpoint
 
 
-def kernels_of(backend: CudaBackend, quantize: str) -> tuple[Kernel, ...]:
-    """Return the kernels of an engine with this option."""
-    kernels = tuple(backend.kernels())
-    packed = backend.offers(PackedKernels) if quantize else None
-    return (*kernels, *packed.kernels()) if packed else kernels
+def kernels_of(
+    backend: CudaBackend, quantize: str, *, weight_copies: bool = False
+) -> tuple[Kernel, ...]:
+    """Return the kernels of an engine with these options."""
+    config = EngineConfig(quantize=quantize or None)
+    return kernel_selection(backend, config, copies=weight_copies).kernels
 
 
 def weight_bytes(weights: Any) -> int:

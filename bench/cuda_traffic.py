@@ -34,6 +34,7 @@ from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.request import Request
 from inl.weights.quantize.report import KINDS
 from inl_cuda.backend import CudaBackend
+from inl_torch.triton.int4 import products
 
 SAMPLED = {"temperature": 0.8}
 FILTERED = {"temperature": 0.8, "top_p": 0.95, "top_k": 50}
@@ -110,7 +111,7 @@ def spread(found: list[float]) -> str:
 
 def decode(traffic: Traffic, runs: int) -> Iterator[tuple[str, str]]:
     core = traffic.core
-    for rows in (1, 2, 8, 16, 32, 65, 128, 512):
+    for rows in (1, 2, 8, 16, 32, 33, 65, 128, 256, 400, 512):
         for request in traffic.requests(traffic.prompts(rows, 128), 60 * (runs + 1)):
             core.add(request)
         while core.scheduler.waiting or any(
@@ -275,7 +276,11 @@ def start(given: argparse.Namespace) -> Traffic:
           f"{given.quantize}; "
           f"ceilings: copies {copy_rate() / 1e12:.2f} TB/s, products "
           f"{products_rate() / 1e12:.0f} TFLOP/s", flush=True)  # fmt: skip
-    loaded, _ = load(backend, given.model, given.layers, given.quantize)
+    products.LEAST_COPIED = given.copied_from
+    loaded, _ = load(
+        backend, given.model, given.layers, given.quantize,
+        weight_copies=given.weight_copies,
+    )  # fmt: skip
     config = EngineConfig(
         max_batch=given.rows, context=given.context, cache_bytes=given.cache_bytes
     )
@@ -304,6 +309,9 @@ def main() -> int:
     parser.add_argument("--quantize", default="", choices=KINDS)
     parser.add_argument("--rates", nargs="+", type=float, default=[8.2, 10.9, 12.9],
                         help="requests a second of the load poisson")  # fmt: skip
+    parser.add_argument("--weight-copies", action="store_true", help="of int4 in E4M3")
+    parser.add_argument("--copied-from", type=int, default=products.LEAST_COPIED,
+                        help="fewest rows that multiply copies")  # fmt: skip
     parser.add_argument("--wide", action="store_true", help="int4 in groups of 128")
     given = parser.parse_args()
     Random.wide_groups = given.wide

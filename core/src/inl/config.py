@@ -94,6 +94,11 @@ class EngineConfig:
     loaded: "int8" (8.5 bits a weight), "fp8" (E4M3, 8.25 bits) or "int4" (5 bits), each
     with a scale for 32 weights. The error is measured and logged. Embeddings, head,
     norms and routers stay as stored. ``None`` loads what the checkpoint has."""
+    weight_copies: bool | None = None
+    """Whether matrices that ``quantize`` stores in 4 bits also have a copy in 8, which
+    steps of more than 32 tokens multiply: on NVIDIA GPUs from compute capability 9.0
+    on. ``None``: where copies take at most a quarter of the memory that the weights and
+    ``cache_bytes`` leave."""
     mmproj: str | None = None
     """GGUF file with the vision encoder of a language model in a GGUF file. ``None``:
     the first file beside it whose name begins with "mmproj" and that is of the model,
@@ -291,6 +296,8 @@ class EngineConfig:
         valid = self.quantize in (None, *KINDS)
         accepted = f"None, {', '.join(KINDS)}"
         self._check("quantize", valid, accepted)
+        valid = self.weight_copies in (None, True, False)
+        self._check("weight_copies", valid, "None, True or False")
         self._check_tiers()
         self._check_placement()
         self._check_drafts()

@@ -58,6 +58,7 @@ ELSEWHERE = {
     "quantize": "core/weights/test_quantize_select.py",
     "invariant": "plugins/cpu/test_invariant.py",
     "generation_config": "core/engine/test_sampling_defaults.py",
+    "weight_copies": "core/executor/test_load_plan.py",
     "velocity": "integration/test_inl_carry.py",
     "expert_load_interval": "core/engine/test_expert_loads.py",
     "expert_copies": "core/placement/test_expert_copies.py",

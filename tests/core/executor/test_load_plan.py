@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import FrozenInstanceError, replace
+from functools import partial
 
 import pytest
 
@@ -15,8 +16,9 @@ from explained_kernels import (
     recorded_kernels,
 )
 from inl.backend.base import DeviceMemory, Ranks
-from inl.backend.provisional import WholeModels
+from inl.backend.provisional import WeightCopies, WholeModels
 from inl.backend.reference import ReferenceBackend, Rendezvous, ThreadCollectives
+from inl.backend.state_bytes import array_bytes
 from inl.cli.explain import explain
 from inl.cli.traced_step import open_backend
 from inl.config import EngineConfig
@@ -29,12 +31,14 @@ from inl.placement.placement import Placement
 from inl.progress import ProgressReporter
 from inl.runners.group_runner import RankRunner
 from inl.runners.local_runner import start_runner
+from inl.spec.kernel import Kernel
 from inl.spec.limits import Limits
 from inl.spec.step import Bucket
 from inl.spec.tree import leaves
 from inl.testing.tiny import MemoryCheckpoint
 
 DEVICE = Device("reference")
+F32 = "float32"
 OPTIONS = {
     "plain": {},
     "adapters": {"max_adapters": 2, "max_adapter_rank": 4},
@@ -78,6 +82,59 @@ def test_the_cache_leaves_room_for_the_weights_on_a_device(monkeypatch):
     monkeypatch.undo()
     lost = (most - blocks(free)) * block
     assert lost == pytest.approx(found / 4, abs=2 * block)
+
+
+class Copying(ReferenceBackend):
+    """Packs feed-forward layers, with copies of as many bytes as the weights."""
+
+    def kernels(self):
+        yield from super().kernels()
+        yield from self.packing(copies=False)
+
+    def packing(self, *, copies):
+        def pack(*_):
+            return copies
+
+        yield Kernel("gated_mlp", "packed", None, layout="both", pack=pack)
+
+    def offers(self, kind):
+        if kind is WeightCopies:
+            kernels = partial(self.packing, copies=True)
+            return WeightCopies(kernels, lambda specs: array_bytes(specs.up.shape, F32))
+        return super().offers(kind)
+
+
+def test_copies_of_weights_take_memory_that_is_left(monkeypatch):
+    model, base = language(), config_of()
+    layers = model.config.layers
+    copies = layers * array_bytes((96, 64), F32)
+
+    def plan(free, **options):
+        memory = DeviceMemory(free, free)
+        monkeypatch.setattr(Copying, "memory", lambda _: memory)
+        found = LoadPlan.of(model, Copying(DEVICE), replace(base, **options))
+        group = found.unloaded.groups.layers[0].mlp.mlp
+        has_copies = group.kernel.pack()
+        assert found.copied_bytes == (copies if has_copies else 0)
+        assert any("copies in 8 bits" in note for note in found.notes) == has_copies
+        return found
+
+    weights = weight_bytes(plan(1 << 30).unloaded.groups, "float32")
+    least = weights + 4 * copies
+    assert plan(least).copied_bytes
+    assert not plan(least - 1).copied_bytes
+    assert not plan(least - 1, weight_copies=False).copied_bytes
+    assert not plan(1 << 30, weight_copies=False).copied_bytes
+    assert plan(least - 1, weight_copies=True).copied_bytes
+    wider = plan(least, weight_copies=False)
+    assert plan(least).limits.blocks[0] < wider.limits.blocks[0]
+    kept = 1 << 20
+    assert plan(least + kept, cache_bytes=kept).copied_bytes
+    assert not plan(least + kept - 1, cache_bytes=kept).copied_bytes
+    with pytest.raises(RequestError, match="weight_copies: found True, but reference"):
+        LoadPlan.of(model, ReferenceBackend(DEVICE), replace(base, weight_copies=True))
+    with pytest.raises(RequestError, match="weight_copies: found 'yes'"):
+        config_of(weight_copies="yes")
 
 
 @pytest.mark.parametrize("adapters", [0, 1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inl.backend.base import PackedKernels
-from inl.backend.provisional import DecodedBlocks
+from inl.backend.provisional import DecodedBlocks, WeightCopies
 from inl.errors import DeviceError
 from inl_cuda.settings import (
     PERSISTENT,
@@ -69,6 +69,13 @@ def test_models_quantized_while_loading_are_packed_by_default(
     assert (blocks.dtype if blocks else "") == (
         "fp8_128" if hopper and given != "dense" else ""
     )
+    copies = backend.offers(WeightCopies)
+    assert bool(copies) == hopper
+    if copies:
+        names = {(each.op, each.name, each.layout) for each in copies.kernels()}
+        four = [each for each in backend._packed_kernels()
+                if each.layout == "int4_chunks"]  # fmt: skip
+        assert names == {(each.op, each.name, each.layout) for each in four}
     own = {kernel.layout for kernel in backend.kernels()}
     rows = {"float8_rows"} if hopper and given != "dense" else set()
     assert own == rows | (packed if given == "packed" else set())

@@ -20,6 +20,7 @@ from inl_torch.eager.mlp import StackedMlp
 from inl_torch.triton.float8 import products as float8
 from inl_torch.triton.int4 import products as int4
 from inl_torch.triton.matmul.stored import Plain
+from inl_torch.triton.matmul.stored_kernels import MatrixSize
 from inl_torch.triton.tuning import Tuning
 
 EPS = 1e-5
@@ -78,7 +79,7 @@ class Exact:
         )
         return total, self.multiply(inner, w.down, None)
 
-    def refuse_norm(self, residual: Any) -> str | None:
+    def refuse_norm(self, residual: Any, _: Any) -> str | None:
         return f"{len(residual)} rows"
 
 
@@ -117,7 +118,7 @@ def test_products_of_one_row_are_computed_apart(rows: int, kind: type[Plain]) ->
         else:
             assert apart == ([""] if number < 2 else ["silu", ""])
             assert not others
-    assert first.refuse_norm(x[0]) == f"{rows} rows"
+    assert first.refuse_norm(x[0], MatrixSize(6, 8)) == f"{rows} rows"
 
 
 TUNING = Tuning(pdl=True)

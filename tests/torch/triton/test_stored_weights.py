@@ -23,6 +23,7 @@ from inl.ops.norm import Norm
 from inl.spec.activation_quant import FLOAT8, float8_rows
 from inl.spec.kernel import PLAIN
 from inl.spec.op import Case, Spec
+from inl.spec.strict_array import StrictArray
 from inl.spec.tolerance import judge
 from inl.spec.weights import Group, Param
 from inl.weights.plan import plan_weights
@@ -51,6 +52,7 @@ SIZES = (
     (35, 80, 256),
 )
 """Rows, and rows and columns of the matrix."""
+EPS = {"eps": 1e-5}
 MOST = 33
 """Most rows that the tests stream, for the interpreter is slow."""
 
@@ -62,6 +64,7 @@ def few_rows(monkeypatch):
     monkeypatch.setattr(int4, "TOKENS", 16)
     monkeypatch.setattr(int4, "MOST_EXACT", 20)
     monkeypatch.setattr(int4, "LEAST_ROUNDED", 64)
+    monkeypatch.setattr(int4, "LEAST_COPIED", 21)
     monkeypatch.setattr(int4, "LARGE_TILE_BYTES", 0)
 
 
@@ -69,6 +72,13 @@ def packed(op, kind, group, dtype):
     """Pack a group of weights of a kind."""
     layout = FLOAT8_ROWS if kind == "mxfp8" else INT4_CHUNKS
     return KERNELS[op, layout].pack(group, Place(), dtype)
+
+
+def packed_twice(op, group, dtype):
+    """Pack a group of weights of 4 bits with copies in E4M3."""
+    kernels = int4.int4_kernels(TUNING, int4.copied_int4)
+    kernel = next(one for one in kernels if one.op == op)
+    return kernel.pack(group, Place(), dtype)
 
 
 class Place:
@@ -178,6 +188,63 @@ def test_queries_keys_and_values(kind, dtype, seed, on_torch, on_host):
         if tokens > MOST and kind != "mxfp8":
             continue
         check("norm_qkv", case, w, dtype, on_torch, on_host, seed)
+
+
+@pytest.mark.parametrize("kind", ["q4_1", "q4_1, wide"])
+def test_many_rows_multiply_copies(kind, seed, on_torch, on_host, monkeypatch):
+    """Few rows do not, and no row decodes 4 bits then; float32 multiplies no copy."""
+    rng, width, inner = np.random.default_rng(seed), 256, 512
+    shapes = {"gate": (inner, width), "up": (inner, width), "down": (width, inner)}
+    made = {name: stored(rng, *shape, kind) for name, shape in shapes.items()}
+    blocks = {name: one[0] for name, one in made.items()}
+    logical = GatedMlp(**{name: one[1] for name, one in made.items()})
+    w = packed_twice("gated_mlp", blocks, "bfloat16")
+    codes, scales = int4.rounded(w.gate_up)
+    assert torch.equal(w.gate_up.copy.codes.view(torch.uint8), codes.view(torch.uint8))
+    assert torch.equal(w.gate_up.copy.scales, scales)
+    spec = {name: StrictArray(one, "bfloat16", layout=INT4_CHUNKS, stored_bytes=1)
+            for name, one in shapes.items()}  # fmt: skip
+    held = (w.gate_up.copy, w.down.copy)
+    sizes = sum(each.nbytes for one in held for each in one)
+    assert int4.copied_bytes(GatedMlp(**spec)) == sizes
+    plain = {name: StrictArray(one, "bfloat16") for name, one in shapes.items()}
+    assert int4.copied_bytes(GatedMlp(**plain)) == 0
+    monkeypatch.setattr(int4, "rounded", None)
+    monkeypatch.setattr(int4, "decoded", None)
+    attrs = {"activation": "silu"}
+    norm = Norm(rng.standard_normal(width))
+    for tokens in (20, 21, 34):
+        if tokens == 21:  # from here on the codes of 4 bits are not read
+            gate_up, down = w.gate_up, w.down
+            w = w._replace(
+                gate_up=gate_up._replace(codes=torch.full_like(gate_up.codes, 255)),
+                down=down._replace(codes=torch.full_like(down.codes, 255)),
+            )
+            # Their rounding has a test of its own.
+            logical = GatedMlp(*np.split(exact(gate_up.copy), 2), exact(down.copy))
+        x, delta = inputs(rng, tokens, width), rng.standard_normal((tokens, width))
+        case = Case(f"{tokens}", (x, logical), attrs)
+        check("gated_mlp", case, w, "bfloat16", on_torch, on_host, seed)
+        args = x, delta, norm, logical
+        case = Case(f"norm {tokens}", args, {"eps": 1e-5, **attrs})
+        check("norm_mlp", case, w, "bfloat16", on_torch, on_host, seed)
+    assert int4.copy_for(torch.zeros(34, width), w.gate_up) is None
+    small = {"weight": stored(rng, 48, 256, kind)[0]}
+    assert packed_twice("linear", small, "bfloat16").weight.copy is None
+
+
+@pytest.mark.parametrize("kind", ["q4_0", "q4_1, wide"])
+def test_many_rows_are_normed_and_rounded_by_one_launch(kind, seed, on_torch, on_host):
+    """Decoded weights, rounded to E4M3, as the reference: see above."""
+    rng, width = np.random.default_rng(seed), 256
+    blocks = [stored(rng, rows, width, kind)[0] for rows in (128, 64, 64)]
+    w = packed("qkv_linear", kind, dict(zip("qkv", blocks, strict=True)), "bfloat16")
+    assert w.weight.copy is None
+    parts = np.split(exact(int4.rounded(w.weight)), (128, 192))
+    args = inputs(rng, 34, width), rng.standard_normal((34, width))
+    logical = QkvLinear(*parts, None, None, None)
+    case = Case("norm", (*args, Norm(rng.standard_normal(width)), logical), EPS)
+    check("norm_qkv", case, w, "bfloat16", on_torch, on_host, seed)
 
 
 @pytest.mark.parametrize(("kind", "dtype", "activation"), [

@@ -6,13 +6,14 @@ backends of this repository offer them, and are released with the core.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inl.spec.limits import Limits
 from inl.spec.step import Array, Bucket
 
 if TYPE_CHECKING:
+    from inl.spec.kernel import Kernel
     from inl.spec.model import Model
 
 
@@ -63,3 +64,17 @@ class DecodedBlocks(NamedTuple):
     """Dtype of the blocks: 32 columns with a scale in float16. Or "fp8_128", of E4M3:
     128 columns with a scale in float32, for matrices that a file stores in E4M3 and
     whose activations it wants rounded; nothing is rounded to these."""
+
+
+class WeightCopies(NamedTuple):
+    """Capability: packs quantized weights with a wider copy for steps of many rows.
+
+    Used where memory allows. A kernel of this list takes the place of one of the same
+    op, name and layout, whose results it has for the same rows or more exact ones.
+    """
+
+    kernels: Callable[[], Iterable[Kernel]]
+    """Returns the kernels that pack copies."""
+    nbytes: Callable[[Any], int]
+    """Takes the specs of one rank's tensors of a group, as the op's weights type, and
+    returns the bytes of their copies."""

@@ -14,7 +14,7 @@ from inl.adapters.stacks import AdapterStacks
 from inl.adapters.weights import AdapterShape, with_adapters
 from inl.backend.base import PackedKernels, StorageDtypes
 from inl.backend.host import is_host_memory
-from inl.backend.provisional import DecodedBlocks
+from inl.backend.provisional import DecodedBlocks, WeightCopies
 from inl.backend.weight_cache import WeightCache
 from inl.config import EngineConfig
 from inl.dtypes import FLOATS, SIZES, HostArray, wrap
@@ -59,7 +59,7 @@ from inl.protocol.runner import Limits
 from inl.spec.op import OpSpec, Spec
 from inl.spec.selection import KernelSelection
 from inl.spec.tolerance import round_results
-from inl.spec.tree import tree_map
+from inl.spec.tree import leaves, tree_map
 from inl.weights.expert_copies import TablesCheckpoint, planned_copies, table_specs
 from inl.weights.load import load_weights, stored_specs
 from inl.weights.plan import plan_weights
@@ -72,6 +72,9 @@ if TYPE_CHECKING:
     from inl.spec.step import Bucket
 
 log = logging.getLogger("inl")
+
+COPIES_SHARE = 0.25
+"""Most of the free memory that copies of weights take, unless they are asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,9 @@ class LoadPlan:
     cache: CacheDtype
     tables: Mapping[str, HostArray] = field(default_factory=dict)
     """Tables of :class:`~inl.weights.expert_copies.ExpertCopies`, by name."""
+    copied_bytes: int = 0
+    """Bytes of the copies of a rank's weights: see
+    :class:`~inl.backend.provisional.WeightCopies`."""
 
     @classmethod
     def of(
@@ -158,11 +164,16 @@ class LoadPlan:
             data_ranks=data_ranks,
         )  # fmt: skip
         groups = _planned(unloaded, stored, adapters)
+        copied = planned_weight_copies(groups, backend, config, dtype)
+        if copied:
+            selection = kernel_selection(backend, config, copies=True)
+            unloaded = replace(unloaded, selection=selection)
+            groups = _planned(unloaded, stored, adapters)
         check_shares(groups, model.state(shaped), ranks)
         if limits is None:
-            reserved = 0
+            reserved = copied
             if not is_host_memory(backend):  # there, files may share it
-                reserved = weight_bytes(groups, dtype)
+                reserved += weight_bytes(groups, dtype)
             # The first image loads the encoder, beside a cache that is never resized.
             is_here = config.vision_backend is None and find_spec("PIL") is not None
             if language.vision and is_here and config.division.count == 1:
@@ -178,6 +189,7 @@ class LoadPlan:
         return cls(
             language, backend, config, replace(unloaded, groups=groups),
             with_programs(backend, stage.limits(limits, config.depth)), cache, tables,
+            copied,
         )  # fmt: skip
 
     @property
@@ -189,6 +201,9 @@ class LoadPlan:
     def notes(self) -> tuple[str, ...]:
         """How quantized weights are loaded, a line each."""
         notes, kind = self.language.checkpoint.notes, self.language.quantize
+        if self.copied_bytes:
+            size = f"{self.copied_bytes / 1e9:.2f} GB"
+            notes += (f"weights of 4 bits have copies in 8 bits: {size} on a device",)
         if kind is None:
             return notes
         from inl.weights.quantize.select import decoded_note
@@ -337,12 +352,48 @@ def _with_context(language: LanguageModel, tokens: int) -> LanguageModel:
     return replace(language, config=changed)
 
 
-def kernel_selection(backend: Backend, config: EngineConfig) -> KernelSelection:
-    """Return the kernels that an engine may select from, with its preferences."""
+def planned_weight_copies(
+    groups: Any, backend: Backend, config: EngineConfig, dtype: str
+) -> int:
+    """Return the bytes of the copies that a rank's weights have, 0 for none.
+
+    Raises :class:`~inl.errors.RequestError` where they were asked for and the weights
+    have none.
+    """
+    if config.weight_copies is False:
+        return 0
+    offered = backend.offers(WeightCopies)
+    size = 0
+    if offered is not None:
+        specs = (plan.specs(dtype) for plan in leaves(groups) if plan.kernel)
+        size = sum(map(offered.nbytes, specs))
+    if config.weight_copies and not size:
+        raise RequestError(
+            f"EngineConfig.weight_copies: found True, but {backend.device} has no "
+            "copies of these weights; accepted: None, False, or True with "
+            'quantize="int4" on an NVIDIA GPU from compute capability 9.0 on'
+        )
+    left = backend.memory().free - weight_bytes(groups, dtype)
+    left -= config.cache_bytes or 0
+    return size if config.weight_copies or size <= COPIES_SHARE * left else 0
+
+
+def kernel_selection(
+    backend: Backend, config: EngineConfig, *, copies: bool = False
+) -> KernelSelection:
+    """Return the kernels that an engine may select from, with its preferences.
+
+    copies: whether packed weights have copies, where the backend offers them.
+    """
     kind = backend.device.type
     kernels = (*backend.kernels(), *registry_for(kind).kernels(kind))
     if config.quantize and (packed := backend.offers(PackedKernels)):
         kernels = (*kernels, *packed.kernels())
+    if copies and (offered := backend.offers(WeightCopies)):
+        copied = {(each.op, each.name, each.layout): each for each in offered.kernels()}
+        kernels = tuple(
+            copied.get((each.op, each.name, each.layout), each) for each in kernels
+        )
     collectives = selected_collectives(backend, config.division)
     host = partial(hosted, backend)
     if collectives is not None:

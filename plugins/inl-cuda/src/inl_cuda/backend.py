@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, final
 import torch
 
 from inl.backend.base import PackedKernels
-from inl.backend.provisional import DecodedBlocks, WholeModels
+from inl.backend.provisional import DecodedBlocks, WeightCopies, WholeModels
 from inl.checkpoints.blocks.codes import FLOAT8_SCALED
 from inl.errors import BackendUnavailable
 from inl_cuda.probe import INSTALL
@@ -59,6 +59,10 @@ class CudaBackend(GpuBackend):
     def offers(self, kind: type[C]) -> C | None:
         if kind is PackedKernels and has_triton() and not requested_weights():
             return cast("C", PackedKernels(self._packed_kernels))
+        if kind is WeightCopies and has_triton() and self._multiplies_float8():
+            from inl_torch.triton.int4.products import copied_bytes
+
+            return cast("C", WeightCopies(self._copied_kernels, copied_bytes))
         if kind is DecodedBlocks and self._takes_float8():
             return cast("C", DecodedBlocks(FLOAT8_SCALED))
         if kind is WholeModels and self._has_persistent_steps():
@@ -97,6 +101,14 @@ class CudaBackend(GpuBackend):
             yield from streamed.int4_kernels(self.tuning())
             if one_row := self._one_row():
                 yield from one_row.int4_kernels(self.tuning())
+
+    def _copied_kernels(self) -> Iterable[Kernel]:
+        """Return kernels of weights of 4 bits that have a copy in E4M3."""
+        from inl_torch.triton.int4 import products
+
+        yield from products.int4_kernels(self.tuning(), products.copied_int4)
+        if one_row := self._one_row():
+            yield from one_row.int4_kernels(self.tuning(), products.copied_int4)
 
     def _takes_float8(self) -> bool:
         """Whether weights in float8 stay as they are."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache, partial
 from typing import TYPE_CHECKING, Final
 
@@ -14,6 +14,7 @@ from inl.spec.kernel import Kernel
 from inl_torch.triton.common import PREFERENCE
 
 if TYPE_CHECKING:
+    from inl_torch.triton.int4.weights import Int4
     from inl_torch.triton.tuning import Tuning
 
 LOGGER = logging.getLogger(__name__)
@@ -70,11 +71,13 @@ def float8_kernels(tuning: Tuning) -> Iterable[Kernel]:
     )  # fmt: skip
 
 
-def int4_kernels(tuning: Tuning) -> Iterable[Kernel]:
+def int4_kernels(
+    tuning: Tuning, stack: Callable[..., Int4] | None = None
+) -> Iterable[Kernel]:
     """Return the products of one row with weights of 4 bits.
 
     Groups of 32 codes are multiplied by Triton, wide ones by CUDA C++: which ones a
-    matrix has is known when its scales are loaded.
+    matrix has is known when its scales are loaded. stack: as that of Triton's kernels.
     """
     from inl_cuda.one_row.products import OneRowProducts
     from inl_cuda.one_row.stored import OneRowFirst
@@ -87,6 +90,7 @@ def int4_kernels(tuning: Tuning) -> Iterable[Kernel]:
     )  # fmt: skip
     return stored_kernels(
         "int4", ("cuda+triton",), ("cuda+triton", "cuda+triton+eager"),
-        weights.INT4_CHUNKS, weights.refuse_int4, weights.stacked_int4, one_row,
+        weights.INT4_CHUNKS, weights.refuse_int4, stack or weights.stacked_int4,
+        one_row,
         activation_quant=FLOAT8, preference=STORED_PREFERENCE,
     )  # fmt: skip

@@ -88,6 +88,6 @@ class OneRowFirst:
             return summed, self.product(inner, w.down, None)
         return self.products.norm_mlp(residual, delta, norm, eps, w, activation)
 
-    def refuse_norm(self, residual: Any) -> str | None:
+    def refuse_norm(self, residual: Any, matrix: MatrixSize) -> str | None:
         """Refuse rows whose norm and product are better computed apart."""
-        return self.products.refuse_norm(residual)
+        return self.products.refuse_norm(residual, matrix)

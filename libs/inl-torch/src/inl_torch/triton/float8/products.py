@@ -227,7 +227,7 @@ class Products:
             return product(matrix)
         return {"triton"} | product(matrix) | product(down)
 
-    def refuse_norm(self, residual: Any) -> str | None:
+    def refuse_norm(self, residual: Any, _: MatrixSize) -> str | None:
         """Refuse rows that multiply decoded weights."""
         if str(residual.dtype).endswith("float32"):
             return f"takes bfloat16 and float16, found {residual.dtype}"

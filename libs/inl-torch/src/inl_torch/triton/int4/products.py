@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from threading import Lock
 from typing import Any, Final, NamedTuple
 
 import torch
 
+from inl.dtypes import HostArray
 from inl.ops.norm import Norm
 from inl.spec.activation_quant import FLOAT8
 from inl.spec.kernel import Kernel
@@ -14,6 +16,7 @@ from inl_torch.eager.linear import product as library_product
 from inl_torch.eager.mlp import StackedMlp
 from inl_torch.triton.common import dense, dtype_name, power, refuse_row
 from inl_torch.triton.counters import Counters
+from inl_torch.triton.float8.products import Products as Float8Products
 from inl_torch.triton.float8.products import Rows, multiply, normed, quantized
 from inl_torch.triton.float8.weights import FLOAT8 as E4M3
 from inl_torch.triton.float8.weights import MULTIPLE, Float8
@@ -32,7 +35,7 @@ from inl_torch.triton.int4.weights import (
 )
 from inl_torch.triton.matmul.activation import gated_activation
 from inl_torch.triton.matmul.stored import Matrix, Plain
-from inl_torch.triton.matmul.stored_kernels import MatrixSize, stored_kernels
+from inl_torch.triton.matmul.stored_kernels import MatrixSize, sizes, stored_kernels
 from inl_torch.triton.norm import norm_and_sums
 from inl_torch.triton.tuning import Tuning
 
@@ -42,6 +45,9 @@ MAX_STREAMED: Final = 128
 LEAST_ROUNDED: Final = 1024
 """Least rows and columns of a matrix whose decoded weights are rounded, for many rows
 of activations."""
+
+LEAST_COPIED: Final = 33
+"""Fewest rows that multiply the copy of a matrix in E4M3, which is twice its bytes."""
 
 MOST_EXACT: Final = 32
 """Most rows that multiply wide groups without being rounded: for more, rounding takes
@@ -64,6 +70,9 @@ ROWS: Final = 4
 
 DECODED: Final = 512
 """Bytes of each that it decodes at once."""
+
+COMPILING: Final = Lock()
+"""Held by a thread that may compile the kernel which rounds weights."""
 
 
 class Summed(NamedTuple):
@@ -127,12 +136,13 @@ class Products:
     For a few rows, wide groups are converted to the compute dtype. Other rows are
     rounded to E4M3, which codes of 4 bits are as they are. For many rows, the device's
     library multiplies decoded weights: those of large matrices are rounded to E4M3,
-    too.
+    too. Matrices that have a copy in E4M3 are decoded for no rows.
     """
 
     def __init__(self, tuning: Tuning) -> None:
         self.tuning = tuning
         self._counters = Counters()
+        self._float8 = Float8Products(tuning)
 
     def product(
         self, x: torch.Tensor, w: Matrix, bias: torch.Tensor | None
@@ -144,8 +154,10 @@ class Products:
         if isinstance(w, Plain):
             return library_product(x, w.weight, bias)
         assert isinstance(w, Int4), "of no other layout"
+        if (copy := copy_for(x, w)) is not None:
+            return self._float8.product(x, copy, bias)
         if self.decodes(x):
-            if is_rounded(x, w):
+            if is_rounded(x, w.shape):
                 rows = quantized(x, self.tuning)
                 return multiply(rows, rounded(w), bias, x.dtype)
             return library_product(x, decoded(w, x.dtype), bias)
@@ -163,6 +175,11 @@ class Products:
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         """Return ``residual + delta`` [T, K], and the product of its norm: [T, N]."""
         added, tuning = (residual, delta, norm, eps), self.tuning
+        if (copy := copy_for(residual, w)) is not None:
+            return self._float8.norm_product(*added, copy, bias)
+        if self.decodes(residual):
+            summed, rows = normed(*added, tuning)
+            return summed, multiply(rows, rounded(w), bias, residual.dtype)
         if is_exact(residual, w):
             summed, *wide = norm_and_sums(*added, w.width, tuning)
             return summed, self._stream(Summed(*wide), w, bias)
@@ -171,6 +188,8 @@ class Products:
 
     def mlp(self, x: torch.Tensor, w: StackedMlp, activation: str) -> torch.Tensor:
         """Return the feed-forward layer of ``x`` [T, K]."""
+        if (copies := copies_for(x, w)) is not None:
+            return self._float8.mlp(x, copies, activation)
         gate_up = _int4(w)
         if is_exact(x, gate_up) and not self.decodes(x):
             rows = self._summed(x, gate_up)
@@ -183,6 +202,9 @@ class Products:
         w: StackedMlp, activation: str,
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         """Return ``residual + delta`` [T, K], and the layer of its norm."""
+        if (copies := copies_for(residual, w)) is not None:
+            added = residual, delta, norm, eps
+            return self._float8.norm_mlp(*added, copies, activation)
         gate_up = _int4(w)
         if is_exact(residual, gate_up):
             width, tuning = gate_up.width, self.tuning
@@ -197,10 +219,14 @@ class Products:
     ) -> torch.Tensor:
         """Return the layer of the products with gate and up [T, 2 * I]."""
         down, is_few = w.down, not self.decodes(both)
+        copy = copy_for(both, down)
+        if copy is not None:
+            rows = quantized(both, self.tuning, gated=activation)
+            return self._float8.multiply(rows, copy, None, both.dtype)
         if isinstance(down, Int4) and is_few and not is_exact(both, down):
             rows = quantized(both, self.tuning, gated=activation, group=down.width)
             return self._round(rows, down, None, both.dtype)
-        if isinstance(down, Int4) and not is_few and is_rounded(both, down):
+        if isinstance(down, Int4) and not is_few and is_rounded(both, down.shape):
             rows = quantized(both, self.tuning, gated=activation)
             return multiply(rows, rounded(down), None, both.dtype)
         inner = gated_activation(*both.chunk(2, 1), activation=activation)
@@ -211,18 +237,18 @@ class Products:
     ) -> set[str]:
         """Return what computes a product, or a feed-forward layer."""
         is_few = x.shape[0] <= MAX_STREAMED and dtype_name(x) != "float32"
-        sizes = (matrix,) if down is None else (matrix, down)
+        both = (matrix,) if down is None else (matrix, down)
         found = {"triton"} if is_few else {"triton", "eager"}
-        if not any(size.is_decoded for size in sizes):
+        if not any(size.is_decoded for size in both):
             return found
         return {"eager"} if down is None else found | {"eager"}
 
-    def refuse_norm(self, residual: Any) -> str | None:
-        """Refuse rows that multiply decoded weights."""
+    def refuse_norm(self, residual: Any, matrix: MatrixSize) -> str | None:
+        """Refuse rows that multiply decoded weights which are not rounded."""
         rows = residual.shape[0]
         if str(residual.dtype).endswith("float32"):
             return f"takes bfloat16 and float16, found {residual.dtype}"
-        if rows > MAX_STREAMED:
+        if rows > MAX_STREAMED and not is_rounded(residual, matrix[:2]):
             most = MAX_STREAMED
             return f"takes {most} rows at most, found {rows}: the library is faster"
         return refuse_row(residual, residual.shape[1])
@@ -249,7 +275,8 @@ class Products:
         tiles = -(-n // tile.rows)
         y = torch.empty((tokens, n), dtype=x.dtype, device=x.device)
         streamed_int4[(tiles, tile.splits)](
-            x, sums, *w, w.scales if bias is None else bias, y,
+            x, sums, w.codes, w.scales, w.offsets, w.scales if bias is None else bias,
+            y,
             *self._parts(y, tiles, tile.splits), tokens, n, k, x.stride(0),
             TOKENS=padded, ROWS=tile.rows, SPLITS=tile.splits, STAGES=tile.stages,
             HAS_BIAS=bias is not None, GATED=bool(gated), SILU=gated == "silu",
@@ -293,17 +320,27 @@ def is_exact(x: torch.Tensor, w: Int4) -> bool:
     return w.is_wide and len(x) <= MOST_EXACT
 
 
-def is_rounded(x: torch.Tensor, w: Int4) -> bool:
-    """Whether many rows [T, K] multiply weights that are rounded to E4M3.
+def is_rounded(x: Any, shape: tuple[int, int]) -> bool:
+    """Whether many rows like ``x`` multiply weights [N, K] that are rounded to E4M3.
 
     Rounding them loses about as much as rounding rows, which the tolerance of kernels
     that round rows permits; small models, whose logits change most, keep them exact.
     """
-    return (
-        x.dtype != torch.float32
-        and min(w.shape) >= LEAST_ROUNDED
-        and w.shape[0] % MULTIPLE == 0
-    )
+    return dtype_name(x) != "float32" and is_copied(shape)
+
+
+def copy_for(x: torch.Tensor, w: Matrix) -> Float8 | None:
+    """Return the copy in E4M3 that rows [T, K] multiply, or ``None``."""
+    is_many = len(x) >= LEAST_COPIED and x.dtype != torch.float32
+    return w.copy if is_many and isinstance(w, Int4) else None
+
+
+def copies_for(x: torch.Tensor, w: StackedMlp) -> StackedMlp | None:
+    """Return the layer of copies in E4M3 that rows [T, K] multiply, or ``None``."""
+    gate_up, down = copy_for(x, w.gate_up), copy_for(x, w.down)
+    if gate_up is None or (down is None and isinstance(w.down, Int4)):
+        return None
+    return StackedMlp(gate_up, w.down if down is None else down)
 
 
 def _int4(w: StackedMlp) -> Int4:
@@ -339,14 +376,46 @@ def rounded(w: Int4) -> Float8:
     return Float8(codes, scales)
 
 
-def int4_kernels(tuning: Tuning) -> Iterable[Kernel]:
+def copied_int4(arrays: Sequence[HostArray], backend: Any) -> Int4:
+    """Pack matrices as one, by rows, with a copy in E4M3 if it is large."""
+    w = stacked_int4(arrays, backend)
+    if not is_copied(w.shape):
+        return w
+    # Threads that load weights have another current device.
+    with COMPILING, torch.cuda.device_of(w.codes):  # type: ignore[no-untyped-call]
+        return w._replace(copy=rounded(w))
+
+
+def is_copied(shape: tuple[int, int]) -> bool:
+    """Whether a matrix [N, K] of 4 bits may be rounded to E4M3."""
+    return min(shape) >= LEAST_ROUNDED and shape[0] % MULTIPLE == 0
+
+
+def copied_bytes(weights: Any) -> int:
+    """Return the bytes of the copies of a group of weights.
+
+    weights: specs of one rank's tensors, as the op's weights type.
+    """
+    if getattr(weights[0], "layout", "") != INT4_CHUNKS:
+        return 0
+    copied = [
+        one for one in sizes(weights)
+        if not one.is_decoded and is_copied((one.rows, one.columns))
+    ]  # fmt: skip
+    return sum(one.rows * (one.columns + 4) for one in copied)
+
+
+def int4_kernels(
+    tuning: Tuning, stack: Callable[..., Int4] = stacked_int4
+) -> Iterable[Kernel]:
     """Return the kernels for weights that are stored in 4 bits.
 
     They declare that rows are rounded, although a few are not where groups are wide,
-    which only the loaded scales show.
+    which only the loaded scales show. stack: packs matrices; :func:`copied_int4` with
+    copies.
     """
     return stored_kernels(
         "int4", ("triton", "triton+eager", "eager"), ("triton", "triton+eager"),
-        INT4_CHUNKS, refuse_int4, stacked_int4, Products(tuning),
+        INT4_CHUNKS, refuse_int4, stack, Products(tuning),
         activation_quant=FLOAT8,
     )  # fmt: skip

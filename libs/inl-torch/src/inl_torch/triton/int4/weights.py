@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from inl.checkpoints.blocks.codes import split_blocks
 from inl.dtypes import HostArray, wrap
 from inl.spec.op import Spec
+from inl_torch.triton.float8.weights import Float8
 from inl_torch.triton.matmul.stored import ROWS, joined, matrices, refuse_width
 
 INT4_CHUNKS: Final = "int4_chunks"
@@ -34,6 +35,9 @@ class Int4(NamedTuple):
     """float16 [N, groups]."""
     offsets: torch.Tensor
     """float16 [N, groups]."""
+    copy: Float8 | None = None
+    """The same matrix rounded to E4M3, for many rows of activations; ``None``: it is
+    decoded for them."""
 
     @property
     def width(self) -> int:
@@ -65,7 +69,8 @@ def stacked_int4(arrays: Sequence[HostArray], backend: Any) -> Int4:
     """Pack matrices as one, by rows."""
     fields = [split_blocks(array) for array in arrays]
     width = WIDE if all(is_wide(*each[1:]) for each in fields) else GROUP
-    return Int4(*joined(_int4(*each, width, backend) for each in fields))
+    codes, heads, offsets = joined(_int4(*each, width, backend) for each in fields)
+    return Int4(codes, heads, offsets)
 
 
 def is_wide(scales: NDArray[Any], offsets: NDArray[Any] | None) -> bool:

@@ -64,7 +64,7 @@ class StoredProducts(Protocol):
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         """Return ``residual + delta`` [T, K], and the layer of its norm."""
 
-    def refuse_norm(self, residual: Any) -> str | None:
+    def refuse_norm(self, residual: Any, matrix: MatrixSize, /) -> str | None:
         """Refuse rows whose norm and product are better computed apart."""
 
 
@@ -150,7 +150,8 @@ def stored_kernels(
         return reason
 
     def refuse_norm(residual: Any, *rest: Any, **attrs: Any) -> str | None:
-        return products.refuse_norm(residual) or refuse(residual, *rest, **attrs)
+        reason = products.refuse_norm(residual, sizes(rest[-1])[0])
+        return reason or refuse(residual, *rest, **attrs)
 
     def kernel(
         op: str, name: str, run: Callable[..., Any], refuse: Callable[..., Any],
