@@ -283,8 +283,9 @@ def start(given: argparse.Namespace) -> Traffic:
         weight_copies=given.weight_copies,
     )  # fmt: skip
     config = EngineConfig(
-        max_batch=given.rows, context=given.context, cache_bytes=given.cache_bytes
-    )
+        max_batch=given.rows, context=given.context, cache_bytes=given.cache_bytes,
+        token_budget=given.token_budget,
+    )  # fmt: skip
     limits = plan_limits(loaded.model, loaded.config, backend, config)
     runner = LocalRunner(backend, loaded, limits)
     before, began = torch.cuda.mem_get_info()[0], time.perf_counter()
@@ -316,6 +317,7 @@ def main() -> int:
     parser.add_argument("--quantize", default="", choices=KINDS)
     parser.add_argument("--rates", nargs="+", type=float, default=[8.2, 10.9, 12.9],
                         help="requests a second of the load poisson")  # fmt: skip
+    parser.add_argument("--token-budget", type=int, help="tokens of a step [8192]")
     parser.add_argument("--mixed-tokens", type=int, default=0,
                         help="of steps that decode too; 0: the rule")  # fmt: skip
     parser.add_argument("--weight-copies", action="store_true", help="of int4 in E4M3")

@@ -47,6 +47,21 @@ def test_one_long_prompt_has_separate_buckets():
     assert found[-3:] == [(2048, 1), (4096, 1), (8064, 1)]
 
 
+def test_larger_token_budgets_have_larger_steps():
+    """Without them steps end at 8,192 tokens, which the scheduler keeps to."""
+    given_limits = limits(8, "greedy", width=2500)
+    assert max(sizes(capture_sizes(given_limits))) == (8192, 8)
+    more = replace(given_limits, token_budget=20_000)
+    found = capture_sizes(more)
+    assert {(8192, 8), (20_000, 8), (8192, 1), (20_000, 1)} <= {*sizes(found)}
+    assert max(sizes(found)) == (20_000, 8)
+    planned = Buckets(replace(more, buckets=found), token_budget=20_000, max_rows=8)
+    assert planned.tokens == 20_000
+    assert planned.choose(17_000, 1, "greedy").tokens == 20_000
+    many = limits(1024, "sample_filtered", width=2500)
+    assert len(capture_sizes(replace(many, token_budget=1 << 17))) <= MAX_GRAPHS
+
+
 def test_decode_sizes_end_with_all_rows():
     assert decode_sizes(1) == [1]
     assert decode_sizes(9) == [1, 2, 4, 8, 9]

@@ -19,7 +19,9 @@ PREFILL_SIZES = (
 """Tokens of steps that include prompts, from the finest series to the coarsest."""
 
 PROMPT_SIZES = (2048, 4096, 8192)
-"""Tokens of steps that are one prompt, whose attention can be a single library call."""
+"""Tokens of steps that are one prompt, whose attention can be a single library call.
+
+A larger token budget is one more size of both."""
 
 
 FEW_ROWS = 8
@@ -88,12 +90,14 @@ def prefill_sizes(series: tuple[int, ...], limits: Limits) -> list[tuple[int, in
     rows, longest = limits.slots - 1, limits.max_tokens
     sizes = [(tokens, tokens // 2) for tokens in SHORT_SIZES if tokens // 2 < rows]
     sizes = [size for size in sizes if size[0] <= rows]
-    large = [tokens for tokens in series if tokens > rows]
+    budget = limits.token_budget
+    larger = (budget,) if budget > PROMPT_SIZES[-1] else ()
+    large = [tokens for tokens in (*series, *larger) if tokens > rows]
     fitting = [tokens for tokens in large if tokens <= max(longest * rows, 1)]
     sizes += [(tokens, rows) for tokens in fitting or large[:1]]
     if rows > 1:
         # The largest is a whole context, where that is shorter.
-        prompts = sorted({min(tokens, longest) for tokens in PROMPT_SIZES})
+        prompts = sorted({min(each, longest) for each in (*PROMPT_SIZES, *larger)})
         sizes += [(tokens, 1) for tokens in prompts if tokens >= PROMPT_SIZES[0]]
     return sizes
 
