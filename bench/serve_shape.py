@@ -98,10 +98,9 @@ def measure(pipe: Connection, given: argparse.Namespace) -> None:
             found["server"].append(server)
             print(f"engine {engine:,.0f}, server {server:,.0f} tokens/s", flush=True)
     clients.close()
-    medians = {name: statistics.median(rates) for name, rates in found.items()}
-    print(
-        f"server / engine, ratio of medians: {medians['server'] / medians['engine']:.3f}"
-    )
+    engine, server = map(statistics.median, found.values())
+    ratio = server / engine
+    print(f"server / engine, ratio of medians: {ratio:.3f}")
 
 
 def main() -> None:
