@@ -80,7 +80,7 @@ class Serving:
         width = -(-context // size)
         limits = Limits(
             rows + 1, (width * rows + 1,), size, width, loaded.config.vocab_size,
-            sampler="greedy", windows=(None,),
+            sampler="greedy", windows=(None,), token_budget=budget,
         )  # fmt: skip
         runner = LocalRunner(backend, loaded, limits)
         policy = SchedulerPolicy(
