@@ -1,14 +1,20 @@
-"""Fixtures of engines that exchange contents of caches."""
+"""Fixtures of engines: their threads, and their exchanges of caches."""
 
 from __future__ import annotations
 
 import pytest
 
-from inl.engine import link_port, scheduler_setup
+from inl.engine import link_port, scheduler_setup, step_loop
 from inl.kv_transfer import link
 
 PATIENCE = 300.0
 """Seconds, of a machine that does other work too."""
+
+
+@pytest.fixture(autouse=True)
+def short_idle(monkeypatch):
+    """Threads without requests end soon: tests wait for that."""
+    monkeypatch.setattr(step_loop, "IDLE_SECONDS", 0.01)
 
 
 @pytest.fixture

@@ -110,6 +110,7 @@ def interrupt_at(engine, call, wanted, **options):
 def run_everywhere(engine, call, events, *, most, **options):
     """Interrupt ``call`` at up to ``most`` of its events and check what is left."""
     wanted, after = call(engine), engine.generate(NEXT, max_tokens=6).token_ids
+    check_is_whole(engine)  # events are those of threads that start from here on
     count = count_events(engine, call, events, **options)
     step = max(count // most, 1)
     fired = 0

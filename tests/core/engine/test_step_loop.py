@@ -6,13 +6,14 @@ import asyncio
 import gc
 import threading
 import time
+import weakref
 
 import pytest
 
 from held_runner import HeldRunner, wait_submitted
 from inl.engine import step_loop
 from inl.engine.batch import Batch
-from inl.engine.step_loop import THREAD_NAME
+from inl.engine.step_loop import THREAD_NAME, AsyncStepLoop
 from inl.errors import PromptTooLong, RequestError, RunnerError
 from inl.testing.hash_runner import HashRunner
 from waiting import until
@@ -37,11 +38,39 @@ class SlowRunner(HashRunner):
         return super().collect()
 
 
+def background_threads():
+    return [each for each in threading.enumerate() if each.name == THREAD_NAME]
+
+
 def join_background_thread():
-    for thread in threading.enumerate():
-        if thread.name == THREAD_NAME:
-            thread.join(timeout=300)
-            assert not thread.is_alive(), "the background thread goes on"
+    for thread in background_threads():
+        thread.join(timeout=300)
+        assert not thread.is_alive(), "the background thread goes on"
+
+
+def test_an_idle_thread_takes_the_next_request(hashed, monkeypatch):
+    monkeypatch.setattr(step_loop, "IDLE_SECONDS", 300)
+    before, engine = set(background_threads()), hashed()
+    for _ in range(3):
+        asyncio.run(engine.agenerate([1, 2], max_tokens=2))
+    (thread,) = set(background_threads()) - before
+    monkeypatch.setattr(step_loop, "IDLE_SECONDS", 0)
+    engine._dispatcher.step_loop._wake.set()
+    thread.join(timeout=300)
+    assert not thread.is_alive()
+
+
+def test_an_idle_thread_keeps_no_engine(monkeypatch):
+    monkeypatch.setattr(step_loop, "IDLE_SECONDS", 300)
+    loop = AsyncStepLoop(print, print, print, lambda: False)
+    loop._start_thread()
+    thread, wake, kept = loop._thread, loop._wake, weakref.ref(loop)
+    del loop
+    until(lambda: gc.collect() is not None and kept() is None)
+    assert thread.is_alive(), "it waits for requests"
+    wake.set()
+    thread.join(timeout=300)
+    assert not thread.is_alive()
 
 
 def is_drained_later(engine, drained):

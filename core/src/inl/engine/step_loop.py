@@ -1,8 +1,9 @@
 """Background stepping for asyncio: a thread that steps, and tasks that await it.
 
-Tasks of any number of event loops share one engine, and so one batch. The thread runs
-only while requests are open. A task queues its request and awaits a wake-up; it never
-blocks on a step, also not to cancel.
+Tasks of any number of event loops share one engine, and so one batch. The thread steps
+while requests are open, and then waits a while for others: to start one takes longer
+than to wake one, and whoever starts it waits for that. A task queues its request and
+awaits a wake-up; it never blocks on a step, also not to cancel.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from inl.engine.batch import Batch
@@ -26,6 +29,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("inl")
 
 THREAD_NAME = "inl-async"
+
+IDLE_SECONDS = 10.0
+"""How long the thread waits for requests before it ends."""
 
 CHECK_SECONDS = 1.0
 """How often a waiting task checks that the thread runs."""
@@ -58,6 +64,8 @@ class AsyncStepLoop:
         self._unfed: dict[Batch, None] = {}
         """Those with handles that are not queued yet."""
         self._thread: threading.Thread | None = None
+        self._wake = threading.Event()
+        """Set where requests are open, for a thread that may be idle."""
         self._failures = 0
         """Threads that have ended with open requests since the last step."""
         self._progressed = 0.0
@@ -90,26 +98,30 @@ class AsyncStepLoop:
     def after_fork_in_child(self) -> None:
         """Forget the thread and the requests, which only the parent serves."""
         self._open, self._unfed, self._thread = {}, {}, None
+        self._wake = threading.Event()
 
     def ensure_thread(self) -> None:
-        """Start a thread if requests are open and there is none."""
+        """Wake the thread if requests are open; start it if there is none."""
         thread = self._thread
-        if self._open and (thread is None or not thread.is_alive()):
+        if not self._open:
+            return
+        if thread is None or not thread.is_alive():
             # Should two threads start, both step until no request is open.
             self._start_thread()
+        else:
+            self._wake.set()
 
     def _start_thread(self) -> None:
-        thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
+        # An idle thread keeps no engine in memory that nobody else refers to.
+        target = partial(_run, weakref.ref(self), self._wake)
+        thread = threading.Thread(target=target, name=THREAD_NAME, daemon=True)
         # Before it starts: it may end, and be forgotten, before `start` returns. Stored
         # afterwards, a thread that takes no more work would count as running.
         self._thread = thread
         thread.start()
 
-    def _run(self) -> None:
-        run_with_cleanup(self._step_while_open, self._pass_on)
-
-    def _pass_on(self) -> None:
-        """Start another thread for batches that this one leaves open."""
+    def pass_on(self) -> None:
+        """Start another thread for batches that the one which ends leaves open."""
         self._thread = None
         if self._open:
             self._failures += 1
@@ -131,7 +143,8 @@ class AsyncStepLoop:
             with suppress(Exception):
                 batch.notify()
 
-    def _step_while_open(self) -> None:
+    def step_while_open(self) -> bool:
+        """Step until no request is open; return whether one has come since."""
         while self._open:
             # First: all of them are in the second list, so that errors reach them.
             unfed = list(self._unfed)
@@ -139,6 +152,7 @@ class AsyncStepLoop:
             self._progressed = time.monotonic()
             self._failures = 0
             self._drain_remains()
+        return bool(self._open)
 
     def _drain_remains(self) -> None:
         """Compute the steps of cancelled requests, unless others need the thread."""
@@ -178,6 +192,25 @@ class AsyncStepLoop:
     def _fail(self, batch: Batch, error: BaseException) -> None:
         batch.fail(error)
         self._cancel(batch.handles)
+
+
+def _run(reference: weakref.ref[AsyncStepLoop], wake: threading.Event) -> None:
+    """Step a loop, and wait for its requests, until it has had none for a while."""
+
+    def work() -> None:
+        while (loop := reference()) is not None:
+            # First: requests that come from here on set it again.
+            wake.clear()
+            is_open = loop.step_while_open()
+            del loop
+            if not is_open and not wake.wait(IDLE_SECONDS):
+                return
+
+    def cleanup() -> None:
+        if (loop := reference()) is not None:
+            loop.pass_on()
+
+    run_with_cleanup(work, cleanup)
 
 
 class Waiter:
