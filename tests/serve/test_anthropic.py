@@ -42,12 +42,13 @@ def test_a_message_and_its_stream_are_equal(client):
 
 
 def test_a_text_has_no_citations(client):
-    """The AI SDK's provider refuses null, and Anthropic's API leaves them out."""
+    """The AI SDK's provider refuses null; the API's description requires the field."""
     raw = client.messages.with_raw_response.create(
         model="default", max_tokens=3, messages=MESSAGES
     )
     (block,) = raw.http_response.json()["content"]
-    assert block.keys() == {"type", "text"}
+    assert block.keys() == {"type", "text", "citations"}
+    assert block["citations"] == []
 
 
 def test_a_stop_sequence_is_named(client):

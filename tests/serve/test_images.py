@@ -136,6 +136,94 @@ def test_messages(server, expected):
     assert answer["content"][0]["text"] == expected
 
 
+def block_of(image):
+    data = {"type": "base64", "media_type": "image/png", "data": encoded(image)}
+    return {"type": "image", "source": data}
+
+
+def ask_messages(server, *turns, path="/v1/messages"):
+    options = {} if path.endswith("tokens") else {"max_tokens": 6, "temperature": 0}
+    return server.post(path, messages=list(turns), **options)
+
+
+def test_results_of_tools_have_images(server):
+    """In each dialect the same: a turn between tags, as this template has no tools."""
+    text = "<tool_response>\n", "See", "\n</tool_response>"
+    shown = [*[{"type": "text", "text": each} for each in text[:2]],
+             {"type": "image_url", "image_url": {"url": URIS[0]}},
+             {"type": "text", "text": text[2]}]  # fmt: skip
+    call = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
+    options = {"max_tokens": 6, "temperature": 0}
+    look, made = {"role": "user", "content": "Look"}, {"role": "assistant"}
+    turns = [look, {**made, "content": call}, {"role": "user", "content": shown}]
+    _, answer = server.post("/v1/chat/completions", messages=turns, **options)
+    expected = answer["choices"][0]["message"]["content"]
+    function = {"name": "look", "arguments": "{}"}
+    made["tool_calls"] = [{"id": "a", "type": "function", "function": function}]
+    result = {"role": "tool", "tool_call_id": "a", "content": shown[1:3]}
+    _, answer = server.post(
+        "/v1/chat/completions", messages=[look, made, result], **options
+    )
+    assert answer["choices"][0]["message"]["content"] == expected
+    seen = [{"type": "input_text", "text": "See"},
+            {"type": "input_image", "image_url": URIS[0]}]  # fmt: skip
+    items = [
+        look,
+        {"type": "function_call", "call_id": "a", **function},
+        {"type": "function_call_output", "call_id": "a", "output": seen},
+    ]
+    _, answer = server.post(
+        "/v1/responses", input=items, max_output_tokens=6, temperature=0
+    )
+    assert answer["output"][0]["content"][0]["text"] == expected
+    use = {"type": "tool_use", "id": "a", "name": "look", "input": {}}
+    seen = [{"type": "text", "text": "See"}, block_of(IMAGES[0])]
+    result = {"type": "tool_result", "tool_use_id": "a", "content": seen}
+    _, answer = ask_messages(
+        server, look, {"role": "assistant", "content": [use]},
+        {"role": "user", "content": [result]},
+    )  # fmt: skip
+    assert answer["content"][0]["text"] == expected
+
+
+def test_documents_are_their_texts_and_images(server, expected):
+    """A document of texts and images is what it has, behind its title and context."""
+    inner = {"type": "content", "content": [*map(block_of, IMAGES)]}
+    text = {"type": "text", "media_type": "text/plain", "data": "See"}
+    blocks = [
+        {"type": "document", "source": text, "citations": {"enabled": False}},
+        {"type": "document", "source": inner},
+    ]
+    status, answer = ask_messages(server, {"role": "user", "content": blocks})
+    assert status == 200, answer
+    assert answer["content"][0]["text"] == expected
+    named = {"type": "document", "title": "A", "context": "B", "source": text}
+    found = []
+    for content in ([named], [{"type": "text", "text": each} for each in "AB"] + [
+        {"type": "text", "text": "See"}]):  # fmt: skip
+        status, answer = ask_messages(server, {"role": "user", "content": content})
+        assert status == 200, answer
+        found.append(answer["content"][0]["text"])
+    assert found[0] == found[1] != expected
+
+
+@pytest.mark.parametrize(("fields", "message"), [
+    ({"citations": {"enabled": True}}, "content[0].citations: is not supported"),
+    ({"source": {"type": "base64", "media_type": "application/pdf", "data": "A"}},
+     "with source 'base64', accepts text or content"),
+    ({"source": {"type": "content", "content": [{"type": "document"}]}},
+     "found a document in a document"),
+])  # fmt: skip
+def test_other_documents_are_refused(server, fields, message):
+    text = {"type": "text", "media_type": "text/plain", "data": "See"}
+    block = {"type": "document", "source": text, **fields}
+    status, answer = ask_messages(server, {"role": "user", "content": [block]})
+    assert status == 400
+    assert answer["type"] == "error"
+    assert answer["error"]["type"] == "invalid_request_error"
+    assert message in answer["error"]["message"]
+
+
 def test_ollama(server, expected):
     message = {"role": "user", "content": "See"}
     images = [encoded(image) for image in IMAGES]

@@ -317,6 +317,19 @@ def test_responses_have_items_and_events(client, expected):
     assert names[-1] == "response.incomplete"
     assert [event.sequence_number for event in events] == list(range(len(events)))
     assert events[-1].response.output_text == expected["chat"].text
+    assert events[-1].response.temperature == answer.temperature == 0
+    assert events[0].response.top_p == answer.top_p == 1
+
+
+def test_responses_report_the_sampling_that_they_have(any_hash_server):
+    """As numbers, which the API's description requires, with the model's defaults."""
+    found = []
+    for options in ({}, {"temperature": 0.5, "top_p": None}, {"top_p": 0.25}):
+        body = {"input": "a", "max_output_tokens": 1, **options}
+        status, _, answer = any_hash_server.send("POST", "/v1/responses", body)
+        assert status == 200, answer
+        found.append((answer["temperature"], answer["top_p"]))
+    assert found == [(1, 1), (0.5, 1), (1, 0.25)]
 
 
 def test_a_response_that_is_not_stored_is_not_continued(client):

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from inl.engine.options import NEUTRAL_SAMPLING, with_sampling
 from inl.fleet.continuing import TEMPORARY, Continuing, EngineGoneError
 from inl.fleet.engine_link import EngineLink, State
 from inl.fleet.members import Members
@@ -106,7 +107,7 @@ class FleetClient:
         """Do what a message asks for; raises :class:`ApiError`."""
         if isinstance(message, Submit):
             await self._submit(message)
-            return None
+            return Answered(number, sampling=self._sampling(message))
         if isinstance(message, Forward):
             return await self.questions.forward(message)
         if isinstance(message, Recall):
@@ -119,6 +120,15 @@ class FleetClient:
         assert isinstance(message, StoreResponse), "nothing else is called"
         await store.put(message.client, message.name, message.data)
         return None
+
+    def _sampling(self, message: Submit) -> tuple[float, float] | None:
+        """Return temperature and ``top_p`` of a call, as its engines set them."""
+        if (described := self.members.described) is None:
+            return None
+        options = NEUTRAL_SAMPLING | with_sampling(
+            message.options, described.sampling_defaults
+        )
+        return options["temperature"], options["top_p"]
 
     async def _submit(self, message: Submit) -> None:
         """Admit a call and wait until an engine has; raises :class:`ApiError`."""

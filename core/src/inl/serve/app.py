@@ -28,7 +28,11 @@ from inl.serve.ollama.store import OllamaStore
 from inl.serve.openai.chat import ChatExchange
 from inl.serve.openai.completions import CompletionExchange
 from inl.serve.openai.embeddings import Embeddings
-from inl.serve.openai.responses_endpoint import ResponsesEndpoint, stored_routes
+from inl.serve.openai.responses_endpoint import (
+    RESPONSES,
+    ResponsesEndpoint,
+    stored_routes,
+)
 from inl.serve.openai.responses_exchange import ResponsesExchange
 from inl.serve.openai.scores import Scores
 from inl.serve.openapi import openapi
@@ -49,8 +53,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("inl.serve")
 
-
-RESPONSES = "/v1/responses"
 
 GENERATING: dict[str, MakeExchange] = {
     "/v1/chat/completions": ChatExchange,

@@ -114,6 +114,7 @@ class GenerateEndpoint:
                 async with model.generate(job, client) as generations:
                     del job  # the files of its images
                     exchange.token_text = generations.token_text
+                    self.started(exchange, generations)
                     await self._respond(exchange, generations, send, record, client)
             record.phases = generations.items[0].phases
         except Disconnected:
@@ -123,6 +124,9 @@ class GenerateEndpoint:
 
     async def begin(self, exchange: Exchange, client: str) -> None:
         """Complete a request that refers to others; raises :class:`ApiError`."""
+
+    def started(self, exchange: Exchange, generations: Generations) -> None:
+        """Complete a response by what the model has been asked for."""
 
     async def end(self, exchange: Exchange, client: str) -> None:
         """Keep what later requests refer to, before the answer has been sent."""

@@ -202,6 +202,12 @@ class Generations(ABC):
         return ""
 
     @property
+    def sampling(self) -> tuple[float, float] | None:
+        """Temperature and ``top_p`` of its completions, defaults included."""
+        request = self.items[0].handle.request
+        return request.temperature, request.top_p
+
+    @property
     def finished(self) -> bool:
         """Whether all completions have started and finished."""
         return bool(self.items) and not self._open

@@ -228,8 +228,7 @@ def calls_as_text(messages: Iterable[Message]) -> Iterable[dict[str, Any]]:
         texts = _texts(content)
         content = content if texts is None else "\n".join(texts)
         if message.get("role") in ROLES:
-            text = f"<tool_response>\n{content}\n</tool_response>"
-            yield {"role": "user", "content": text}
+            yield {"role": "user", "content": _as_result(content)}
         elif _has_calls(message):
             calls = map(_call_text, filter(_is_call, message["tool_calls"]))
             text = "\n".join([*([content] if content else ()), *calls])
@@ -237,6 +236,15 @@ def calls_as_text(messages: Iterable[Message]) -> Iterable[dict[str, Any]]:
             yield {**kept, "content": text}
         else:
             yield dict(message)
+
+
+def _as_result(content: Any) -> Any:
+    """Return the result of a call between tags; parts, such as images, stay parts."""
+    begin, end = "<tool_response>\n", "\n</tool_response>"
+    if not isinstance(content, list | tuple):
+        return f"{begin}{content}{end}"
+    tags = ({"type": "text", "text": text} for text in (begin, end))
+    return [next(tags), *content, next(tags)]
 
 
 def _call_text(call: Any) -> str:

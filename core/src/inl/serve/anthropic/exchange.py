@@ -172,4 +172,5 @@ class _Blocks:
         return event({"type": name, "index": self._index, "delta": value}, name)
 
 
-_EMPTY = {"type": "text", "text": ""}
+_EMPTY = {"type": "text", "text": "", "citations": []}
+"""The API's description requires citations, and the AI SDK's provider refuses null."""

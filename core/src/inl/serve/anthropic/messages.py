@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -23,12 +23,13 @@ that no prompt would begin like an earlier one."""
 
 
 class Source(msgspec.Struct, kw_only=True):
-    """The data of an image."""
+    """The data of an image or a document."""
 
     type: str
     media_type: str = ""
     data: str = ""
     url: str | None = None
+    content: Any = None
 
 
 class Block(msgspec.Struct, kw_only=True):
@@ -44,6 +45,9 @@ class Block(msgspec.Struct, kw_only=True):
     content: Any = None
     is_error: bool | None = None
     source: Source | None = None
+    title: str | None = None
+    context: str | None = None
+    citations: Any = None
 
 
 class Turn(msgspec.Struct):
@@ -175,9 +179,7 @@ def _texts(blocks: Sequence[Block], where: str) -> list[str]:
 
 
 def _unsupported_block(kind: str, where: str) -> ApiError:
-    return unsupported(
-        where, f"found a block of type {kind!r:.40}; this model accepts text only"
-    )
+    return unsupported(where, f"found a block of type {kind!r:.40}, which is none here")
 
 
 def _messages(turn: Turn, where: str) -> Iterator[dict[str, Any]]:
@@ -194,8 +196,10 @@ def _messages(turn: Turn, where: str) -> Iterator[dict[str, Any]]:
         if block.type == "text":
             texts.append(block.text or "")
             parts.append({"type": "text", "text": block.text or ""})
-        elif block.type == "image" and turn.role == "user":
-            parts.append({"type": "image", "image": _image_of(block, place)})
+        elif block.type in ("image", "document") and turn.role == "user":
+            found = _parts([block], place, at=None)
+            parts += found
+            texts += [part["text"] for part in found if part["type"] == "text"]
         elif block.type == "thinking":
             thoughts.append(block.thinking or "")
         elif block.type == "tool_use":
@@ -205,7 +209,7 @@ def _messages(turn: Turn, where: str) -> Iterator[dict[str, Any]]:
             yield {
                 "role": "tool",
                 "tool_call_id": block.tool_use_id,
-                "content": _result_text(block.content, place),
+                "content": _result(block.content, place),
             }
         elif block.type != "redacted_thinking":
             raise _unsupported_block(block.type, place)
@@ -214,10 +218,69 @@ def _messages(turn: Turn, where: str) -> Iterator[dict[str, Any]]:
         message["reasoning_content"] = "\n".join(thoughts)
     if calls:
         message["tool_calls"] = calls
-    if any(part["type"] == "image" for part in parts):
+    if _has_images(parts):
         message["content"] = parts
     if parts or calls:
         yield message
+
+
+def _has_images(parts: Sequence[Mapping[str, Any]]) -> bool:
+    return any(part["type"] == "image" for part in parts)
+
+
+def _parts(
+    blocks: Sequence[Block], where: str, *, at: int | None = 0
+) -> list[dict[str, Any]]:
+    """Return texts, images and documents as parts of chat templates.
+
+    at: number of the first block in ``where``; ``None``: it is the place of the only
+    one. Raises :class:`ApiError` for others.
+    """
+    parts: list[dict[str, Any]] = []
+    for number, block in enumerate(blocks, at or 0):
+        place = where if at is None else f"{where}[{number}]"
+        if block.type == "text":
+            parts.append({"type": "text", "text": block.text or ""})
+        elif block.type == "image":
+            parts.append({"type": "image", "image": _image_of(block, place)})
+        elif block.type == "document":
+            parts += _document(block, place)
+        else:
+            raise _unsupported_block(block.type, place)
+    return parts
+
+
+def _document(block: Block, where: str) -> list[dict[str, Any]]:
+    """Return a document of texts and images, behind its title and its context."""
+    if isinstance(block.citations, dict) and block.citations.get("enabled"):
+        raise unsupported(
+            f"{where}.citations", "is not supported; leave it out or disable it"
+        )
+    source = block.source
+    if source is not None and source.type == "text":
+        parts = [{"type": "text", "text": source.data}]
+    elif source is not None and source.type == "content":
+        inner = _blocks(source.content, where)
+        if any(each.type == "document" for each in inner):
+            raise unsupported(where, "found a document in a document")
+        parts = _parts(inner, f"{where}.source.content")
+    else:
+        kind = "none" if source is None else source.type
+        raise unsupported(
+            where, f"found a document with source {kind!r:.40}, accepts text or content"
+        )
+    heads = [text for text in (block.title, block.context) if text]
+    return [*({"type": "text", "text": text} for text in heads), *parts]
+
+
+def _blocks(content: Any, where: str) -> list[Block]:
+    """Return the blocks of a content, which may be a text."""
+    if content is None or isinstance(content, str):
+        return [Block(type="text", text=content)] if content else []
+    try:
+        return msgspec.convert(content, list[Block])
+    except msgspec.ValidationError as error:
+        raise unsupported(where, f"{error}; accepts a text or blocks") from error
 
 
 def _image_of(block: Block, where: str) -> str | RemoteImage:
@@ -233,14 +296,10 @@ def _image_of(block: Block, where: str) -> str | RemoteImage:
     return image_at(f"data:{source.media_type};base64,{source.data}", where)
 
 
-def _result_text(content: Any, where: str) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    try:
-        blocks = msgspec.convert(content, list[Block])
-    except msgspec.ValidationError as error:
-        raise unsupported(where, f"{error}; accepts a text or blocks") from error
-    return "\n".join(_texts(blocks, where))
+def _result(content: Any, where: str) -> str | list[dict[str, Any]]:
+    """Return the result of a tool: a text, or parts if it has images."""
+    parts = _parts(_blocks(content, where), where)
+    return parts if _has_images(parts) else "\n".join(part["text"] for part in parts)
 
 
 def _tools_of(tools: Sequence[ToolSchema] | None) -> list[Tool]:

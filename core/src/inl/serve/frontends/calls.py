@@ -98,7 +98,7 @@ class Call:
                         number, item, item.handle, tokens, self, len(given.output_ids)
                     )
                 self._remember(calls.transcripts, items)
-                calls.link.send(Answered(self.first))
+                calls.link.send(Answered(self.first, sampling=open_call.sampling))
                 calls.flush()
                 if await self.left:
                     open_call.finish()

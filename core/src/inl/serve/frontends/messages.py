@@ -304,6 +304,8 @@ class Answered(msgspec.Struct, array_like=True, tag="answered"):
 
     number: int
     failure: Failure | None = None
+    sampling: tuple[float, float] | None = None
+    """Temperature and ``top_p`` of a call that has begun."""
 
 
 class Forwarded(msgspec.Struct, array_like=True, tag="forwarded"):

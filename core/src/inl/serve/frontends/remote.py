@@ -132,7 +132,7 @@ class RemoteModel:
         with self._submitting(text, job, prompts, generations) as handles:
             first = handles[0].request.id
             try:
-                await self._client.call(
+                generations.answered = await self._client.call(
                     first, _submit(text, job, client, prompts, first)
                 )
                 yield generations

@@ -12,6 +12,7 @@ from inl.serve.generations import Generation, Generations
 
 if TYPE_CHECKING:
     from inl.engine.request_handle import TokenLogprob
+    from inl.serve.frontends.messages import Answered
     from inl.serve.job import Delta
     from inl.serve.resuming import Seen
     from inl.serve.token_texts import TokenTexts
@@ -19,6 +20,16 @@ if TYPE_CHECKING:
 
 class RemoteGenerations(Generations):
     """The completions of a job of a front-end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answered: Answered | None = None
+        """The reply to the job."""
+
+    @property
+    def sampling(self) -> tuple[float, float] | None:
+        """Those of the engine; ``None`` before its reply."""
+        return None if self.answered is None else self.answered.sampling
 
     @property
     def engine(self) -> str:

@@ -126,7 +126,7 @@ def text_of(content: str | Sequence[ContentPart] | None, where: str) -> str:
         if part.type not in ("text", "input_text", "output_text", "refusal"):
             raise unsupported(
                 f"{where}[{number}]",
-                f"found a part of type {part.type!r:.40}; this model accepts text only",
+                f"found a part of type {part.type!r:.40}, which is none here",
             )
         texts.append(part.text or "")
     return "\n".join(texts)
@@ -134,6 +134,8 @@ def text_of(content: str | Sequence[ContentPart] | None, where: str) -> str:
 
 IMAGES = ("image_url", "input_image")
 """Types of the parts that are images."""
+SHOWN = ("user", "tool", "function")
+"""Roles whose messages may have images."""
 VIDEOS = ("video_url", "video")
 """Types of the parts that are frames of a video, each of them an image."""
 
@@ -141,7 +143,7 @@ VIDEOS = ("video_url", "video")
 def content_of(
     content: str | Sequence[ContentPart] | None, where: str
 ) -> str | list[dict[str, Any]]:
-    """Return the content of a user's message: text, or parts if it has images.
+    """Return the content of a user or a tool: text, or parts if it has images.
 
     Raises :class:`ApiError` for other parts, and for addresses of other schemes.
     """
@@ -205,7 +207,7 @@ def _template_message(message: Message, at: int) -> dict[str, Any]:
     role = "system" if message.role == "developer" else message.role
     value: dict[str, Any] = {
         "role": "tool" if role == "function" else role,
-        "content": (content_of if role == "user" else text_of)(
+        "content": (content_of if role in SHOWN else text_of)(
             message.content, f"{where}.content"
         ),
     }

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from inl.serve.api_error import unsupported
+from inl.serve.api_error import ApiError, unsupported
 from inl.serve.generate_endpoint import GenerateEndpoint
 from inl.serve.http_messages import decoded
 from inl.serve.openai.responses_exchange import ResponsesExchange, response_of
@@ -18,11 +18,14 @@ from inl.serve.operations import json_response
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from inl.serve.api_error import ApiError
     from inl.serve.dialect import Exchange
     from inl.serve.generate_endpoint import Catalog
+    from inl.serve.generations import Generations
     from inl.serve.openai.response_store import ResponseStore, StoresResponses
     from inl.serve.settings import ServerConfig
+
+
+RESPONSES = "/v1/responses"
 
 
 class ResponsesEndpoint(GenerateEndpoint):
@@ -52,6 +55,11 @@ class ResponsesEndpoint(GenerateEndpoint):
             )  # fmt: skip
         await decoded(await store.get(client, name), exchange.continue_from)
 
+    def started(self, exchange: Exchange, generations: Generations) -> None:
+        """Report the sampling that the answer has, which the API does as numbers."""
+        assert isinstance(exchange, ResponsesExchange), "made here"
+        exchange.sampling = generations.sampling or exchange.sampling
+
     async def end(self, exchange: Exchange, client: str) -> None:
         """Store a response, before the client can name it."""
         assert isinstance(exchange, ResponsesExchange), "made here"
@@ -61,11 +69,16 @@ class ResponsesEndpoint(GenerateEndpoint):
 
 def stored_routes(store: ResponseStore) -> list[Route]:
     """Return the routes of stored responses."""
-    path = "/v1/responses/{name}"
+    path = f"{RESPONSES}/{{name}}"
     return [
+        Route(f"{RESPONSES}/compact", _compact, methods=["POST"]),
         Route(path, partial(_read, store), methods=["GET"]),
         Route(path, partial(_delete, store), methods=["DELETE"]),
     ]
+
+
+async def _compact(_: Request) -> Response:
+    raise ApiError(404, f"{RESPONSES}/compact: is not supported; send the whole input")
 
 
 async def _read(store: ResponseStore, request: Request) -> Response:

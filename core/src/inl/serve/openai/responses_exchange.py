@@ -61,6 +61,9 @@ class ResponsesExchange(ResumableExchange):
         # Not to be guessed from those of others.
         self.id = f"resp_{number}_{secrets.token_hex(8)}"
         self._request = request
+        self.sampling: tuple[float | None, float | None]
+        self.sampling = request.temperature, request.top_p
+        """Temperature and ``top_p``; with the model's defaults once it is known."""
         self._earlier: list[Item] = []
         self._final: dict[str, Any] = {}
         """The finished response."""
@@ -168,12 +171,12 @@ class ResponsesExchange(ResumableExchange):
             "safety_identifier": request.safety_identifier,
             "service_tier": request.service_tier or "default",
             "store": self.is_stored,
-            "temperature": request.temperature,
+            "temperature": self.sampling[0],
             "text": {"format": _format(request)},
             "tool_choice": _choice(request),
             "tools": [_tool(tool) for tool in request.tools or ()],
             "top_logprobs": request.top_logprobs or 0,
-            "top_p": request.top_p,
+            "top_p": self.sampling[1],
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
             "truncation": request.truncation or "disabled",
