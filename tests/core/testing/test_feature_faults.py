@@ -153,13 +153,81 @@ def keeping_first(name, argument):
     return compile_program
 
 
-@pytest.mark.parametrize("feature", ["axis_positions", "layer_features", "spans"])
+INPUTS = ["axis_positions", "layer_features", "spans", "windowed_spans", "embedded_id"]
+
+
+@pytest.mark.parametrize("feature", INPUTS)
 def test_inputs_of_an_earlier_step_are_found(feature):
     target = target_of(compile=keeping_first("logits_embedded", 2))
     (found,) = failures(target, "feature", f"feature/{feature}")
     text = "\n".join(found.lines())
     assert f"{feature} of the tokens of a step" in text
     assert "logits_embedded" in text
+
+
+def of_one_program(name):
+    """Return kernels of an op that keep a result until the next program, and compile.
+
+    As of a compiler that takes two calls of a program for one.
+    """
+    kept = {}
+
+    def wrong(run):
+        def kernel(*args, **attrs):
+            if kept.get("shape") != args[0].shape:
+                kept.update(shape=args[0].shape, value=run(*args, **attrs))
+            return kept["value"]
+
+        return kernel
+
+    def compile_program(function, _bucket, _consumes, info):
+        del info
+
+        def program(*arguments):
+            kept.clear()
+            return function(*arguments)
+
+        return program
+
+    return with_fault(name, wrong), compile_program
+
+
+def test_a_table_that_is_looked_up_once_is_found():
+    kernels, compile_program = of_one_program("embedding")
+    target = target_of(kernels, compile=compile_program)
+    (found,) = failures(target, "feature", "feature/embedded_id")
+    assert "embedded_id of the tokens of a step" in "\n".join(found.lines())
+    assert failures(target, "feature", "feature/spans") == []
+
+
+def test_spans_that_all_layers_see_are_found():
+    """The mask of the layers before is kept for the layers without spans."""
+    spans = []
+
+    def kernels():
+        for op in catalog().values():
+            if op.composite:
+                continue
+            run = body_kernel(op, "float32")
+            if op.name == "span_attention":
+
+                def run(q, cache, step, given, *, run=run, **attrs):
+                    spans[:] = [given]
+                    return run(q, cache, step, given, **attrs)
+            elif op.name == "attention":
+                wide = body_kernel(catalog()["span_attention"], "float32")
+
+                def run(q, cache, step, *, run=run, wide=wide, **attrs):
+                    if spans and len(spans[0]) == len(q) == len(step.tokens):
+                        return wide(q, cache, step, spans[0], **attrs)
+                    return run(q, cache, step, **attrs)
+
+            yield Kernel(op.name, "planted", run)
+
+    target = target_of(kernels)
+    (found,) = failures(target, "feature", "feature/windowed_spans")
+    assert "windowed_spans of the tokens of a step" in "\n".join(found.lines())
+    assert failures(target, "feature", "feature/spans") == []
 
 
 @pytest.mark.parametrize("feature", ["encoders", "pooled"])

@@ -21,6 +21,7 @@ from inl.errors import NoKernel, ProtocolError
 from inl.executor.encoder_executor import EncoderExecutor, load_encoder, padded
 from inl.executor.model_loader import LanguageModel
 from inl.models import bert, llama
+from inl.models.views import views
 from inl.runners.encoder_runner import EncoderRunner
 from inl.runners.local_runner import start_runner
 from inl.spec.embedded_rows import TokenInputs, token_inputs, with_inputs
@@ -35,7 +36,9 @@ from inl.testing.tiny_encoder import plain_encoding, tiny_bert
 
 if TYPE_CHECKING:
     from inl.backend.base import Backend
+    from inl.ops.protocol import Ops
     from inl.spec.limits import Limits
+    from inl.spec.step import Step
     from inl.testing.target import Target
 
 AXES = (0, 0, 1, 1, 1, 2, 2, 2)
@@ -44,6 +47,10 @@ LAYER = 0
 """Layer after which features are added."""
 SPAN = (3, 9)
 """Tokens of an image in a prompt."""
+WINDOW = 4
+"""Window of the first layer where spans are in such layers only."""
+OTHER = 5
+"""Id by which a second table is looked up where a token has an embedding."""
 LENGTHS = (5, 1, 12, 3)
 """Tokens of the sequences of a batch."""
 
@@ -54,6 +61,8 @@ def feature_checks(target: Target) -> Iterator[Check]:
         "axis_positions": partial(_inputs, "axis_positions"),
         "layer_features": partial(_inputs, "layer_features"),
         "spans": partial(_inputs, "spans"),
+        "windowed_spans": partial(_inputs, "windowed_spans"),
+        "embedded_id": partial(_inputs, "embedded_id"),
         "encoders": _encoders,
         "pooled": _pooled,
         "encoder_parts": _parts,
@@ -71,12 +80,11 @@ def has_kernel(target: Target, op: str) -> bool:
 def _inputs(feature: str, tiny: Tiny) -> Measure | None:
     """Compute a prompt with inputs of its tokens, then one without, then it again."""
     target = tiny.target
-    spans = feature == "spans"
-    if spans and not has_kernel(target, "span_attention"):
+    if feature in SPANS and not has_kernel(target, "span_attention"):
         _refuses_spans(tiny)
         return None
     prompts = [_Prompt(tiny, feature, number) for number in range(2)]
-    limits = tiny.limits(**_fields(feature))
+    limits = tiny.limits(**_fields(tiny, feature))
     found = _logits(tiny, feature, target.backend, limits, prompts)
     expected = [prompt.logits() for prompt in prompts]
     reference = ReferenceBackend(Device("reference"), dtype=tiny.dtype)
@@ -97,12 +105,18 @@ def _inputs(feature: str, tiny: Tiny) -> Measure | None:
     return worst(measures)
 
 
-def _fields(feature: str) -> dict[str, Any]:
+SPANS = ("spans", "windowed_spans")
+
+
+def _fields(tiny: Tiny, feature: str) -> dict[str, Any]:
     """Return the fields of :class:`Limits` of a feature."""
     fields: dict[str, dict[str, Any]] = {
         "axis_positions": {"axes": 3},
         "layer_features": {"feature_layers": (LAYER,)},
         "spans": {"spans": True},
+        # A cache group of the layers with a window, and one of the others.
+        "windowed_spans": {"spans": True, "blocks": tiny.limits().blocks * 2},
+        "embedded_id": {},
     }
     return {"embedding": 64, **fields[feature]}
 
@@ -129,7 +143,7 @@ class _Prompt:
             given["offsets"] = dict(enumerate(shifts.T))
         elif self.feature == "layer_features":
             given["features"] = {at: row[None] for at, row in self.added.items()}
-        else:
+        elif self.feature in SPANS:
             given["spans"] = dict.fromkeys(self.rows, SPAN)
         return token_inputs(limits, self.rows, **given)
 
@@ -144,11 +158,33 @@ class _Prompt:
             for at, row in self.added.items():
                 dense[at] = row
             features[LAYER] = dense
-        span = SPAN if self.feature == "spans" else (0, 0)
+        span = SPAN if self.feature in SPANS else (0, 0)
         given = PlainInputs(self.rows, turns, span, features)
-        return plain_logits(
-            self.tiny.hf, self.tiny.tensors, self.ids, inputs=given
-        )[-1]  # fmt: skip
+        if self.feature == "windowed_spans":
+            given = given._replace(windows={0: WINDOW})
+        if self.feature == "embedded_id":
+            looked_up = [OTHER if at in self.rows else id_
+                         for at, id_ in enumerate(self.ids)]  # fmt: skip
+            given = given._replace(table_ids=looked_up)
+        hf, tensors = _files(self.tiny, self.feature)
+        return plain_logits(hf, tensors, self.ids, inputs=given)[-1]
+
+
+def _files(tiny: Tiny, feature: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the config of the tiny model and its tensors.
+
+    Where spans are in layers with a window only, a third layer follows, by which the
+    others are seen: the last one is computed for the sampled token alone.
+    """
+    if feature != "windowed_spans":
+        return dict(tiny.hf), dict(tiny.tensors)
+    first = "model.layers.0."
+    again = {
+        name.replace(first, "model.layers.2."): x
+        for name, x in tiny.tensors.items()
+        if name.startswith(first)
+    }
+    return {**tiny.hf, "num_hidden_layers": 3}, {**tiny.tensors, **again}
 
 
 def _model(tiny: Tiny, feature: str) -> LanguageModel:
@@ -156,12 +192,27 @@ def _model(tiny: Tiny, feature: str) -> LanguageModel:
         "axis_positions": ModelInputs(axes=3),
         "layer_features": ModelInputs(feature_layers=(LAYER,)),
         "spans": ModelInputs(spans=True),
+        "windowed_spans": ModelInputs(spans=True, windowed_spans=True),
+        "embedded_id": ModelInputs(embedded_id=OTHER),
     }[feature]
-    config = llama.MODEL.config(tiny.hf)
+    hf, tensors = _files(tiny, feature)
+    config = llama.MODEL.config(hf)
     if feature == "axis_positions":
         config = replace(config, rope_scaling=config.rope_scaling._replace(axes=AXES))
+    if feature == "windowed_spans":
+        windows = (WINDOW, *[None] * (config.layers - 1))
+        config = replace(config, views=views(windows))
     model = replace(llama.MODEL, inputs=lambda _config: inputs)
-    return replace(tiny.language, model=model, config=config)
+    if feature == "embedded_id":
+        model = replace(model, embed=_embed_twice)
+    checkpoint: Any = MemoryCheckpoint(hf, tensors)
+    return replace(tiny.language, model=model, config=config, checkpoint=checkpoint)
+
+
+def _embed_twice(ops: Ops, c: Any, w: Any, step: Step) -> Any:
+    """Embed the tokens, and add what a second lookup gives."""
+    carry = llama.embed(ops, c, w, step)
+    return carry._replace(residual=carry.residual + ops.embedding(step.tokens, w.embed))
 
 
 def _logits(

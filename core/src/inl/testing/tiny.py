@@ -181,6 +181,10 @@ class PlainInputs(NamedTuple):
     """Tokens, from the first to the end, that attend to each other."""
     features: Mapping[int, Any]
     """Layer -> [T, H], added after it."""
+    windows: Mapping[int, int] = {}
+    """Layer -> its window. Where there are any, only these layers have the span."""
+    table_ids: Any = None
+    """[T] ids of further rows of the table, which are added to the embeddings."""
 
 
 def plain_logits(
@@ -203,10 +207,11 @@ def plain_logits(
     rotation = np.exp(
         1j * turns * config["rope_theta"] ** (-2 * np.arange(dim // 2) / dim)
     )
-    visible = positions[:, None] >= positions
+    causal = positions[:, None] >= positions
+    spanned = causal.copy()
     if inputs is not None:
         first, end = inputs.span
-        visible[first:end, first:end] = True
+        spanned[first:end, first:end] = True
 
     def norm(x: Any, name: str) -> Any:
         return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * w[f"{name}.weight"]
@@ -222,12 +227,22 @@ def plain_logits(
     x = w["model.embed_tokens.weight"][np.asarray(ids)]
     for place, row in inputs.rows.items() if inputs is not None else ():
         x[place] = row
+    if inputs is not None and inputs.table_ids is not None:
+        x = x + w["model.embed_tokens.weight"][inputs.table_ids]
     for index in range(config["num_hidden_layers"]):
         at = f"model.layers.{index}."
         y = norm(x, f"{at}input_layernorm")
         q = heads(y, f"{at}self_attn.q_proj", rotate=True)
         k = stored(heads(y, f"{at}self_attn.k_proj", rotate=True)).repeat(shared, 0)
         v = stored(heads(y, f"{at}self_attn.v_proj", rotate=False)).repeat(shared, 0)
+        visible = spanned
+        if inputs is not None and inputs.windows:
+            window = inputs.windows.get(index)
+            visible = (
+                causal
+                if window is None
+                else spanned & (positions[:, None] - positions < window)
+            )
         scores = np.where(visible, q @ k.swapaxes(1, 2), -np.inf)
         weights = np.exp(scores / dim**0.5)
         out = weights @ v / weights.sum(-1, keepdims=True)
