@@ -171,6 +171,15 @@ def test_tensors_that_are_not_known_are_refused(text, tmp_path):
         ProjectorCheckpoint(path, GgufCheckpoint(text))
 
 
+def test_tensors_of_audio_are_passed_over(text, tmp_path):
+    """As in published files of Gemma 4."""
+    audio = {"a.blk.0.attn_q.weight": np.ones((4, 4), np.float32),
+             "mm.a.input_projection.weight": np.ones((4, 4), np.float32)}  # fmt: skip
+    path = write_encoder(tmp_path / "encoder.gguf", tensors_of_encoder() | audio)
+    names = ProjectorCheckpoint(path, GgufCheckpoint(text)).names()
+    assert len(names) == len(tensors_of_encoder())
+
+
 def test_names_of_feed_forward_layers_may_be_each_others(text, tmp_path):
     """As in old files."""
     tensors = tensors_of_encoder()

@@ -277,6 +277,8 @@ def _gemma4(field: _Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
         "use_double_wide_mlp": len(widths) > 1,
         "hidden_size_per_layer_input": field.metadata.get(f"{field.name}.{lanes}", 0),
         final: field.number(final) if field.has(final) else None,
+        # Not in files: the models without embeddings of layers see images wholly.
+        "use_bidirectional_attention": None if table is not None else "vision",
         "rope_scaling": None,
         "rope_parameters": {
             "full_attention": {
@@ -611,7 +613,7 @@ def _nemotron_h(field: _Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _axes(field: _Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of Qwen-VL: planes that turn by positions along three axes."""
+    """Fields of models whose planes turn by positions along three axes."""
     key = "rope.dimension_sections"
     sizes = np.asarray(field.metadata.get(f"{field.name}.{key}", ()))
     if sizes.shape not in ((3,), (4,)) or sizes.dtype.kind not in "iu":
@@ -625,6 +627,8 @@ def _axes(field: _Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
     deepstack = field.metadata.get(f"{field.name}.n_deepstack_layers", 0)
     if type(deepstack) is not int or not 0 <= deepstack <= fields["num_hidden_layers"]:
         field.refuse("n_deepstack_layers", deepstack, "a number of layers")
+    if field.name == "paddleocr":
+        return {"rope_scaling": scaling, **_ernie(field, fields)}
     return {
         "rope_scaling": {**scaling, "mrope_interleaved": True},
         "deepstack_visual_indexes": list(range(deepstack)),
@@ -646,6 +650,7 @@ EXTRAS: Final[Mapping[str, Callable[[_Fields, Mapping[str, Any]], dict[str, Any]
     "mistral3": _ministral3,
     "seed_oss": _seed_oss,
     "ernie4_5": _ernie,
+    "paddleocr": _axes,
     "exaone4": _exaone4,
     "exaone-moe": _exaone_moe,
     "apertus": _apertus,

@@ -243,6 +243,9 @@ FAMILIES: Final = {
     ),
     "seed_oss": Family("SeedOssForCausalLM", "seed_oss", LAYER_NAMES | FFN_NORM),
     "ernie4_5": Family("Ernie4_5ForCausalLM", "ernie4_5", LAYER_NAMES),
+    "paddleocr": Family(
+        "PaddleOCRVLForConditionalGeneration", "paddleocr_vl_text", LAYER_NAMES
+    ),
     "hunyuan-dense": Family(
         "HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense", HUNYUAN_NAMES
     ),

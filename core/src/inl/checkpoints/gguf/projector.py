@@ -7,6 +7,7 @@ and the config of the whole model in the Hugging Face layout.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,12 +28,14 @@ from inl.errors import CheckpointError
 
 KIND: Final = "clip"
 PROJECTOR: Final = "projector_type"
-BLOCK: Final = re.compile(r"v\.blk\.(\d+)\.(\w+)\.(weight|bias)")
+BOUNDS: Final = ("input_min", "input_max", "output_min", "output_max")
+"""Scalars of bounded linear layers, beside their weights."""
+BLOCK: Final = re.compile(rf"v\.blk\.(\d+)\.(\w+)\.(weight|bias|{'|'.join(BOUNDS)})")
 DEEPSTACK: Final = re.compile(r"v\.deepstack\.(\d+)\.(norm|fc1|fc2)\.(weight|bias)")
 PATCH, NEXT_FRAME = "v.patch_embd.weight", "v.patch_embd.weight.1"
 """The convolution of patches; Qwen's files have one for each of two frames."""
-UNUSED: Final = ("v.token_embd.img_break",)
-"""Tensors that the language model has too."""
+UNUSED: Final = re.compile(r"v\.token_embd\.img_break|(mm\.)?a\..*")
+"""Tensors that the language model has too, and those of an encoder of audio."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,8 @@ class Projector:
     """Whether rows of q and k are ordered for a rotation of adjacent pairs."""
     frames: bool = False
     """Whether the convolution of patches has one tensor for each of two frames."""
+    flat_patches: bool = False
+    """Whether patches are multiplied with a matrix, of pixels before channels."""
 
 
 def _qwen_layer(more: Mapping[str, str]) -> dict[str, str]:
@@ -219,6 +224,34 @@ def _pixtral_fields(data: Metadata, shapes: Mapping[str, tuple[int, ...]]) -> Fi
     }  # fmt: skip
 
 
+def _gemma4_fields(data: Metadata, shapes: Mapping[str, tuple[int, ...]]) -> Fields:
+    heads = data.integer("attention.head_count")
+    rows = shapes.get("v.blk.0.attn_q.weight", (0,))[0]
+    return {"vision_config": {
+        "hidden_size": data.integer("embedding_length"),
+        "intermediate_size": data.integer("feed_forward_length"),
+        "num_hidden_layers": data.integer("block_count"),
+        "num_attention_heads": heads, "num_key_value_heads": heads,
+        "head_dim": max(1, rows // heads), "patch_size": data.integer("patch_size"),
+        "hidden_activation": "gelu_pytorch_tanh",
+        "pooling_kernel_size": data.integer("projector.scale_factor", 3),
+        "position_embedding_size": shapes.get("v.position_embd.weight", (2, 1))[1],
+        "rms_norm_eps": data.number("attention.layer_norm_epsilon", 1e-6),
+        "use_clipped_linears": any(name.endswith(BOUNDS) for name in shapes),
+        "standardize": "v.std_bias" in shapes,
+    }}  # fmt: skip
+
+
+def _paddle_fields(data: Metadata, shapes: Mapping[str, tuple[int, ...]]) -> Fields:
+    sizes = _vision_sizes(data)
+    # Of an image are as many pixels as the file allows; the table is smaller.
+    side = math.isqrt(shapes.get("v.position_embd.weight", (0,))[0])
+    sizes["image_size"] = side * data.integer("patch_size")
+    del sizes["layer_norm_eps"]  # a constant of the family
+    merge = data.integer("spatial_merge_size", 2)
+    return {"vision_config": {**sizes, "spatial_merge_size": merge}}
+
+
 def _pixels(least: int, most: int, data: Metadata) -> Fields:
     return {
         "min_pixels": data.integer("image_min_pixels", least),
@@ -241,6 +274,10 @@ def _tiles(data: Metadata) -> Fields:
     return {
         "size": {"longest_edge": longest}, "max_image_size": {"longest_edge": size},
     }  # fmt: skip
+
+
+def _soft_tokens(_data: Metadata) -> Fields:
+    return {}  # that of the published checkpoints; files do not state it
 
 
 def _without_one(x: HostArray) -> HostArray:
@@ -275,6 +312,30 @@ PROJECTORS: Final = {
          "mm.soft_emb_norm": f"{PROJECTION}mm_soft_emb_norm",
          "mm.input_projection.weight": f"{PROJECTION}mm_input_projection_weight"},
         {"mm.soft_emb_norm.weight": _without_one},
+    ),
+    "gemma4v": Projector(
+        "gemma4", ("gemma4_text",), "<|image|>", _gemma4_fields, _soft_tokens,
+        f"{TOWER}encoder.layers.{{}}.",
+        {**{f"attn_{name}": f"self_attn.{name}_proj.linear" for name in "qkv"},
+         "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
+         "attn_out": "self_attn.o_proj.linear", "ln1": "input_layernorm",
+         "attn_post_norm": "post_attention_layernorm",
+         "ln2": "pre_feedforward_layernorm",
+         "ffn_post_norm": "post_feedforward_layernorm",
+         **{f"ffn_{name}": f"mlp.{name}_proj.linear"
+            for name in ("gate", "up", "down")}},
+        {"v.patch_embd": f"{TOWER}patch_embedder.input_proj",
+         "v.position_embd.weight": f"{TOWER}patch_embedder.position_embedding_table",
+         "v.std_bias": f"{TOWER}std_bias", "v.std_scale": f"{TOWER}std_scale",
+         "mm.input_projection": "embed_vision.embedding_projection"},
+        flat_patches=True,
+    ),
+    "paddleocr": Projector(
+        "paddleocr_vl", ("paddleocr_vl_text",), "<|IMAGE_PLACEHOLDER|>",
+        _paddle_fields, partial(_pixels, 384 * 384, 1536 * 1536),
+        "visual.vision_model.encoder.layers.{}.", SIGLIP_LAYER,
+        {**_siglip_names("visual.vision_model."), "mm.input_norm": "mlp_AR.pre_norm",
+         "mm.1": "mlp_AR.linear_1", "mm.2": "mlp_AR.linear_2"},
     ),
     "idefics3": Projector(
         "idefics3", ("llama",), "<image>", _idefics3_fields, _tiles,
@@ -378,7 +439,7 @@ def _pieces(
         if is_one
     ]
     for name in shapes:
-        if name in UNUSED or name == NEXT_FRAME:
+        if UNUSED.fullmatch(name) or name == NEXT_FRAME:
             continue
         own = _name(known, name, swapped, tapped)
         if own is None:
@@ -408,7 +469,10 @@ def _name(
             module = "ffn_down" if module == "ffn_up" else "ffn_up"
         if module not in known.modules:
             return None
-        return f"{known.layer.format(int(index))}{known.modules[module]}.{kind}"
+        own = known.modules[module]
+        if kind in BOUNDS:
+            own = own.removesuffix(".linear")
+        return f"{known.layer.format(int(index))}{own}.{kind}"
     if (part := DEEPSTACK.fullmatch(name)) and int(part[1]) in tapped:
         at, module = tapped.index(int(part[1])), part[2]
         module = module if module == "norm" else f"linear_{module}"
@@ -445,11 +509,20 @@ def _made(
         return first, lambda stored: unpermute(stored[0], heads, where)
     if (change := known.changes.get(names[0])) is not None:
         return first, lambda stored: change(stored[0])
+    if names[0] == PATCH and known.flat_patches:
+        return (first[0], first[1] * first[2] * first[3]), _flat
     return first, None
 
 
 def _frames(stored: Sequence[HostArray]) -> HostArray:
     data = np.stack([each.data for each in stored], axis=2)
+    return replace(stored[0], data=data, shape=data.shape)
+
+
+def _flat(stored: Sequence[HostArray]) -> HostArray:
+    """Return a convolution [H, C, P, P] as a matrix [H, P * P * C]."""
+    data = np.ascontiguousarray(stored[0].data.transpose(0, 2, 3, 1))
+    data = data.reshape(len(data), -1)
     return replace(stored[0], data=data, shape=data.shape)
 
 
