@@ -76,6 +76,6 @@ def test_the_least_recently_used_recordings_are_dropped(
 ):
     monkeypatch.setattr(encoder_program, "MAX_PROGRAMS", 2)
     runner, _ = encoder(backend, weights=3)
-    for length in (1, 2, 1, 3, 1, 2):
+    for length in (1, 4, 2, 5, 2, 3):
         runner.encode([TokenSequence([4] * length)])
     assert len(recordings) == 4

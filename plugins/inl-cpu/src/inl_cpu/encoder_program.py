@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from inl_cpu.command_emitter import CommandEmitter
 
 EXACT: Final = 64
-"""Tokens up to which each number of them has a recording of its own."""
+"""Tokens up to which each even number of them has a recording of its own. A single row
+takes as long as two."""
 
 STEP: Final = 16
 """More tokens are padded to a multiple of this, with tokens of no sequence."""
@@ -24,8 +25,8 @@ STEP: Final = 16
 
 def size_of(tokens: int, sequences: int) -> tuple[int, int]:
     """Return the tokens and sequences of the recording for a batch."""
-    if tokens > EXACT:
-        tokens = -(-tokens // STEP) * STEP
+    step = STEP if tokens > EXACT else 2
+    tokens = -(-tokens // step) * step
     return tokens, 1 << (sequences - 1).bit_length()
 
 
