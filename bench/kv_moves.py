@@ -42,6 +42,7 @@ from inl.dtypes import HostArray
 from inl.engine.state_port import StatePort, take_contents
 from inl.errors import DeviceError
 from inl.kv_transfer.link import Kind, accept, connect
+from inl.kv_transfer.read_ahead import ReadAhead
 from inl.kv_transfer.span_messages import received_span, span_fields
 from inl.kv_transfer.spans import Recut, TokenSpan
 from inl.kv_transfer.transport import Room, Rooms
@@ -90,19 +91,25 @@ def receive(pipe: Connection, name: str | None) -> None:
         sock, _ = listening.accept()
         link = accept(sock, SECRET, b"", time.monotonic() + SECONDS)
         recut, blocks = Recut(layout()), 0
-        while True:
-            message = link.receive()
-            if room is not None:
-                message = room.receive(link, message)
-            if message.kind is Kind.DONE:
-                link.send(Kind.READ, {"blocks": blocks})
-                pipe.recv()
-                return
-            blocks += len(list(recut.add(received_span(message))))
+        used = time.process_time()
+        with nullcontext(link) if name is not None else ReadAhead(link) as messages:
+            while True:
+                message = messages.receive()
+                if room is not None:
+                    message = room.receive(link, message)
+                if message.kind is Kind.DONE:
+                    break
+                blocks += len(list(recut.add(received_span(message))))
+            link.send(Kind.READ, {"blocks": blocks})
+            pipe.send(time.process_time() - used)
+            pipe.recv()
 
 
-def transport_rate(name: str | None, total: int) -> float:
-    """Return the bytes per second that one ticket carries."""
+def transport_rate(name: str | None, total: int) -> tuple[float, float, float]:
+    """Return the GB/s that one ticket carries.
+
+    And the processor's seconds for each GB of both sides.
+    """
     shape = layout().parts(SPAN)["cells"].shape
     bits = np.random.default_rng(0).integers(0, 1 << 16, shape, np.uint16)
     parts = {"cells": HostArray(bits, "bfloat16", shape)}
@@ -111,7 +118,7 @@ def transport_rate(name: str | None, total: int) -> float:
     with process(receive, name) as pipe, room_of(name) as room:
         port, offer = pipe.recv()
         link = connect(f"127.0.0.1:{port}", SECRET, time.monotonic() + SECONDS)
-        began = time.perf_counter()
+        began, used = time.perf_counter(), time.process_time()
         for number in range(count):
             span = TokenSpan(0, number * SPAN * BLOCK, BLOCK, parts)
             fields = span_fields("", span, tokens)
@@ -121,10 +128,12 @@ def transport_rate(name: str | None, total: int) -> float:
                 link.send(Kind.SPAN, fields, parts)
         link.send(Kind.DONE, {})
         answer = link.receive()
-        seconds = time.perf_counter() - began
+        seconds, used = time.perf_counter() - began, time.process_time() - used
         assert answer.fields["blocks"] == count * SPAN, answer
+        there = pipe.recv()
         pipe.send(None)
-    return count * bits.nbytes / seconds
+    size = count * bits.nbytes / 1e9
+    return size / seconds, used / size, there / size
 
 
 def transports(options: argparse.Namespace) -> None:
@@ -136,11 +145,15 @@ def transports(options: argparse.Namespace) -> None:
     print(f"SHA-256 of one thread: {rate:.2f} GB/s", flush=True)
     for name in (None, *registry().names("transport")):
         try:
-            rate = transport_rate(name, int(options.gb * 1e9)) / 1e9
+            rate, *used = transport_rate(name, int(options.gb * 1e9))
         except (DeviceError, EOFError) as error:
             print(f"{name}: {error}")
             continue
-        print(f"one ticket over {name or 'TCP'}: {rate:.2f} GB/s", flush=True)
+        print(
+            f"one ticket over {name or 'TCP'}: {rate:.2f} GB/s, of the processor "
+            f"{used[0]:.2f} s to send a GB and {used[1]:.2f} s to receive it",
+            flush=True,
+        )
 
 
 def median_rate(copy: Callable[[], None], count: int) -> str:

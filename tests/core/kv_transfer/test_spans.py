@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from random import Random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from inl.dtypes import E4M3, HostArray, wrap
+from inl import host_memory
+from inl.dtypes import E4M3, HostArray
 from inl.errors import ProtocolError
 from inl.kv_tiers.record import Identity
+from inl.kv_transfer.carried import CarriedSpans
 from inl.kv_transfer.spans import Recut, TokenSpan, tokens_digest, transfer_identity
-from inl.spec.cache_layout import BlockLayout, stored_bits
+from inl.spec.cache import Slotted
+from inl.spec.cache_layout import SLOT_GROUP, BlockLayout, CacheLayout, stored_bits
 
 TOKENS = 48
 KINDS = {
@@ -116,11 +120,44 @@ def test_a_digest_of_tokens_is_that_of_all_before():
     assert tokens_digest([1, 2, 3], 4) == ""
 
 
-def test_a_whole_host_array_is_not_shared():
-    layout = KINDS["float32"]
-    data = whole(layout)["cells"].copy()
-    parts = {"cells": wrap(data.reshape(2, 2, 12, 4, 3, 5))}
-    blocks = dict(Recut(layout).add(TokenSpan(0, 0, 4, parts)))
-    kept = blocks[0]["cells"].data.copy()
-    data[:] = 0
-    assert np.array_equal(blocks[0]["cells"].data, kept)
+@pytest.mark.parametrize("kind", KINDS)
+def test_blocks_share_no_memory_with_their_message(kind):
+    """It is that of the next message then."""
+    layout = KINDS[kind]
+    parts = whole(layout)
+    given = cut(layout, {name: each.copy() for name, each in parts.items()}, 0, TOKENS)
+    recut = Recut(layout._replace(block_size=9))
+    blocks = dict(recut.add(TokenSpan(0, 0, 4, given)))
+    for part in given.values():
+        part.data[:] = 0
+    wanted = cut(layout._replace(block_size=9), parts, 0, 45)
+    for index, found in blocks.items():
+        for name, part in found.items():
+            right = stored_bits(wanted[name])
+            if len(part.shape) > 2:
+                right = right[:, :, index : index + 1]
+            assert np.array_equal(stored_bits(part), right), name
+    assert len(blocks) == 5
+
+
+def test_a_slot_shares_no_memory_with_its_message():
+    state = np.ones(3, np.float32)
+    layout = CacheLayout(
+        (KINDS["float32"],), (Slotted("state", (3,), "float32", "tokens"),)
+    )
+    joined = CarriedSpans(SimpleNamespace(block_size=4), layout)
+    parts = {"state": HostArray(state, "float32", (3,))}
+    joined.add(TokenSpan(SLOT_GROUP, 8, 1, parts))
+    state[:] = 0
+    assert joined._slot.parts["state"].data.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [((3, 5), "uint16"), ((3 << 20,), "uint8")]
+)
+def test_memory_is_written_as_any_other(shape, dtype):
+    memory = host_memory.empty(shape, dtype)
+    memory[:] = 7
+    assert (memory.shape, memory.dtype) == (shape, np.dtype(dtype))
+    assert memory.flags.c_contiguous
+    assert (memory == 7).all()

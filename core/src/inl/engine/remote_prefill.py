@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from inl.errors import DeviceError, InlError, ProtocolError
 from inl.kv_transfer.carried import MAX_BYTES
 from inl.kv_transfer.link import Kind, Link, connect
+from inl.kv_transfer.read_ahead import ReadAhead
 from inl.kv_transfer.span_messages import received_span
 from inl.kv_transfer.spans import (
     Recut,
@@ -184,11 +185,21 @@ class RemotePrefill:
             "adapter_digest": request.adapter_digest, "salt": request.cache_salt,
             "key": request.key, "transport": None if room is None else room.offer,
         })  # fmt: skip
+        # Over a transport, each message is answered.
+        with nullcontext(link) if room is not None else ReadAhead(link) as messages:
+            self._store_all(messages, link, room, handle, ticket, generation)
+
+    def _store_all(
+        self, messages: Link | ReadAhead, link: Link, room: Room | None,
+        handle: RequestHandle, ticket: str, generation: int,
+    ) -> None:  # fmt: skip
+        """Store the contents of a ticket until all have arrived."""
+        request = handle.request
         empty = self._blocks.empty
         recuts = [Recut(layout, empty) for layout in self._identity.layouts]
         carried = self._blocks.joined_spans() if self._blocks.carries_state else None
         while True:
-            message = link.receive()
+            message = messages.receive()
             if room is not None:
                 message = room.receive(link, message)
             if handle.completed or self._closed:

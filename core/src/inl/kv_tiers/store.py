@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from inl.errors import DeviceError, InlError
 
 if TYPE_CHECKING:
-    from inl.kv_transfer.digests import Piece
+    from inl.kv_transfer.checksums import Piece
 
 
 class Store(ABC):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from inl.errors import ProtocolError
 from inl.kv_transfer.spans import Recut, TokenSpan, checked_index, cut_tokens
-from inl.spec.cache_layout import SLOT_GROUP
+from inl.spec.cache_layout import SLOT_GROUP, copied
 
 if TYPE_CHECKING:
     from inl.spec.cache_layout import CacheLayout, Parts
@@ -83,7 +83,7 @@ class CarriedSpans:
             if span.start < 1:
                 raise ProtocolError(f"contents: found a slot after {span.start} tokens")
             self._layout.check(SLOT_GROUP, 1, span.parts)
-            self._slot = span
+            self._slot = span._replace(parts=copied(span.parts))
             return 0
         blocks = dict(checked_index(self._recuts, span.group).add(span))
         self._blocks[span.group].update(blocks)

@@ -7,8 +7,8 @@ inside TLS, and the digest of the certificate is part of both, see
 :mod:`inl.workers.encryption`.
 
 Each message that follows is its kind, its length, an HMAC with a key of this connection
-of the number of the message and of a digest of its payload, and this payload: JSON, and
-for SPAN contents behind it.
+of the number of the message and of a checksum of its payload, and this payload: JSON,
+and for SPAN contents behind it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ import socket
 import ssl
 import struct
 import time
+from contextlib import suppress
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inl.bounded_json import parse_object
 from inl.errors import DeviceError, InvalidJson, ProtocolError
-from inl.kv_transfer.digests import digest
+from inl.kv_transfer.checksums import checksum
 from inl.protocol.wire_arrays import content_pieces, read_contents
 from inl.readiness import READABLE, receive_exactly, waiter
 from inl.workers.encryption import encrypt
@@ -41,10 +42,15 @@ from inl.workers.settings import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from inl.kv_transfer.digests import Piece
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from inl.kv_transfer.checksums import Piece
     from inl.spec.cache_layout import Parts
 
-VERSION = 2
+    Memory = NDArray[np.uint8]
+
+VERSION = 3
 HELLO = struct.Struct("<4sH32s")
 MAGIC = b"INLB"
 MAC_BYTES = 32
@@ -82,6 +88,19 @@ class Message(NamedTuple):
     kind: Kind
     fields: dict[str, Any]
     parts: Parts
+
+
+class Sealed(NamedTuple):
+    """A message that was read, and not checked."""
+
+    kind: int
+    head: bytes
+    """Its JSON."""
+    contents: Memory
+    """uint8 [n], the beginning of ``memory``."""
+    proof: bytes
+    memory: Memory | None
+    """For another message."""
 
 
 def link_secret(secret: bytes | None, host: str) -> bytes:
@@ -129,25 +148,49 @@ class Link:
         max_bytes: longest payload. Raises :class:`~inl.errors.ProtocolError` for a
         longer or damaged one.
         """
-        prefix = self._read(PREFIX.size)
+        return self.opened(self.read_sealed(max_bytes=max_bytes))
+
+    def read_sealed(
+        self, memory: Memory | None = None, max_bytes: int = MAX_BYTES
+    ) -> Sealed:
+        """Read a message into memory, if it has room there; raises as :meth:`receive`.
+
+        On any thread, while :meth:`opened` checks the one before.
+        """
+        prefix = bytearray(PREFIX.size)
+        self._read(memoryview(prefix))
         kind, length, head, proof = PREFIX.unpack(prefix)
         if kind not in Kind.__members__.values() or not head <= length <= max_bytes:
             raise ProtocolError(
                 f"message: found kind {kind} of {length} bytes, accepts kinds "
                 f"{min(Kind):d} to {max(Kind):d} of at most {max_bytes}"
             )
-        said = bytes(self._read(head))
-        data = [self._read(length - head)] if length > head else []
-        own = self._proof(self._received, kind, said, data)
+        said = bytearray(head)
+        self._read(memoryview(said))
+        if length > head and (memory is None or len(memory) < length - head):
+            memory = new_memory(length - head)
+        contents = new_memory(0) if memory is None else memory[: length - head]
+        self._read(contents.data)
+        return Sealed(kind, bytes(said), contents, proof, memory)
+
+    def opened(self, sealed: Sealed) -> Message:
+        """Check the next message that was read; raises as :meth:`receive`.
+
+        Its contents share the memory.
+        """
+        data = sealed.contents.data
+        own = self._proof(
+            self._received, sealed.kind, sealed.head, [data] if len(data) else []
+        )
         self._received += 1
-        if not hmac.compare_digest(proof, own):
+        if not hmac.compare_digest(sealed.proof, own):
             raise ProtocolError("message: the checksum is wrong")
         try:
-            fields = parse_object(said, "message")
+            fields = parse_object(sealed.head, "message")
         except InvalidJson as error:
             raise ProtocolError(str(error)) from None
-        parts = read_contents(data[0]) if data else {}
-        return Message(Kind(kind), fields, parts)
+        parts = read_contents(data) if len(data) else {}
+        return Message(Kind(sealed.kind), fields, parts)
 
     @property
     def seconds_left(self) -> float:
@@ -166,6 +209,12 @@ class Link:
         poll.register(self._socket, READABLE)
         return bool(poll.poll(seconds * 1000))
 
+    def shut_down(self) -> None:
+        """End the connection; a thread that reads from it returns."""
+        with suppress(OSError):  # the other side has ended it
+            # Not that of TLS, whose thread would go on with plain bytes.
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
     def close(self) -> None:
         """Close the connection; closing twice is allowed."""
         self._socket.close()
@@ -175,7 +224,7 @@ class Link:
     ) -> bytes:
         said = struct.pack("<QBI", number, kind, len(head)) + head
         found = hmac.new(self._key, said, "sha256")
-        found.update(digest(pieces))
+        found.update(checksum(pieces))
         return found.digest()
 
     def _limit(self, most: float = float("inf")) -> None:
@@ -192,10 +241,9 @@ class Link:
             self._limit()
             view = view[self._socket.send(view[:CHUNK]) :]
 
-    def _read(self, count: int) -> bytearray:
-        data = bytearray(count)
-        view, at = memoryview(data), 0
-        while at < count:
+    def _read(self, view: memoryview) -> None:
+        at = 0
+        while at < len(view):
             self._limit(WAIT_SECONDS)
             try:
                 part = self._socket.recv_into(view[at : at + CHUNK])
@@ -206,7 +254,13 @@ class Link:
             if not part:
                 raise ConnectionResetError("the other side has closed")
             at += part
-        return data
+
+
+def new_memory(size: int) -> Memory:
+    """Return memory of so many bytes, whose values are not defined."""
+    import numpy as np
+
+    return np.empty(size, np.uint8)
 
 
 def connect(address: str, secret: bytes | None, end: float) -> Link:

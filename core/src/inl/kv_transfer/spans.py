@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from inl import host_memory
 from inl.dtypes import HostArray
 from inl.errors import ProtocolError
+from inl.kv_transfer.checksums import each
 from inl.spec.cache_layout import BLOCKS, SLOT_GROUP, stored_bits
 
 if TYPE_CHECKING:
     from inl.kv_tiers.record import Identity
     from inl.spec.cache_layout import BlockLayout, Empty, Parts
+
+
+LEAST_THREADED = 256 << 10
+"""Bytes of a block from which on several are copied at the same time."""
 
 
 class TokenSpan(NamedTuple):
@@ -82,8 +89,8 @@ class Recut:
     def add(self, span: TokenSpan) -> Iterator[tuple[int, Parts]]:
         """Yield the index and contents of each whole block that is known now.
 
-        Tokens that do not follow those before begin anew. Raises
-        :class:`~inl.errors.ProtocolError` for contents of another layout.
+        They have memory of their own. Tokens that do not follow those before begin
+        anew. Raises :class:`~inl.errors.ProtocolError` for contents of another layout.
         """
         check_span(span, self._layout)
         size, before = self._layout.block_size, self._length
@@ -94,9 +101,10 @@ class Recut:
         }
         first = -(-self._start // size)
         stop = span.stop // size
-        for index in range(first, stop):
-            at = index * size - self._start
-            yield index, {name: self._block(part, at) for name, part in joined.items()}
+        places = [index * size - self._start for index in range(first, stop)]
+        threads = len(places) if self._layout.block_bytes >= LEAST_THREADED else 1
+        cut = each(threads)(partial(self._parts_of, joined), places)
+        yield from zip(range(first, stop), cut, strict=True)
         at = max(stop, first) * size - self._start
         self._rest = {
             name: _copied(part, at, part.shape[BLOCKS])
@@ -134,11 +142,14 @@ class Recut:
         """Return the tokens that were left, and those of a span, along one axis."""
         bits = stored_bits(part)
         if not _has_tokens(part):
-            return HostArray(bits, part.dtype, bits.shape)
+            return HostArray(bits.copy(), part.dtype, bits.shape)
         bits = bits.reshape(*bits.shape[:BLOCKS], -1, *bits.shape[BLOCKS + 2 :])
         if self._rest and self._start != span.start:
             bits = np.concatenate([self._rest[name].data, bits], BLOCKS)
         return HostArray(bits, part.dtype, bits.shape)
+
+    def _parts_of(self, parts: Mapping[str, HostArray], at: int) -> Parts:
+        return {name: self._block(part, at) for name, part in parts.items()}
 
     def _block(self, part: HostArray, at: int) -> HostArray:
         """Return the block whose first token is at a place."""
@@ -181,7 +192,7 @@ def _copied(
     part: HostArray, start: int, stop: int, empty: Empty | None = None
 ) -> HostArray:
     bits = part.data[:, :, start:stop]
-    data = (empty or np.empty)(bits.shape, bits.dtype.name)
+    data = (empty or host_memory.empty)(bits.shape, bits.dtype.name)
     np.copyto(data, bits)
     return HostArray(data, part.dtype, data.shape)
 

@@ -1,6 +1,6 @@
 """Transports of plugins: they copy contents of blocks beside a link.
 
-The link says what was copied and its digest, so that a transport needs to be neither
+The link says what was copied and its checksum, so that a transport needs to be neither
 in order nor right: what differs is computed again.
 """
 
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from inl.errors import DeviceError, InlError, PluginError, ProtocolError
-from inl.kv_transfer.digests import digest
+from inl.kv_transfer.checksums import checksum
 from inl.kv_transfer.link import Kind, Message
 from inl.protocol.wire_arrays import content_pieces, read_contents
 from inl.spec.message import MAX_TRANSFER
@@ -106,6 +106,7 @@ class Room:
 
         self.name, self._transport = name, transport
         self.memory: Memory = np.empty(size, np.uint8)
+        self._read: Memory | None = None
         try:
             self._target = transport.register(self.memory)
         except Exception as error:
@@ -135,7 +136,7 @@ class Room:
             link.send(Kind.SPAN, fields, parts)
             return
         # Of the contents, not of their copy, which the transport may change.
-        beside = {"beside": size, "digest": digest(pieces).hex()}
+        beside = {"beside": size, "checksum": checksum(pieces).hex()}
         for piece in pieces:
             self.memory[at : (at := at + len(piece))] = np.frombuffer(piece, np.uint8)
         memory = self.memory[:size]
@@ -152,18 +153,27 @@ class Room:
             raise ProtocolError(f"ticket: found {answer.kind.name}, accepts READ")
 
     def receive(self, link: Link, message: Message) -> Message:
-        """Return a message with its contents; raises as :meth:`send`."""
+        """Return a message with its contents; raises as :meth:`send`.
+
+        They are valid until the next one.
+        """
+        import numpy as np
+
         count = message.fields.get("beside")
         if message.kind is not Kind.SPAN or count is None:
             return message
         if type(count) is not int or not 0 < count <= len(self.memory):
             raise ProtocolError(f"contents: found {count!r:.40} bytes beside the link")
-        data = self.memory[:count].copy().data
+        # What is checked is a copy: a late write of an earlier ticket may come.
+        if self._read is None:
+            self._read = np.empty(len(self.memory), np.uint8)
+        self._read[:count] = self.memory[:count]
+        data = self._read[:count].data
         link.send(Kind.READ, {})  # the next contents come while these are checked
-        said = str(message.fields.get("digest")).encode()
-        if not hmac.compare_digest(said, digest([data]).hex().encode()):
+        said = str(message.fields.get("checksum")).encode()
+        if not hmac.compare_digest(said, checksum([data]).hex().encode()):
             raise ProtocolError(
-                f"contents by {self.name}: the digest is wrong; they are computed here"
+                f"contents by {self.name}: the checksum is wrong; computed here"
             )
         return message._replace(parts=read_contents(data))
 
@@ -172,7 +182,7 @@ class Rooms:
     """Memory of tickets, of which each has its own ``size`` bytes. Thread-safe.
 
     It is not freed with a ticket: the other side may still write there, such as after
-    the ticket has expired. The digest of the next contents then differs.
+    the ticket has expired. The checksum of the next contents then differs.
     """
 
     def __init__(self, name: str, size: int = ROOM_BYTES) -> None:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 Buffer = bytes | bytearray | memoryview
 PROGRESS = struct.Struct("<qqq")
 STAGES = tuple(LoadStage)
+ALIGNED = 64
+"""The arrays of contents begin at a multiple of so many bytes."""
 MAX_HEAD = 1 << 16
 """Longest list of the parts of contents, in bytes."""
 
@@ -122,6 +124,7 @@ def content_pieces(parts: Parts) -> list[bytes | memoryview]:
     """Encode contents of a cache in pieces, most of which share their memory."""
     head = {name: [part.dtype, *part.shape] for name, part in parts.items()}
     text = json.dumps(head).encode()
+    text += b" " * (-(4 + len(text)) % ALIGNED)
     data = [
         stored_bits(part).reshape(-1).view(np.uint8).data for part in parts.values()
     ]
