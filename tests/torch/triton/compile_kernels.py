@@ -497,6 +497,7 @@ def call_all(dtype, dim, tuning, *, packed=True):
     call_recurrent(kernels, dtype, dim)
     if dim == 64:
         call_indexed(kernels, dtype)
+        call_wide_heads(kernels, dtype)
     call_many(kernels, dtype, dim)
     norm = Norm(x(HIDDEN))
     qkv = StackedQkv(x(width + 2 * KV_HEADS * dim, HIDDEN), x(KV_HEADS * dim, HIDDEN))
@@ -585,6 +586,19 @@ def call_sequences(kernels, dtype, dim):
             kernels["full_attention"](q, q, q, starts, scale=0.1, window=window)
         bias = DistanceBias(torch.ones(9, HEADS, dtype=dtype))
         kernels["biased_attention"](q, q, q, starts, bias, scale=0.1)
+
+
+def call_wide_heads(kernels, dtype):
+    """Attention of latents of DeepSeek-V3: of one token, of a prompt, of few heads."""
+    target = triton.runtime.driver.active.get_current_target()
+    if target.backend == "hip" and (dtype == torch.float32 or target.warp_size == 32):
+        return  # refused
+    for heads, size in ((128, FEW[0]), (16, FEW[0]), (128, MEDIUM)):
+        ((step, blocks),) = torch_steps([size])
+        tokens = step.tokens.shape[0]
+        q = torch.ones(tokens, heads, 576, dtype=dtype)
+        cache = Cache(*(torch.ones(blocks, 16, 1, 576, dtype=dtype) for _ in range(2)))
+        kernels["attention", "triton_wide"](q, cache, step, scale=0.1, group=0)
 
 
 def call_attention_only(dtype, dim, tuning):

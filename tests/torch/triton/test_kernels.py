@@ -13,8 +13,10 @@ from attention_steps import attention_cases
 from triton_place import DTYPES, IS_SLOW, PLACE
 
 from inl.ops import catalog
+from inl.ops.attention import random_step
 from inl.ops.full_attention import starts_of
 from inl.ops.linear import Linear
+from inl.spec.cache import Cache
 from inl.spec.dispatch import DynamicOps
 from inl.spec.op import Case
 from inl.spec.tolerance import judge
@@ -22,7 +24,7 @@ from inl.spec.tolerance import judge
 # isort: split
 from inl_torch import eager
 from inl_torch import triton as ours
-from inl_torch.triton.attention import attention
+from inl_torch.triton.attention import attention, wide_heads
 from inl_torch.triton.matmul import linear, mlp
 from inl_torch.triton.tuning import Tuning
 
@@ -75,6 +77,24 @@ def test_sequences_whose_heads_are_no_power_of_two(
     case = Case("72", (q, k, v, starts_of(lengths)), {"scale": 0.1, "window": window})
     verdict = run("full_attention", case, dtype, on_torch, on_host)
     assert verdict.passed, f"{dtype}, seed {seed}: {verdict}"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("parts", [1, 4])
+def test_wide_heads(parts, dtype, seed, on_torch, on_host, monkeypatch):
+    monkeypatch.setattr(wide_heads, "parts_of", lambda _: parts)
+    rng, spec, tuning = np.random.default_rng(seed), catalog()["attention"], Tuning()
+    step, blocks = random_step(rng, [40, 3, 0, 17], [1, 1, 5, 9], block_size=4)
+    for heads, kv_heads in ((18, 1), (4, 2)):
+        q = rng.standard_normal((step.tokens.shape[0], heads, 40))
+        cache = Cache(*rng.standard_normal((2, blocks, 4, kv_heads, 40)))
+        attrs = {"scale": 0.2, "window": None, "cap": None, "group": 0}
+        case = Case(f"{heads} heads", (q, cache, step), attrs)
+        q, cache, given = on_torch(spec, case, dtype, PLACE)
+        poison()
+        out = wide_heads.attention(q, cache, given, **attrs, tuning=tuning)
+        verdict = judge(spec, case, dtype, on_host(out))
+        assert verdict.passed, f"{case.name} {dtype}, seed {seed}: {verdict}"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

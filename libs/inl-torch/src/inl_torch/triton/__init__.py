@@ -11,7 +11,14 @@ from collections.abc import Iterable
 
 from inl.spec.kernel import Kernel
 from inl_torch.triton import norm
-from inl_torch.triton.attention import attention, cache, rope, rope_attend, sequences
+from inl_torch.triton.attention import (
+    attention,
+    cache,
+    rope,
+    rope_attend,
+    sequences,
+    wide_heads,
+)
 from inl_torch.triton.dynamics import dynamics
 from inl_torch.triton.indexed import indexed
 from inl_torch.triton.lora import lora
@@ -37,7 +44,7 @@ FAMILIES = (
 
 TUNED = (
     adapted, attention, embedding, fused, linear, lora, make_step, mlp, norm, rope,
-    rope_attend, sample, score, sequences, verify,
+    rope_attend, sample, score, sequences, verify, wide_heads,
 )  # fmt: skip
 """Modules whose kernels have launch parameters that depend on the chip."""
 
