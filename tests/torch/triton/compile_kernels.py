@@ -568,7 +568,6 @@ def call_all(dtype, dim, tuning, *, packed=True):
                 stream_product(few, wide, None, tuning)
         if dtype == torch.bfloat16 and dim == 128 and has_copy_engine():
             attention_prompt.attend_prompt(q, k, k, cache, step, scale=0.1, group=0)
-            attention_prompt.clear_rows(q.view(len(q), -1), step.starts[:1])
 
 
 def has_copy_engine():

@@ -256,43 +256,6 @@ def test_prompt_attention_by_cudnn(monkeypatch, seed, on_torch, on_host):
     assert names == [name for other in others for name in ("triton+cudnn", other)]
 
 
-def test_prompt_attention_by_one_call_of_cudnn(monkeypatch, seed, on_torch, on_host):
-    """Plain torch in place of cuDNN, which leaves rows of padding undefined."""
-    inl_cuda = pytest.importorskip("inl_cuda.prompt_attention")
-    if PLACE == "cpu":
-        monkeypatch.setattr(inl_cuda.Graphs, "attend", lambda _, *args: row_call(*args))
-    elif torch.cuda.get_device_capability() != (9, 0) or not inl_cuda.can_build():
-        pytest.skip("needs nvidia-cudnn-frontend and compute capability 9.0")
-    monkeypatch.setattr(inl_cuda, "can_build", lambda: True)
-    monkeypatch.setattr(attention_prompt, "MIN_TOKENS", 0)
-    spec, (found,) = catalog()["rope_attend"], inl_cuda.kernels()
-    refused = 0
-    for case in attend_cases(np.random.default_rng(seed), (8, 2, 128), LONE):
-        args = on_torch(spec, case, "bfloat16", PLACE)
-        if found.refuse(*args, **case.attrs):
-            refused += 1
-            continue
-        poison()
-        verdict = judge(spec, case, "bfloat16", on_host(found.run(*args, **case.attrs)))
-        assert verdict.passed, f"{case.name}, seed {seed}: {verdict}"
-    assert refused == len(LONE), "windows"
-    monkeypatch.setattr(inl_cuda, "MOST_BYTES", 1 << 10)
-    assert "1024 bytes at most" in found.refuse(*args, scale=1.0)
-
-
-def row_call(given, out, scale):
-    """What cuDNN computes of the operands of a call."""
-    used, total = given.seq_len_q.item(), given.seq_len_kv.item()
-    q = given.q[0, :, :used].float()
-    share = q.shape[0] // given.k.shape[1]
-    k, v = (x[0, :, :total].float() for x in (given.k, given.v))
-    k, v = k.repeat_interleave(share, 0), v.repeat_interleave(share, 0)
-    scores = q @ k.transpose(1, 2) * scale
-    hidden = torch.ones(used, total, dtype=torch.bool).triu(total - used + 1)
-    out.fill_(float("nan"))
-    out[0, :, :used] = scores.masked_fill(hidden, float("-inf")).softmax(-1) @ v
-
-
 def plain_attention(q, k, v, scale):
     """Reference of cuDNN's attention, in plain torch."""
     share = q.shape[1] // k.shape[1]

@@ -45,9 +45,6 @@ class CudaBackend(GpuBackend):
             from inl_torch.triton.attention.prompt import CUDNN_KERNELS
 
             yield from CUDNN_KERNELS
-            from inl_cuda import prompt_attention
-
-            yield from prompt_attention.kernels()
         if one_row := self._one_row():
             yield from one_row.attention_kernels(self.tuning())
         if self._takes_float8():

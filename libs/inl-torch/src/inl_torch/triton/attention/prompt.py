@@ -44,9 +44,6 @@ GATHERED_KEYS = 1 << 15
 """Most keys in the buffer: 128 MiB for 8 heads of 128 elements in 16 bits."""
 
 
-CLEARED = 16
-"""Rows of padding that a program clears."""
-
 DIM = 128
 """Size of heads."""
 
@@ -138,32 +135,6 @@ def attend_gathered(
     acc = tl.where(is_token[:, None], acc / l_i[:, None], 0.0)
     tl.store(out + cells, acc, mask=inside[:, None])
     tl.store(lse + head * tokens + token, m_i / LOG2E + tl.log(l_i), mask=is_token)
-
-
-@triton.jit
-def clear_padding(
-    out: tensor, used: tensor, tokens: tensor, width: tensor, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:  # fmt: skip
-    """Set the rows of ``out`` [tokens, width] from ``used`` on to 0."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    first = tl.load(used)
-    if tl.program_id(0) * ROWS + ROWS <= first:
-        return
-    is_padding = (row >= first) & (row < tokens)
-    for start in range(0, width, BLOCK):
-        column = start + tl.arange(0, BLOCK)
-        both = is_padding[:, None] & (column < width)[None, :]
-        at = row.to(tl.int64)[:, None] * width + column[None, :]
-        tl.store(out + at, 0.0, mask=both)
-
-
-def clear_rows(x: torch.Tensor, used: torch.Tensor) -> None:
-    """Set rows of ``x`` [T, N] to 0 from ``used`` [1], int32, on."""
-    tokens, width = x.shape
-    clear_padding[(triton.cdiv(tokens, CLEARED),)](
-        x, used, tokens, width, ROWS=CLEARED, BLOCK=256
-    )
 
 
 @triton.jit
