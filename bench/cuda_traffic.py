@@ -30,7 +30,6 @@ from inl.device import Device
 from inl.engine.core import EngineCore
 from inl.executor.cache_sizing import plan_limits
 from inl.runners.local_runner import LocalRunner
-from inl.scheduling.mixed_steps import mixed_tokens
 from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.request import Request
 from inl.weights.quantize.report import KINDS
@@ -295,13 +294,7 @@ def start(given: argparse.Namespace) -> Traffic:
     print(f"{len(runner.limits.buckets)} programs in {seconds:.1f} s and "
           f"{memory / 1e9:.2f} GB; cache for {limits.blocks[0] * limits.block_size:,} "
           "tokens", flush=True)  # fmt: skip
-    shaped = loaded.config
-    tokens = given.mixed_tokens or mixed_tokens(
-        getattr(shaped, "experts", 1), getattr(shaped, "experts_per_token", 1)
-    )
-    policy = SchedulerConfig(
-        token_budget=limits.token_budget, context=given.context, mixed_tokens=tokens
-    )
+    policy = SchedulerConfig(token_budget=limits.token_budget, context=given.context)
     return Traffic(EngineCore(runner, policy), limits.vocab)
 
 
@@ -318,8 +311,6 @@ def main() -> int:
     parser.add_argument("--rates", nargs="+", type=float, default=[8.2, 10.9, 12.9],
                         help="requests a second of the load poisson")  # fmt: skip
     parser.add_argument("--token-budget", type=int, help="tokens of a step [8192]")
-    parser.add_argument("--mixed-tokens", type=int, default=0,
-                        help="of steps that decode too; 0: the rule")  # fmt: skip
     parser.add_argument("--weight-copies", action="store_true", help="of int4 in E4M3")
     parser.add_argument("--copied-from", type=int, default=products.LEAST_COPIED,
                         help="fewest rows that multiply copies")  # fmt: skip

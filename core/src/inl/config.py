@@ -122,8 +122,7 @@ class EngineConfig:
     """Milliseconds that a step is expected to take at most in which sequences decode
     beside prompts: their next tokens arrive with its end. Steps that take less read
     prompts more slowly. By measured times; ``None``: such steps have a quarter of the
-    token budget, or 2,048 tokens if that is more, of a mixture 256 for each expert, and
-    more where many prompts wait."""
+    token budget, or 2,048 tokens if that is more, and more where many prompts wait."""
     context: int | None = None
     """Maximum number of tokens of prompt and output. ``None``: the model's maximum, or
     what ``cache_bytes`` has room for if that is less."""

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
-import mixture_answers
 from inl import EngineConfig
-from inl.engine.scheduler_setup import scheduler_config
 from inl.errors import RequestError
-from inl.executor.model_loader import LanguageModel
-from inl.models import mixtral
 from inl.scheduling.buckets import Buckets
-from inl.scheduling.mixed_steps import LEAST_TOKENS, MixedSteps, mixed_tokens
+from inl.scheduling.mixed_steps import LEAST_TOKENS, MixedSteps
 from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.request import Request
 from inl.scheduling.scheduler import Scheduler
 from inl.spec.step import Bucket
-from inl.testing.tiny import MemoryCheckpoint
 
 SIZES = (512, 1024, 2048, 4096, 8192)
 
@@ -75,22 +68,6 @@ def test_a_step_beside_decoding_rows_has_a_quarter_of_the_budget(small):
     decoding(made, 2)
     made.add(Request([7] * 9000, max_tokens=2))
     assert turn(made) == {1: 1, 2: 1, 3: 2046}
-
-
-def test_a_step_of_a_mixture_gives_each_expert_some_tokens(small):
-    """Of the engine's settings: 8 of 64 experts at least 2,048, 8 of 128 twice that."""
-    tokens = [mixed_tokens(*each) for each in ((1, 1), (8, 2), (64, 8), (128, 8))]
-    assert tokens == [2048, 2048, 2048, 4096]
-    hf, tensors = mixture_answers.made()
-    shaped = replace(mixtral.MODEL.config(hf), experts=128, experts_per_token=8)
-    model = LanguageModel(mixtral.MODEL, shaped, MemoryCheckpoint(hf, tensors))
-    limits = small(slots=9, token_budget=8192)
-    config = scheduler_config(model, EngineConfig(), limits, context=128)
-    assert config.mixed_tokens == 4096
-    made = scheduler(small, mixed_tokens=config.mixed_tokens)
-    decoding(made)
-    made.add(Request([7] * 9000, max_tokens=2))
-    assert turn(made) == {1: 1, 2: 4095}
 
 
 def test_a_step_has_a_part_of_the_prompts_that_wait(small):

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Final
 
 from inl.checkpoints.digest import model_digest
 from inl.executor.model_loader import is_recurrent, is_replayed
-from inl.scheduling.mixed_steps import mixed_tokens
 from inl.scheduling.plan import SchedulerConfig
 
 if TYPE_CHECKING:
@@ -33,8 +32,7 @@ def scheduler_config(
     computes fast and has memory of its own: snapshots of state, whose copies it waits
     for, then pay for long prompts only.
     """
-    checkpoint, experts = model.checkpoint, getattr(model.config, "experts", 1)
-    chosen = getattr(model.config, "experts_per_token", experts)
+    checkpoint = model.checkpoint
     snapshots = DEVICE_SNAPSHOTS if is_apart else {}
     return SchedulerConfig(
         token_budget=(
@@ -43,7 +41,6 @@ def scheduler_config(
             else limits.token_budget
         ),
         inter_token_ms=config.inter_token_ms,
-        mixed_tokens=mixed_tokens(experts, chosen),
         max_rows=config.max_batch,
         context=context,
         eos_ids=frozenset(checkpoint.eos_token_ids),

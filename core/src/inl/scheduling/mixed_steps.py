@@ -2,10 +2,9 @@
 
 Their next tokens arrive with the end of the step, so it should be short; but each step
 costs time of its own. Where many prompts wait, whose last one waits for many steps in
-any case, steps have a part of all their tokens. A mixture reads nearly all its experts
-in each step, so its steps have as many tokens as make that pay. These bounds are
-numbers of tokens, the same in every run. ``SchedulerConfig.inter_token_ms`` sets one in
-milliseconds instead, by the measured times of earlier steps.
+any case, steps have a part of all their tokens. These bounds are numbers of tokens, the
+same in every run. ``SchedulerConfig.inter_token_ms`` sets one in milliseconds instead,
+by the measured times of earlier steps.
 """
 
 from __future__ import annotations
@@ -25,11 +24,6 @@ PART = 4
 LEAST_BUDGET = 2048
 """Token budgets up to this one are not divided."""
 
-EXPERT_ROWS = 256
-"""Tokens of each expert, on average, from which its products take longer than reading
-its weights: operations per byte of an H100, each weight of two bytes being multiplied
-and added once for each token."""
-
 WAITING_PART = 8
 """Steps have this part of the prompts that wait, if that is more."""
 
@@ -40,11 +34,6 @@ WEIGHT = 0.2
 """Weight of the newest time in the estimate."""
 
 
-def mixed_tokens(experts: int, experts_per_token: int) -> int:
-    """Return ``SchedulerConfig.mixed_tokens`` of a model with these experts."""
-    return max(LEAST_BUDGET, EXPERT_ROWS * experts // max(experts_per_token, 1))
-
-
 class MixedSteps:
     """Bounds steps with prompts beside decoding sequences."""
 
@@ -52,7 +41,7 @@ class MixedSteps:
         self, config: SchedulerConfig, clock: Callable[[], float] = perf_counter
     ) -> None:
         self._most = config.token_budget
-        self._usual = max(self._most // PART, min(self._most, config.mixed_tokens))
+        self._usual = max(self._most // PART, min(self._most, LEAST_BUDGET))
         bound = config.inter_token_ms
         self._seconds = None if bound is None else bound / 1e3
         self._timer = StepTimer(clock)

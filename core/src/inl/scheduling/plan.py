@@ -10,7 +10,6 @@ from typing import NamedTuple
 from inl.kv.snapshots import Restore, Snapshot
 from inl.kv.tier import BlockMove
 from inl.scheduling.buckets import Buckets
-from inl.scheduling.mixed_steps import LEAST_BUDGET
 from inl.scheduling.request import Request, StepKind
 from inl.scheduling.sampling_params import rank
 from inl.spec.limits import TOKEN_BUDGET
@@ -29,9 +28,7 @@ class SchedulerConfig:
     """Maximum number of tokens in a step."""
     inter_token_ms: float | None = None
     """Most expected milliseconds of a step in which sequences decode beside prompts.
-    ``None``: a quarter of ``token_budget``, or ``mixed_tokens`` if that is more."""
-    mixed_tokens: int = LEAST_BUDGET
-    """Tokens of such a step; see :func:`~inl.scheduling.mixed_steps.mixed_tokens`."""
+    ``None``: a quarter of ``token_budget``, or 2,048 tokens if that is more."""
     max_rows: int | None = None
     """Maximum number of running sequences; ``None`` is one per slot of the runner."""
     context: int | None = None
@@ -80,7 +77,6 @@ class SchedulerConfig:
             "max_rows",
             "context",
             "decode_steps",
-            "mixed_tokens",
             "wait_tokens",
             "snapshot_tokens",
             "snapshot_interval",
