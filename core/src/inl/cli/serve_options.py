@@ -313,6 +313,15 @@ class LoggingOptions:
             "as tcp://*:5558. [default: nowhere]",
         ),
     ] = None
+    kv_events_topic: Annotated[
+        str,
+        typer.Option(
+            metavar="TOPIC",
+            help="First frame of these events, which llm-d reads as kv@ENGINE@MODEL. "
+            "[default: empty]",
+            show_default=False,
+        ),
+    ] = ""
 
 
 def server_config(
@@ -358,6 +367,7 @@ def server_config(
         frontends=frontends,
         kv_events=logs.kv_events,
         kv_events_replay=logs.kv_events_replay,
+        kv_events_topic=logs.kv_events_topic,
     )
 
 

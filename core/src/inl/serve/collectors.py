@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
@@ -23,6 +24,10 @@ ReadTotal = Callable[[], float | None]
 
 ReadLayers = Callable[[], Sequence[float]]
 """Returns the value of each layer; none are not exported."""
+
+
+ReadAdapters = Callable[[], tuple[int, Sequence[str]]]
+"""Returns how many adapters a model has room for, and the names of those it has."""
 
 
 class Samples:
@@ -99,6 +104,35 @@ class LayerGauges(Collector):
         for given, read in self._reads:
             for layer, value in enumerate(read()):
                 family.add_metric([*given.values(), str(layer)], value)
+        yield family
+
+
+class AdapterInfo(Collector):
+    """The adapters of models that have room for some, and when they were read.
+
+    Labels are those that routers which know vLLM read: how many a model has room for,
+    those that it has, and those that requests wait for, of which there are none.
+    """
+
+    def __init__(self) -> None:
+        self._reads: list[tuple[dict[str, str], ReadAdapters]] = []
+
+    def add(self, labels: dict[str, str], read: ReadAdapters) -> None:
+        self._reads.append((labels, read))
+
+    def collect(self) -> Iterator[Metric]:
+        found = [(labels, read()) for labels, read in self._reads]
+        if not any(room for _, (room, _) in found):
+            return
+        names = "max_lora", "running_lora_adapters", "waiting_lora_adapters"
+        family = GaugeMetricFamily(
+            f"{PREFIX}lora_requests_info", "Adapters; the value is a time.",
+            labels=[*found[0][0], *names],
+        )  # fmt: skip
+        for labels, (room, adapters) in found:
+            if room:
+                values = [*labels.values(), str(room), ",".join(adapters), ""]
+                family.add_metric(values, time.time())
         yield family
 
 

@@ -4,7 +4,8 @@ Routers that know vLLM subscribe to it. Each message has three frames: a topic, 
 sequence number of eight bytes, and a batch in MessagePack: an array of a time, events
 and a rank. Events are maps with a ``type``, as vllm-router 0.1.17 wants them; versions
 of vLLM differ in what is a map and what an array. A second socket sends batches again,
-from a number on.
+from a number on; with the topic before them if there is one, as llm-d wants, and newer
+versions of vLLM do.
 """
 
 from __future__ import annotations
@@ -110,12 +111,15 @@ class KVEventPublisher:
     """Publishes events on a thread of its own.
 
     endpoint: address of ZeroMQ; it is bound if it has a ``*``, and connected to
-    otherwise. replay: address at which batches can be asked for again. Raises
+    otherwise. replay: address at which batches can be asked for again. topic: first
+    frame of each message. Raises
     :class:`~inl.errors.RequestError` for an address of no use, and
     :class:`~inl.errors.MissingPackage`.
     """
 
-    def __init__(self, endpoint: str, replay: str | None = None) -> None:
+    def __init__(
+        self, endpoint: str, replay: str | None = None, topic: str = ""
+    ) -> None:
         try:
             import zmq
         except ImportError as error:
@@ -127,6 +131,7 @@ class KVEventPublisher:
         """Names of adapters by digest."""
         self.missed = 0
         """Batches that were asked for again and are no longer kept."""
+        self._topic = topic.encode()
         self._events: queue.SimpleQueue[KVEvent | None] = queue.SimpleQueue()
         self._kept: deque[tuple[int, bytes]] = deque(maxlen=KEPT_BATCHES)
         self._numbers = count()
@@ -196,7 +201,7 @@ class KVEventPublisher:
                 data = encode(Batch(time.time(), named, 0))
                 number = next(self._numbers)
                 self._kept.append((number, data))
-                self._socket.send_multipart([b"", _number(number), data])
+                self._socket.send_multipart([self._topic, _number(number), data])
 
     def _send_again(self) -> None:
         frames = self._replay.recv_multipart()
@@ -211,10 +216,12 @@ class KVEventPublisher:
                 "KV events: a subscriber asked for batches from %d on; the oldest kept "
                 "is %d, so it knows nothing of %d", first, self._kept[0][0], missed,
             )  # fmt: skip
+        named = [*head, self._topic] if self._topic else head
         for number, data in self._kept:
             if number >= first:
-                self._replay.send_multipart([*head, _number(number), data])
-        self._replay.send_multipart([*head, END, b""])
+                self._replay.send_multipart([*named, _number(number), data])
+        end = [*head, b""] if self._topic else head
+        self._replay.send_multipart([*end, END, b""])
 
 
 def _number(number: int) -> bytes:

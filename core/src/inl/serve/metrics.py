@@ -14,6 +14,7 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from inl.serve.collectors import (
     PREFIX,
+    AdapterInfo,
     EventHistograms,
     LayerGauges,
     ReadTotal,
@@ -61,6 +62,8 @@ class Metrics:
             "Most tokens of an expert or device of a layer, relative to their mean.",
         )
         self._source.register(self.expert_loads)
+        self.adapters = AdapterInfo()
+        self._source.register(self.adapters)
 
     def of(self, model: str) -> ModelMetrics:
         """Return the metrics of a model."""
@@ -187,8 +190,16 @@ class ModelMetrics:
             self._metrics.expert_loads.add(
                 {**self._labels, "of": parts}, partial(self._imbalance, parts)
             )
+        self._metrics.adapters.add(self._labels, self._adapters)
         counted = read(lambda loaded: loaded.core.expert_loads.steps)
         total("expert_load_steps", self._labels, counted)
+
+    def _adapters(self) -> tuple[int, Sequence[str]]:
+        """Return for how many adapters there is room, and their names."""
+        engine = self._engine()
+        if engine is None:
+            return 0, ()
+        return engine.runner.limits.adapters, engine.adapters
 
     def _imbalance(self, parts: str) -> Sequence[float]:
         """Return the imbalance of the counted tokens, of each layer with experts."""

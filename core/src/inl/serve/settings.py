@@ -92,6 +92,9 @@ class ServerConfig:
     know vLLM; ``None``: nowhere."""
     kv_events_replay: str | None = None
     """Address of ZeroMQ at which they can be asked for again."""
+    kv_events_topic: str = ""
+    """First frame of these events, which llm-d reads as ``kv@ENGINE@MODEL``. If there
+    is one, it also precedes what is sent again."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -118,6 +121,8 @@ class ServerConfig:
                 raise RequestError(f"{shown}: found {value}, accepts values above 0")
         if self.kv_events_replay is not None and self.kv_events is None:
             raise RequestError("kv events replay: found no kv events; pass both")
+        if self.kv_events_topic and self.kv_events is None:
+            raise RequestError("kv events topic: found no kv events; pass both")
         if self.private_key is not None and self.certificate is None:
             raise RequestError("private key: found no certificate; pass both files")
         for name, keys in (("api key", self.api_keys), ("admin key", self.admin_keys)):
