@@ -74,7 +74,7 @@ test-long: .venv-all/.test
 		tests/core/engine/test_soak.py tests/core/engine/test_snapshot_soak.py \
 		tests/core/placement/test_data_ranks.py \
 		tests/core/speculation/test_speculation_soak.py \
-		tests/core/guidance/test_hostile.py tests/core/guidance/test_schemas.py \
+		tests/core/spec/test_tolerance.py tests/core/guidance/test_hostile.py tests/core/guidance/test_schemas.py \
 		tests/core/checkpoints/test_structure_fuzz.py \
 		tests/core/checkpoints/test_fuzz.py tests/core/kv_tiers/test_tier_crashes.py \
 		tests/core/kv_tiers/test_tier_soak.py \

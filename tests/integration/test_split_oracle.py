@@ -1,4 +1,4 @@
-"""The oracle's nine answers where one engine computes prompts and another decodes.
+"""The oracle's answers where one engine computes prompts and another decodes.
 
 With the default model, blocks of other sizes on both sides, and other vendors.
 """
@@ -24,7 +24,7 @@ from vendor_backends import MAKERS
 ORACLE = json.loads(
     (Path(__file__).parents[1] / "data" / "smollm2-oracle.json").read_text("utf-8")
 )["cases"]
-CASES = scaled(ORACLE[6:8], ORACLE)
+CASES = scaled(ORACLE[6:8], [ORACLE[0], *ORACLE[6:8]], ORACLE)
 CONTEXT = 128
 
 

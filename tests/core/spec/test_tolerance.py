@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import cycle
+
 import numpy as np
 import pytest
 
-from depth import mostly_full
 from inl.dtypes import EPSILON, rounded
 from inl.ops import catalog
 from inl.spec.activation_quant import ACTIVATION_QUANTS, INT8
@@ -18,13 +19,19 @@ LINEAR = catalog()["linear"]
 
 
 def cases():
+    """In float64; at full depth in one more dtype by turns, at long depth in all."""
+    turns = cycle(DTYPES[1:])
     for name, spec in catalog().items():
         for case in spec.cases(np.random.default_rng(1)):
-            yield pytest.param(spec, case, id=f"{name}-{case.name}")
+            marks = {"float64": (), next(turns): pytest.mark.full}
+            for dtype in DTYPES:
+                yield pytest.param(
+                    spec, case, dtype, id=f"{name}-{case.name}-{dtype}",
+                    marks=marks.get(dtype, pytest.mark.long),
+                )  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", mostly_full(DTYPES))
-@pytest.mark.parametrize(("spec", "case"), list(cases()))
+@pytest.mark.parametrize(("spec", "case", "dtype"), list(cases()))
 def test_the_body_with_storage_rounding_passes(spec, case, dtype):
     verdict = judge(spec, case, dtype, storage_run(spec, case, dtype))
     assert verdict.passed, str(verdict)
