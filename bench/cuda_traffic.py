@@ -12,6 +12,8 @@ are those of the engine core, token ids in and events out. Each figure is the me
 from __future__ import annotations
 
 import argparse
+import cProfile
+import pstats
 import statistics
 import sys
 import time
@@ -131,6 +133,42 @@ def decode(traffic: Traffic, runs: int) -> Iterator[tuple[str, str]]:
             core.step()
         ms = statistics.median(found)
         yield f"{rows} rows decode", f"{ms:.2f} ms, {1e3 * rows / ms:,.0f} tokens/s"
+
+
+def host(traffic: Traffic, runs: int) -> Iterator[tuple[str, str]]:
+    """Where the host's time of a step of one row goes."""
+    core = traffic.core
+    for request in traffic.requests(traffic.prompts(1, 128), 300 * (runs + 1)):
+        core.add(request)
+    for _ in range(50):
+        core.step()
+    walls, own, waits = [], [], []
+    for _ in range(runs):
+        torch.cuda.synchronize()
+        wall, used = time.perf_counter(), time.thread_time()
+        for _ in range(100):
+            core.step()
+        walls.append(10 * (time.perf_counter() - wall))
+        own.append(10 * (time.thread_time() - used))
+    yield (
+        "1 row, wall and this thread",
+        (f"{statistics.median(walls):.3f}, {statistics.median(own):.3f} ms"),
+    )
+    for _ in range(runs):
+        # Each step is waited for, so that the host is idle while the device computes.
+        for _ in range(20):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            core.step()
+            end.record()
+            end.synchronize()
+            waits.append(begin.elapsed_time(end))
+    yield "1 row, each step waited for", f"{statistics.median(waits):.3f} ms"
+    profiled = cProfile.Profile()
+    profiled.runcall(lambda: [core.step() for _ in range(100)])
+    while core.has_work:
+        core.step()
+    pstats.Stats(profiled).sort_stats("tottime").print_stats(25)
 
 
 def first(traffic: Traffic, runs: int) -> Iterator[tuple[str, str]]:
@@ -265,7 +303,7 @@ def poisson(traffic: Traffic, runs: int) -> Iterator[tuple[str, str]]:
 LOADS = {
     each.__name__: each
     for each in (
-        decode, first, turns, batches, long, mixed, shared, chats, bursts, poisson
+        decode, host, first, turns, batches, long, mixed, shared, chats, bursts, poisson
     )
 }  # fmt: skip
 

@@ -51,7 +51,7 @@ def serve(pipe: Connection, given: argparse.Namespace) -> None:
     config = ServerConfig(port=0, max_queue=given.clients, frontends=given.frontends)
     made = EngineConfig(
         backend=given.device, context=given.context, check_weights=False, warm_up=True,
-        cache_bytes=given.cache_bytes,
+        cache_bytes=given.cache_bytes, kv_host=given.kv_host,
     )  # fmt: skip
     engines: list[InferenceEngine] = []
 
@@ -113,6 +113,7 @@ def main() -> None:
     parser.add_argument("--frontends", type=int, default=8)
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--cache-bytes", type=int)
+    parser.add_argument("--kv-host", help="as of EngineConfig, such as 0")
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
