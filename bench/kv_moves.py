@@ -269,7 +269,8 @@ def engine(pipe: Connection, device: str, options: argparse.Namespace) -> None:
                 margins = [max(pair) - min(pair) for pair in pairs]
                 pipe.send((list(whole.token_ids), margins))
             elif what == "leave":
-                handle = made.submit(value, **settings)
+                prompt, takes = value
+                handle = made.submit(prompt, **settings)
                 while len(handle.request.output_ids) < options.tokens // 2:
                     made.step()
                 last = time.time()
@@ -278,7 +279,11 @@ def engine(pipe: Connection, device: str, options: argparse.Namespace) -> None:
                     part.data.nbytes for x in moved.spans for part in x.parts.values()
                 )
                 bare = replace(moved, spans=()).to_bytes()
-                pipe.send((bare, port.address, port.hold(moved), size, last))
+                # What nobody takes would fill the port for a while.
+                ticket = port.hold(moved) if takes else ""
+                if takes and not ticket:
+                    raise RuntimeError(f"the port has no room for {size} bytes")
+                pipe.send((bare, port.address, ticket, size, last))
             else:
                 pipe.send(arrived(made, *value))
 
@@ -320,10 +325,10 @@ def requests(options: argparse.Namespace) -> None:
             here.send(("whole", prompt))
             wanted, margins = here.recv()
             for what, found in pauses.items():
-                here.send(("leave", prompt))
+                takes = found is pauses["with its blocks"]
+                here.send(("leave", (prompt, takes)))
                 bare, address, ticket, size, last = here.recv()
-                taking = ticket if found is pauses["with its blocks"] else ""
-                there.send(("arrive", (bare, address, taking)))
+                there.send(("arrive", (bare, address, ticket)))
                 tokens, taken, first = there.recv()
                 result = compare(tokens, wanted, margins)
                 stays = result.agreed >= min(len(wanted), options.tokens // 2)
