@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from inl.fleet.client import FleetClient
 from inl.fleet.dns_names import DnsNames
 from inl.fleet.engine_link import EngineLink, State
 from inl.fleet.metrics import FleetMetrics
+from inl.serve.admission import Ticket
 from inl.serve.metrics import Metrics
 from inl.serve.settings import ServerConfig
 
@@ -78,6 +81,47 @@ def test_kubernetes_has_options_and_metrics_that_there_are(exported):
     assert name.split(":")[1] in services
     port = kinds["engine"][kinds["engine"].index("--listen") + 1].rpartition(":")[2]
     assert name.endswith(f":{port}")
+
+
+def test_keda_wants_as_many_engines_as_the_requests_fill():
+    """The query is computed as PromQL does: samples with equal labels are added."""
+    yaml = pytest.importorskip("yaml")
+    parts = list(yaml.safe_load_all((DEPLOY / "kubernetes.yml").read_text()))
+    (scaled,) = (p["spec"] for p in parts if p["kind"] == "ScaledObject")
+    (trigger,) = (each["metadata"] for each in scaled["triggers"])
+    one, two = re.fullmatch(r"sum\((\S+) \+ (\S+)\)", trigger["query"]).groups()
+    places = int(trigger["threshold"])
+
+    def wanted_engines(clients):
+        total = 0.0
+        for client in clients:
+            text = FleetMetrics(client, vllm_names=False).text().decode()
+            found = {family.name: {tuple(sorted(each.labels.items())): each.value
+                                   for each in family.samples}
+                     for family in text_string_to_metric_families(text)}  # fmt: skip
+            same = found[one].keys() & found[two].keys()
+            assert same, "without equal labels the sum is empty"
+            total += sum(found[one][each] + found[two][each] for each in same)
+        least, most = scaled["minReplicaCount"], scaled["maxReplicaCount"]
+        return min(max(math.ceil(total / places), least), most)
+
+    clients = [FleetClient(ServerConfig(max_queue=10_000)) for _ in range(2)]
+    for client in clients:
+        client.admission.max_running = 2 * places
+    assert wanted_engines(clients) == 1, "no request is open"
+    tickets = []
+    for number in range(5 * places):
+        admission = clients[number % 2].admission
+        tickets.append((admission, Ticket("key", 1)))
+        admission.enter(tickets[-1][1])
+    assert sum(each.admission.waiting for each in clients) == places
+    assert wanted_engines(clients) == 5, "those that wait count, too"
+    for admission, ticket in tickets[places - 1 :]:
+        admission.leave(ticket, finished=True)
+    assert wanted_engines(clients) == 1
+    for number in range(20 * places):
+        clients[number % 2].admission.enter(Ticket("key", 1))
+    assert wanted_engines(clients) == 8, "the most"
 
 
 def test_the_names_of_engines_are_theirs():

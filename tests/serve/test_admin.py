@@ -244,7 +244,7 @@ def test_adapters_come_and_go_and_outlast_sleep(frontends, folders):
         assert load("poet")[0] == 400
         text = running.send("GET", "/metrics", None, KEY)[2].decode()
         label = 'max_lora="2",model_name="base",running_lora_adapters="poet,clerk",'
-        assert f"{label}waiting_lora_adapters=\"\"" in text, text
+        assert f'{label}waiting_lora_adapters=""' in text, text
         assert names() == ["base", "poet", "clerk"]
         assert command(running, UNLOAD, {"lora_name": "clerk"})[0] == 200
         assert names() == ["base", "poet"]

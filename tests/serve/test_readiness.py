@@ -14,6 +14,7 @@ import pytest
 from depth import SEED, scaled
 from failures import KINDS, FaultyServer, patched, raises, runner_faults
 from http_servers import HashServer
+from inl.engine import step_loop
 from inl.errors import CheckpointError, WorkerLost
 from inl.serve import health, model_slot
 from inl.serve.api_error import ApiError
@@ -51,6 +52,8 @@ def times(monkeypatch):
     monkeypatch.setattr(model_slot, "STALL_SECONDS", 600.0)
     monkeypatch.setattr(model_slot, "RELOAD_SECONDS", 1.0)
     monkeypatch.setattr(health, "MOST_SECONDS", 0.2)
+    # So that requests need a thread that starts.
+    monkeypatch.setattr(step_loop, "IDLE_SECONDS", 0.0)
     monkeypatch.setattr(health, "VERDICT_SECONDS", 2 * health.TEST_SECONDS)
 
 
