@@ -19,10 +19,17 @@ import pytest
 from inl.config import EngineConfig
 from inl.device import Device
 from inl.engine.inference_engine import InferenceEngine
-from inl.errors import CheckpointError, OutOfMemory, RequestError, RunnerError
+from inl.errors import (
+    CheckpointError,
+    InlError,
+    OutOfMemory,
+    RequestError,
+    RunnerError,
+)
 from inl.executor.encoder_executor import load_encoder
 from inl.executor.model_loader import open_model
 from inl.runners.encoder_runner import EncoderRunner
+from inl.spec.encoder import TokenSequence
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -224,6 +231,29 @@ def test_an_encoder_in_a_worker(tmp_path, monkeypatch):
         for _ in range(2):
             with pytest.raises(RunnerError, match="worker"):
                 engine.classify(texts)
+
+
+def test_a_lost_worker_of_an_encoder_is_replaced(tmp_path):
+    """Calls that wait for it get their results of another one."""
+    _, texts = saved("Bert", tmp_path)
+    worker = f"worker:{sys.executable}/reference"
+    config = EngineConfig(
+        backend=worker, dtype="float32", token_budget=300, on_worker_loss="restart"
+    )
+    with InferenceEngine(open_model(tmp_path), config=config) as engine:
+        expected, first = engine.embed(texts), engine.runner.pid
+        os.kill(first, signal.SIGKILL)
+        with ThreadPoolExecutor(3) as threads:
+            for found in threads.map(engine.embed, [texts] * 3):
+                assert np.abs(found - expected).max() < BOUND
+        assert engine.runner.pid != first
+        assert engine.failure is None
+        # A call that fails in the worker leaves it as it was.
+        runner, lengths = engine.runner, engine.runner.limits.token_budget + 1
+        with pytest.raises(InlError):
+            engine.core.encode([TokenSequence([VOCAB + 999] * lengths)])
+        assert np.abs(engine.embed(texts) - expected).max() < BOUND
+        assert engine.runner is runner
 
 
 def test_an_encoder_runs_on_one_device(tmp_path):

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import base64
+import threading
 
 import numpy as np
 import pytest
 
-from inl.testing.tiny_encoder import plain_encoding
-
 pytest.importorskip("tokenizers")
 
 from encoder_servers import EncoderServer
+from inl.runners.encoder_runner import EncoderRunner
+from inl.testing.tiny_encoder import plain_encoding
+from waiting import until
 
 BOUND = 1e-4
 DOCUMENTS = ["w7 w3", "w9 w40 w3 w9 w80 w11", "w1", "w3 w9 w40"]
@@ -181,3 +183,37 @@ def test_refusals_name_the_reason(model, path, body, part, request):
 
 def test_an_encoder_is_ready(embedding):
     assert embedding.send("GET", "/ready")[0] == 200
+
+
+def test_calls_of_one_text_share_programs(monkeypatch):
+    """What waits while a program runs is computed by the next one."""
+    sizes, started, go_on = [], threading.Event(), threading.Event()
+    encode = EncoderRunner.encode
+
+    def counted(self, sequences):
+        sizes.append(len(sequences))
+        if len(sizes) == 1:
+            started.set()
+            assert go_on.wait(300)
+        return encode(self, sequences)
+
+    with EncoderServer() as server:
+        _, first = server.post("/v1/embeddings", input="w0")
+        monkeypatch.setattr(EncoderRunner, "encode", counted)
+        queue = server.engine._sequences
+        texts = [f"w{number}" for number in range(8)]
+        held = server.begin("POST", "/v1/embeddings", {"input": texts[0]})
+        assert started.wait(300)
+        others = [
+            server.begin("POST", "/v1/embeddings", {"input": text})
+            for text in texts[1:]
+        ]
+        until(lambda: len(queue._waiting) == 7)
+        go_on.set()
+        for text, each in zip(texts, [held, *others], strict=True):
+            status, _, answer = each.result(300)
+            assert status == 200
+            row = np.array(answer["data"][0]["embedding"])
+            assert np.abs(row - server.row(*ids_of(text))).max() < BOUND
+    assert sizes == [1, 7]
+    assert first["data"]

@@ -47,7 +47,8 @@ class EncoderServer(HashServer):
         checkpoint = MemoryCheckpoint(self.hf, self.tensors)
         model = LanguageModel(bert.MODEL, config, checkpoint)
         options = EngineConfig(backend="reference", dtype="float32")
-        return InferenceEngine(model, word_tokenizer(), options, on_step=on_step)
+        self.engine = InferenceEngine(model, word_tokenizer(), options, on_step=on_step)
+        return self.engine
 
     def post(self, path, **body):
         status, _, answer = self.send("POST", path, body)

@@ -51,12 +51,16 @@ from inl.spec.message import STEP, header
 from inl.spec.step import NO_TOKEN, Bucket
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from inl.kv_tiers.state_snapshots import StateSnapshots
     from inl.kv_tiers.tiers import BlockTiers
     from inl.kv_transfer.carried import CarriedState
     from inl.kv_transfer.spans import TokenSpan
     from inl.recording.recorder import Recorder
     from inl.spec.cache_layout import Parts
+    from inl.spec.encoder import TokenSequence
 
     Blocks = Iterable[tuple[int, Parts]]
 
@@ -452,6 +456,27 @@ class EngineCore:
             # All requests end with the next step, which needs a consistent scheduler.
             self._start_over(self.scheduler.limits)
         self._is_unsettled = False
+
+    def encode(self, sequences: Sequence[TokenSequence]) -> NDArray[np.float32]:
+        """Return the runner's results [n, K] of sequences, of an encoder.
+
+        A runner that is lost is replaced, where the engine does that, and computes
+        them again; one whose call failed or was interrupted is reset before the next.
+        """
+        self._check_runner()
+        while True:
+            self.settle()
+            self._check_runner()
+            try:
+                self._is_unsettled = True
+                results = self.runner.encode(sequences)
+                self._is_unsettled = False
+                return results
+            except WorkerLost as error:
+                self._replace_or_fail(error)
+                self._is_unsettled = False
+                if self.failure is not None:
+                    raise
 
     def _check_runner(self) -> None:
         if self.failure is not None:

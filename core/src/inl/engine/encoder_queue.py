@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from inl.protocol.runner import Runner
+    from inl.engine.core import EngineCore
 
 
 @dataclass(slots=True, eq=False)
@@ -40,8 +40,8 @@ class EncoderQueue:
     Thread-safe: the thread whose turn it is computes what all wait for.
     """
 
-    def __init__(self, runner: Runner, lock: FairLock) -> None:
-        self._runner, self._lock = runner, lock
+    def __init__(self, core: EngineCore, lock: FairLock) -> None:
+        self._core, self._lock = core, lock
         self._waiting: deque[QueuedSequence] = deque()
 
     def encode(self, sequences: Sequence[TokenSequence]) -> list[NDArray[np.float32]]:
@@ -70,7 +70,7 @@ class EncoderQueue:
         if not batch:
             return
         try:
-            rows = self._runner.encode([each.sequence for each in batch])
+            rows = self._core.encode([each.sequence for each in batch])
         except Exception as error:
             for each in batch:
                 each.error = error
@@ -84,7 +84,7 @@ class EncoderQueue:
     def _next(self) -> list[QueuedSequence]:
         """Take the first sequences that fit into a program."""
         batch: list[QueuedSequence] = []
-        room = self._runner.limits.token_budget
+        room = self._core.runner.limits.token_budget
         while self._waiting and len(batch) < MAX_SEQUENCES:
             if self._waiting[0].dropped:
                 self._waiting.popleft()

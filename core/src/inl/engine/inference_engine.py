@@ -162,7 +162,7 @@ class InferenceEngine(AdapterLoading, TextScoring):
         self._dispatcher = RequestDispatcher(self._core)
         self._encoder.images.share(self._dispatcher, limits, self.device)
         self._sequences = (
-            EncoderQueue(started.runner, self._dispatcher.lock)
+            EncoderQueue(self._core, self._dispatcher.lock)
             if model.encoder is not None
             else None
         )

@@ -33,6 +33,9 @@ T = TypeVar("T")
 MOST_TEXTS = 2048
 """Texts of a call, as OpenAI's limit."""
 
+RUNNING = 8
+"""Calls at the same time, whose texts the engine computes together."""
+
 Ids = tuple[int, ...]
 IdList = Annotated[list[TokenId], Meta(min_length=1)]
 Items = Annotated[list[str | TokenId | IdList], Meta(min_length=1)]
@@ -72,11 +75,13 @@ class EmbeddingsForm(ABC):
 
 
 class Embeddings:
-    """The endpoint. Calls run one after the other, their texts in batches."""
+    """The endpoint. The texts of its calls are computed in batches."""
 
     def __init__(self, models: Models, config: ServerConfig) -> None:
         self._models = models
-        self._calls = BoundedCalls(models, config, name="inl-embeddings", running=1)
+        self._calls = BoundedCalls(
+            models, config, name="inl-embeddings", running=RUNNING
+        )
 
     def routes(self) -> list[Route]:
         """Return the route."""
