@@ -155,7 +155,8 @@ def test_loads_are_exported_by_layer():
     loads.add(np.array([[6, 2, 0, 0], [1, 1, 1, 1]], np.int32))
     config = EngineConfig(placement="expert=2")
     core = SimpleNamespace(expert_loads=loads)
-    absent = dict.fromkeys(("speculation", "tiers", "remote_prefill", "snapshots"))
+    names = "speculation", "tiers", "remote_prefill", "snapshots", "shared_blocks"
+    absent = dict.fromkeys(names)
     stats = SimpleNamespace(preemptions=0)
     engine = SimpleNamespace(core=core, config=config, stats=stats, **absent)
     metrics = Metrics(vllm_names=False)

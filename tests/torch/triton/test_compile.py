@@ -25,9 +25,10 @@ SHARED = {
 STACK = 40
 """Bytes of stack that are acceptable: a few scalars, or the slow path of a cosine."""
 
-MORE_STACK = {"attend_tiles": 88, "attend_chosen": 200}
+MORE_STACK = {"attend_tiles": 88, "attend_chosen": 200, "attend_wide": 168}
 """Kernels that are faster with small spills, as measured: tiles of a group of three
-heads of 128. And latents of 576 lanes, which spill on AMD's chips of 32 lanes only."""
+heads of 128. And latents of 576 lanes, which spill on AMD's chips of 32 lanes only, or
+in tiles of 64 heads."""
 
 SMALL_STACK = MORE_STACK | {"packed_tile": 184, "ssm_rows": 80}
 """Likewise on the small Blackwell chips, for which kernels were compiled and never run:
