@@ -158,7 +158,10 @@ def test_loads_are_exported_by_layer():
     names = "speculation", "tiers", "remote_prefill", "snapshots", "shared_blocks"
     absent = dict.fromkeys(names)
     stats = SimpleNamespace(preemptions=0)
-    engine = SimpleNamespace(core=core, config=config, stats=stats, **absent)
+    runner = SimpleNamespace(limits=SimpleNamespace(adapters=0))
+    engine = SimpleNamespace(
+        core=core, config=config, stats=stats, runner=runner, adapters=(), **absent
+    )
     metrics = Metrics(vllm_names=False)
     of = metrics.of("m")
     of.observe(SimpleNamespace(open=0, rejected=0), lambda: None)
