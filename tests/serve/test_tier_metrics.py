@@ -39,7 +39,10 @@ def engine_of(tiers, remote=None, snapshots=None):
     core = SimpleNamespace(
         running_requests=0, kv_usage=0, failed_steps=0, expert_loads=loads
     )
+    runner = SimpleNamespace(limits=SimpleNamespace(adapters=0))
     return SimpleNamespace(
+        runner=runner,
+        adapters=(),
         core=core,
         stats=stats,
         speculation=None,
