@@ -279,7 +279,7 @@ def engine(pipe: Connection, device: str, options: argparse.Namespace) -> None:
                     part.data.nbytes for x in moved.spans for part in x.parts.values()
                 )
                 bare = replace(moved, spans=()).to_bytes()
-                # What nobody takes would fill the port for a while.
+                # Tickets that nobody takes stay in the port until they expire.
                 ticket = port.hold(moved) if takes else ""
                 if takes and not ticket:
                     raise RuntimeError(f"the port has no room for {size} bytes")

@@ -257,7 +257,7 @@ class Link:
 
 
 def new_memory(size: int) -> Memory:
-    """Return memory of so many bytes, whose values are not defined."""
+    """Return uninitialized memory of a size in bytes."""
     import numpy as np
 
     return np.empty(size, np.uint8)

@@ -33,7 +33,7 @@ Buffer = bytes | bytearray | memoryview
 PROGRESS = struct.Struct("<qqq")
 STAGES = tuple(LoadStage)
 ALIGNED = 64
-"""The arrays of contents begin at a multiple of so many bytes."""
+"""Alignment of the arrays in contents, in bytes."""
 MAX_HEAD = 1 << 16
 """Longest list of the parts of contents, in bytes."""
 

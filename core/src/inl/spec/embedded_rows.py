@@ -131,10 +131,8 @@ def token_inputs(
 
     width, layers = limits.embedding, len(limits.feature_layers)
     at, placed = sorted(rows), sorted({*(offsets or {}), *(spans or {})})
-    given = [rows[index] for index in at], list((features or {}).values())
-    is_halved = bool(at) and all(
-        row.dtype == np.uint16 for part in given for row in part
-    )
+    given = [*rows.values(), *(features or {}).values()]
+    is_halved = bool(at) and all(row.dtype == np.uint16 for row in given)
     dtype = np.uint16 if is_halved else np.float32
     stacked = np.empty((len(at), width), dtype)
     added = np.zeros((len(at), layers, width), dtype)

@@ -347,7 +347,8 @@ def shared_bytes(place: torch.device) -> int:
     return int(driver.active.utils.get_device_properties(place.index)["max_shared_mem"])
 
 
-def _refuse(q: Any, *_: Any, tuning: Tuning, **__: Any) -> str | None:
+def refuse_heads(q: Any, *_: Any, tuning: Tuning, **__: Any) -> str | None:
+    """Refuse heads that are too wide for tiles of queries, and unsupported dtypes."""
     if q.shape[2] > tuning.max_head_dim:
         return f"heads of {q.shape[2]} elements, takes {tuning.max_head_dim} at most"
     return refuse_dtype(q)
@@ -356,14 +357,14 @@ def _refuse(q: Any, *_: Any, tuning: Tuning, **__: Any) -> str | None:
 def _refuse_split(
     q: Any, cache: Any, step: Any, *, tuning: Tuning, **_: Any
 ) -> str | None:
-    return _refuse(q, tuning=tuning) or refuse_split(q, cache, step, tuning)
+    return refuse_heads(q, tuning=tuning) or refuse_split(q, cache, step, tuning)
 
 
 def _refuse_gathered(
     q: Any, cache: Any, step: Any, *, tuning: Tuning, window: int | None = None,
     cap: float | None = None, **_: Any,
 ) -> str | None:  # fmt: skip
-    reason = _refuse(q, tuning=tuning)
+    reason = refuse_heads(q, tuning=tuning)
     return reason or refuse_long_rows(q, cache, step, window, cap, tuning)
 
 
@@ -374,7 +375,7 @@ def kernels(tuning: Tuning) -> tuple[Kernel, ...]:
             "attention",
             "triton_rows",
             partial(attention_by_rows, tuning=tuning),
-            refuse=partial(_refuse, tuning=tuning),
+            refuse=partial(refuse_heads, tuning=tuning),
             plan=plan,
             invariant=True,
             preference=-1,
@@ -383,7 +384,7 @@ def kernels(tuning: Tuning) -> tuple[Kernel, ...]:
             "attention",
             "triton",
             partial(attention, tuning=tuning),
-            refuse=partial(_refuse, tuning=tuning),
+            refuse=partial(refuse_heads, tuning=tuning),
             plan=plan,
             preference=PREFERENCE,
         ),

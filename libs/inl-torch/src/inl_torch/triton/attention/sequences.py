@@ -18,13 +18,16 @@ from triton.language import tensor
 
 from inl.ops.full_attention import DistanceBias
 from inl.spec.kernel import Kernel
-from inl_torch.triton.attention.attention import LARGEST_SHARED_BYTES, prefill_tile
+from inl_torch.triton.attention.attention import (
+    LARGEST_SHARED_BYTES,
+    prefill_tile,
+    refuse_heads,
+)
 from inl_torch.triton.attention.tiles import LOG2E
 from inl_torch.triton.common import (
     PREFERENCE,
     dense,
     power,
-    refuse_dtype,
     spread,
 )
 from inl_torch.triton.tuning import AttentionTile, Tuning
@@ -246,12 +249,6 @@ def is_large(tuning: Tuning) -> bool:
     return tuning.shared_bytes >= LARGEST_SHARED_BYTES
 
 
-def _refuse(q: Any, *_: Any, tuning: Tuning, **__: Any) -> str | None:
-    if q.shape[2] > tuning.max_head_dim:
-        return f"heads of {q.shape[2]} elements, takes {tuning.max_head_dim} at most"
-    return refuse_dtype(q)
-
-
 def kernels(tuning: Tuning) -> tuple[Kernel, ...]:
     """Return the kernels of attention within sequences."""
     return tuple(
@@ -259,7 +256,7 @@ def kernels(tuning: Tuning) -> tuple[Kernel, ...]:
             name,
             "triton",
             partial(run, tuning=tuning),
-            refuse=partial(_refuse, tuning=tuning),
+            refuse=partial(refuse_heads, tuning=tuning),
             preference=PREFERENCE,
         )
         for name, run in (
