@@ -214,6 +214,7 @@ def test_ranks_that_were_started_by_hand(begin, made, monkeypatch):
     finally:
         for each in workers:
             each.kill()
+            each.communicate()
 
 
 def test_ranks_without_memory_for_a_step_serve_the_next(begin, made, monkeypatch):

@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
+from free_ports import unused_address
 from inl.errors import DeviceError, ProtocolError
 from inl.workers import handshake, listener, settings
 from inl.workers.handshake import ANY_SEAT, KNOCK_BYTES, join
@@ -151,6 +152,40 @@ def test_seats_of_one_address_fill_one_by_one():
         seat.close()
     # The port is free again.
     Seat(address, 0, SECRET).close()
+
+
+@pytest.mark.parametrize("wanted", [ANY_SEAT, 1])
+def test_a_worker_waits_for_a_seat_that_is_opened_later(wanted):
+    first = Seat(address := unused_address(), 0, SECRET, of=2)
+    workers = [join(address, SECRET, ANY_SEAT, 0)]
+    late = threading.Thread(
+        target=lambda: workers.append(join(address, SECRET, wanted, 0))
+    )
+    late.start()
+    visitors = first._listener._visitors
+    until(lambda: any(each.awaited for each in list(visitors.values())))
+    second = Seat(address, 1, SECRET, of=2)
+    late.join(60)
+    assert [each.seat for each in workers] == [0, 1]
+    with pytest.raises(ProtocolError, match="seat 0 is taken by process "):
+        join(address, SECRET, ANY_SEAT, 0)
+    with pytest.raises(ProtocolError, match="no seat 2; seats: 0, 1"):
+        join(address, SECRET, 2, 0)
+    close(*workers, joined(first), joined(second))
+    first.close()
+    second.close()
+
+
+def test_a_seat_that_is_never_opened():
+    seat = Seat(unused_address(), 0, SECRET, of=2)
+    sock, greeted = raw(seat.address)
+    sock.sendall(knock(greeted, SECRET, seat=1))
+    visitors = seat._listener._visitors
+    until(lambda: any(each.awaited for each in list(visitors.values())))
+    next(iter(visitors.values())).end = 0.0
+    assert refusal(sock) == "seat 1 of 2 was not opened within 300 s"
+    sock.close()
+    seat.close()
 
 
 def test_a_heartbeat_of_another_worker(seat):

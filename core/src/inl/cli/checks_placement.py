@@ -56,7 +56,12 @@ def placement_checks(
     def start(seat: int) -> PlaceCheck | InlError:
         try:
             return PlaceCheck(
-                addresses[seat], path, seat=seat, seconds=seconds, abandoned=abandoned
+                addresses[seat],
+                path,
+                seat=seat,
+                seats=len(addresses),
+                seconds=seconds,
+                abandoned=abandoned,
             )
         except InlError as error:
             return error

@@ -153,11 +153,12 @@ class PlaceCheck:
         model: str,
         *,
         seat: int,
+        seats: int,
         seconds: float,
         abandoned: threading.Event,
     ) -> None:
         self._worker = start_worker(
-            address, seat=seat, seconds=seconds, abandoned=abandoned
+            address, seat=seat, seats=seats, seconds=seconds, abandoned=abandoned
         )
         self._where = f"worker {self._worker.name}"
         try:

@@ -137,6 +137,7 @@ def start_ranks(
             options,
             factory=FACTORY,
             seat=index,
+            seats=ranks,
             progress=progress if index == 0 else None,
             silent_seconds=config.worker_seconds,
             advice="" if config.on_worker_loss == "restart" else RETURN_HINT,

@@ -61,7 +61,7 @@ class WorkerRunner(PipelinedRunner):
     options: JSON object for the worker's factory, or a function of the worker's
     HOST:PORT for ranks, empty for a child process. factory: "module:function" there; by
     default a model on a device, see :func:`~inl.runners.startup.serve_model`. seat:
-    number of the worker among those of one engine. hello_seconds: time limit of the
+    number of the worker among the ``seats`` of one engine. hello_seconds: time limit of the
     start. silent_seconds: longest time without an answer to a request; then the process
     is stopped and counts as lost. advice: advice in the message of its loss. abandoned:
     once set, by any thread, the process is stopped and a waiting call raises
@@ -83,6 +83,7 @@ class WorkerRunner(PipelinedRunner):
         *,
         factory: str | None = None,
         seat: int = 0,
+        seats: int = 1,
         progress: Progress | None = None,
         hello_seconds: float = HELLO_SECONDS,
         silent_seconds: float = SILENT_SECONDS,
@@ -111,6 +112,7 @@ class WorkerRunner(PipelinedRunner):
             address,
             arguments,
             seat=seat,
+            seats=seats,
             seconds=silent_seconds,
             abandoned=self._abandoned,
         )

@@ -63,6 +63,8 @@ class _Visitor:
         self.greeting = b""
         self.data = b""
         self.end = time.monotonic() + KNOCK_SECONDS
+        self.awaited = ""
+        """What it waits for, once its knock is whole."""
 
     @property
     def said(self) -> bytes:
@@ -83,12 +85,14 @@ class _First(NamedTuple):
 class Seat:
     """The place of one worker of this engine: number, secret and, once joined, worker.
 
-    Raises :class:`~inl.errors.DeviceError` if the number is in use at this address, or
-    the address cannot be used.
+    of: workers that this engine awaits at the address. Those that come before their
+    seat is opened wait for it. Raises :class:`~inl.errors.DeviceError` if the number is
+    in use at this address, or the address cannot be used.
     """
 
-    def __init__(self, address: str, number: int, secret: bytes) -> None:
+    def __init__(self, address: str, number: int, secret: bytes, of: int = 1) -> None:
         self.number = number
+        self.of = max(of, number + 1)
         self.secret = secret
         self.taken = ""
         """The worker that has it."""
@@ -279,6 +283,9 @@ class _Listener:
                 self._admit(visitor, *read_knock(visitor.data[HEAD.size :]))
 
     def _admit(self, visitor: _Visitor, knock: Knock, proof: bytes) -> None:
+        visitor.awaited = self._awaited(knock)
+        if visitor.awaited:
+            return
         seat = self._find(knock, proof, visitor.said)
         if knock.role == Role.FRAMES:
             self._check_free(seat)
@@ -294,6 +301,16 @@ class _Listener:
         sock = self._accepted(visitor, seat)
         seat.first = None
         seat.give(Joined(first.sock, sock, seat.number, first.peer, knock.pid))
+
+    def _awaited(self, knock: Knock) -> str:
+        """Return what a worker waits for whose seat is not opened yet, or nothing."""
+        count = max((seat.of for seat in self.seats.values()), default=0)
+        if len(self.seats) >= count or knock.seat in self.seats:
+            return ""
+        if knock.seat != ANY_SEAT:
+            return f"seat {knock.seat} of {count}" if knock.seat < count else ""
+        taken = all(seat.taken for seat in self.seats.values())
+        return f"a seat beside the {len(self.seats)} of {count}" if taken else ""
 
     def _find(self, knock: Knock, proof: bytes, said: bytes) -> Seat:
         """Return the seat whose secret the worker knows."""
@@ -350,8 +367,15 @@ class _Listener:
 
     def _expire(self) -> None:
         now = time.monotonic()
+        for visitor in [each for each in self._visitors.values() if each.awaited]:
+            try:
+                self._answer(visitor)
+            except ProtocolError as error:
+                self._refuse(visitor, str(error))
         for visitor in [each for each in self._visitors.values() if each.end < now]:
-            self._refuse(visitor, f"proved nothing within {KNOCK_SECONDS:g} s")
+            awaited = visitor.awaited
+            found = f"{awaited} was not opened" if awaited else "proved nothing"
+            self._refuse(visitor, f"{found} within {KNOCK_SECONDS:g} s")
         with _lock:
             for seat in self.seats.values():
                 first = seat.first

@@ -94,6 +94,7 @@ class Request:
         seat: int = 0,
         options: Sequence[str] = (),
         main: str = MAIN,
+        seats: int = 1,
     ) -> None:
         self.target = address.target
         """What the device's name has between scheme and device, such as an image;
@@ -104,6 +105,8 @@ class Request:
         """How many it drives: that one and those after it."""
         self.seat = seat
         """Number of the worker among those of this engine."""
+        self.seats = max(seats, seat + 1)
+        """How many workers this engine starts at a time."""
         self.options = tuple(options)
         """Further arguments of the worker's main program."""
         self._main = main
@@ -141,7 +144,7 @@ class Request:
         if self._opened is not None:
             raise DeviceError(f"{address}: this worker is awaited at {self.address}")
         secret = self.shared_secret or secrets.token_bytes(32)
-        self._opened = Seat(address, self.seat, secret)
+        self._opened = Seat(address, self.seat, secret, self.seats)
         return self._opened.address
 
     @property
@@ -163,13 +166,15 @@ def start_worker(
     options: Sequence[str] = (),
     *,
     seat: int = 0,
+    seats: int = 1,
     seconds: float = 600.0,
     abandoned: threading.Event | None = None,
     main: str = MAIN,
 ) -> Worker:
     """Start a worker at a place, and wait until it has connected.
 
-    abandoned: ends the waiting once it is set. main: module of its main program. Raises
+    seat: its number among ``seats`` workers that are started together. abandoned: ends
+    the waiting once it is set. main: module of its main program. Raises
     :class:`~inl.errors.DeviceError` if it cannot be started there, and
     :class:`~inl.errors.WorkerLost` if it does not connect in so many seconds.
     """
@@ -180,7 +185,7 @@ def start_worker(
         origin, start = known.function("place", address.scheme)
     except PluginError as error:
         raise DeviceError(f"{address}: {error}") from error
-    request = Request(address, seat, options, main)
+    request = Request(address, seat, options, main, seats)
     try:
         started = start(request)
         if isinstance(started, Worker):
