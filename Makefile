@@ -95,13 +95,15 @@ test-long: .venv-all/.test
 		tests/plugins/cpu/test_interrupts.py \
 		tests/plugins/cpu/native/test_sanitized.py tests/integration/test_planted_faults.py \
 		tests/integration/test_kind_faults.py \
+		tests/integration/test_travelling_state.py \
 		tests/integration/test_split_oracle.py tests/integration/test_real_encoders.py \
 		tests/integration/test_families.py tests/integration/test_jax_ops.py \
 		tests/plugins/tpu/test_xla_kernels.py \
 		tests/plugins/intel/test_openvino_contract.py \
 		tests/plugins/directml/test_directml_models.py \
 		tests/plugins/intel/test_xpu_contract.py tests/plugins/intel/test_xpu_compile.py \
-		tests/serve tests/clients tests/torch/test_eagle_graphs.py
+		tests/serve tests/clients tests/torch/test_eagle_graphs.py \
+		tests/torch/test_collectives.py
 
 # All tests that compile for TPUs, with counts of bundles for each chip; `make test-all`
 # has whole steps, the products of packed weights, and the counts of decoding on a v6e.

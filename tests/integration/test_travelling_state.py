@@ -11,7 +11,6 @@ import importlib
 import numpy as np
 import pytest
 
-from depth import mostly_full
 from inl import EngineConfig, InferenceEngine
 from inl.executor.model_loader import LanguageModel
 from inl.runners.local_runner import start_runner
@@ -60,17 +59,25 @@ def engine_of():
         engine.close()
 
 
-PAIRS = [
-    ("torch", 16, "cpu", 32),
-    ("cpu", 32, "torch", 16),
-    ("cpu", 16, "cpu", 16),
-    # JAX compiles for seconds.
-    pytest.param("jax", 16, "torch", 32, marks=pytest.mark.full),
-]
+PAIRS = ("torch", 16, "cpu", 32), ("cpu", 32, "torch", 16), ("cpu", 16, "cpu", 16)
+COMPILED = "jax", 16, "torch", 32
+"""JAX compiles for seconds."""
 
 
-@pytest.mark.parametrize("name", mostly_full(NAMES, 2))
-@pytest.mark.parametrize(("there", "size", "here", "own"), PAIRS)
+def cases():
+    """The first two families over every pair but JAX's at quick depth; at full depth
+    each other family over one pair, and JAX with two families; at long depth all.
+    """
+    for at, name in enumerate(NAMES):
+        for pair, own in enumerate(PAIRS):
+            kept = pytest.mark.full if pair == at % len(PAIRS) else pytest.mark.long
+            yield pytest.param(name, *own, marks=() if at < 2 else kept)
+        compiled = name in ("granite_hybrid", "qwen3_next")
+        marks = pytest.mark.full if compiled else pytest.mark.long
+        yield pytest.param(name, *COMPILED, marks=marks)
+
+
+@pytest.mark.parametrize(("name", "there", "size", "here", "own"), list(cases()))
 def test_a_prompt_is_computed_by_another_engine(
     engine_of, name, there, size, here, own
 ):
@@ -89,8 +96,7 @@ def test_a_prompt_is_computed_by_another_engine(
     assert near.remote_prefill.counts["done"] == len(PROMPTS) * len(OPTIONS)
 
 
-@pytest.mark.parametrize("name", mostly_full(NAMES, 2))
-@pytest.mark.parametrize(("there", "size", "here", "own"), PAIRS)
+@pytest.mark.parametrize(("name", "there", "size", "here", "own"), list(cases()))
 def test_a_running_request_goes_on_elsewhere(engine_of, name, there, size, here, own):
     alone = engine_of(name, "reference", dtype="float64")
     one, two = engine_of(name, there, size), engine_of(name, here, own)

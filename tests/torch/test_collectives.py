@@ -16,6 +16,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import mixture_answers
+from depth import mostly_long
 from free_ports import unused_address
 from inl import EngineConfig
 from inl.engine.core import EngineCore
@@ -118,7 +119,9 @@ def test_ranks_give_the_logits_of_a_whole_model(begin, made, ranks):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("placement", ["expert=2", "tensor=2,expert=2", "data=2"])
+@pytest.mark.parametrize(
+    "placement", mostly_long(["tensor=2,expert=2", "data=2", "expert=2"], 2)
+)
 def test_ranks_own_experts(begin, tmp_path, placement):
     config, tensors = mixture_answers.made()
     folder = mixture_answers.write(tmp_path / "model", config, tensors)

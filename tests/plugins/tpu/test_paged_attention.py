@@ -91,7 +91,7 @@ def run(case, dtype, seed=0, kv_dtype=None):
     ("dim", "dtype", "rows", "attrs"),
     [
         (64, "bfloat16", MIXED, {}),
-        pytest.param(128, "float32", DECODE, {"window": 270}, marks=pytest.mark.full),
+        pytest.param(128, "float32", DECODE, {"window": 270}, marks=pytest.mark.long),
         pytest.param(128, "bfloat16", PROMPT, {}, marks=pytest.mark.full),
         pytest.param(64, "float32", PROMPT, {"window": 41}, marks=pytest.mark.long),
     ],
@@ -121,7 +121,7 @@ def small_blocks(monkeypatch, rows=256):
         (128, "bfloat16", MIXED, {"window": 9}),
         (128, "float32", DECODE, {"cap": 2.0, "window": 270}),
         pytest.param(128, "bfloat16", PROMPT, {}, marks=pytest.mark.full),
-        pytest.param(64, "float32", PROMPT, {"window": 41}, marks=pytest.mark.full),
+        pytest.param(64, "float32", PROMPT, {"window": 41}, marks=pytest.mark.long),
         pytest.param(128, "float32", PROMPT, {"cap": 2.0}, marks=pytest.mark.full),
     ],
 )

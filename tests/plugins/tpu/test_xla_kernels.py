@@ -21,8 +21,9 @@ def test_every_primitive_op_has_a_kernel():
 
 
 WIDE_ONLY = (
-    "biased_attention", "drop_overflow", "group_route", "load_balance_loss", "route",
-    "sink_attention", "span_attention", "token_routed_mlp", "verify",
+    "biased_attention", "drop_overflow", "full_attention", "group_route",
+    "inl_dynamics_step", "load_balance_loss", "route", "sink_attention",
+    "span_attention", "sparse_attention", "token_routed_mlp", "verify",
 )  # fmt: skip
 """Ops of other ops' functions or of integers, in bfloat16 at long depth only: JAX
 compiles each for seconds."""
