@@ -133,6 +133,7 @@ def test_an_unknown_op_is_a_usage_error(check):
     assert "there is no op 'liner'; did you mean 'linear'? known: " in done.stderr
 
 
+@pytest.mark.full
 def test_only_the_named_checks_run(check):
     done = check("faulty:0", "--only", "backend", "--only", "linear/2x5x3")
     assert done.returncode == 0
@@ -143,6 +144,7 @@ def test_only_the_named_checks_run(check):
     assert "; a check's name, or its first parts, of " in done.stderr
 
 
+@pytest.mark.full
 def test_known_failures_are_read_from_a_file(check, tmp_path):
     gaps = tmp_path / "gaps.toml"
     name = "linear/1x8x16"

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from depth import mostly_full
 from inl.backend.base import Traits
 from inl.backend.reference import body_kernel
 from inl.backend.simple import plain_state
@@ -420,7 +421,9 @@ def keeping(keep):
     return compile_program
 
 
-@pytest.mark.parametrize("kept", [lambda: np.ones(1 << 20, np.float32), object])
+@pytest.mark.parametrize(
+    "kept", mostly_full([object, lambda: np.ones(1 << 20, np.float32)])
+)
 def test_memory_that_steps_keep_is_found(kept):
     held = []
     target = target_of(compile=keeping(lambda: held.append(kept())))
