@@ -20,7 +20,7 @@ from inl.errors import RequestError
 from inl.kv_tiers import disk_tier, host_tier
 from inl.kv_tiers.disk_tier import DiskTier, name_of
 from inl.kv_tiers.host_size import automatic_bytes
-from inl.kv_tiers.host_tier import HostTier
+from inl.kv_tiers.host_tier import HostTier, PacedGrowth
 from inl.kv_tiers.record import Identity
 from inl.kv_tiers.tiers import BlockTiers, Costs
 from inl.spec.cache_layout import BlockLayout
@@ -107,6 +107,23 @@ def test_memory_that_may_not_grow_drops_the_oldest_block(monkeypatch):
     assert store([7, 8]) == []
     assert store([9]) == [place(4)]
     assert (host.used_bytes, answers) == (5 * BYTES, [])
+
+
+def test_memory_grows_no_faster_than_pages_are_mapped(monkeypatch):
+    for name, size in (("GROWTH", 10), ("BURST", 40), ("RATE", 5)):
+        monkeypatch.setattr(host_tier, name, size)
+    now, room = [100.0], [True]
+    may_grow = PacedGrowth(lambda: room[0], clock=lambda: now[0])
+    assert [may_grow() for _ in range(6)] == [True] * 4 + [False] * 2
+    now[0] += 1.9
+    assert not may_grow()
+    now[0] += 0.2
+    room[0] = False
+    assert not may_grow()
+    room[0] = True  # a refusal for want of room uses nothing
+    assert [may_grow() for _ in range(2)] == [True, False]
+    now[0] += 1000.0
+    assert [may_grow() for _ in range(6)] == [True] * 4 + [False] * 2
 
 
 def test_sizes_that_no_option_says():

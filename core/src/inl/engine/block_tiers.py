@@ -16,6 +16,7 @@ from inl.errors import RequestError
 from inl.executor.model_loader import takes_snapshots
 from inl.kv_tiers.disk_tier import DiskTier
 from inl.kv_tiers.host_size import automatic_bytes, free_bytes
+from inl.kv_tiers.host_tier import PacedGrowth
 from inl.kv_tiers.record import Identity
 from inl.kv_tiers.state_snapshots import StateSnapshots, automatic_snapshot_bytes
 from inl.kv_tiers.tiers import BlockTiers, Costs
@@ -72,7 +73,7 @@ def started_tiers(
     if config.kv_host is None:
         free = free_bytes()
         size = _automatic_bytes(config, identity, started, free)
-        may_grow = partial(_has_free, free // 2)
+        may_grow = PacedGrowth(partial(_has_free, free // 2))
         if size:
             log.info(
                 "%s: blocks that its cache has no room for take up to %.1f GB of host "

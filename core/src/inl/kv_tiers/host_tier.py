@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
@@ -13,6 +14,44 @@ if TYPE_CHECKING:
 
 GROWTH: Final = 64 << 20
 """Bytes of blocks that are stored between two questions of ``may_grow``."""
+
+
+BURST: Final = 4 << 30
+"""Bytes by which blocks may grow at once where nobody has said their size."""
+
+RATE: Final = 256 << 20
+"""Bytes by which they grow in a second after that.
+
+A new page takes longer than the copy of its contents, and on a GPU locking it delays
+launches. An engine that evicts 3 GB in each second would wait for pages until all of
+the memory is mapped; blocks that come sooner take the place of the oldest ones.
+"""
+
+
+class PacedGrowth:
+    """``may_grow`` of a tier that grows while ``has_room``, and no faster than pages.
+
+    clock: returns seconds.
+    """
+
+    def __init__(
+        self,
+        has_room: Callable[[], bool],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._has_room, self._clock = has_room, clock
+        self._allowed, self._since = float(BURST), clock()
+
+    def __call__(self) -> bool:
+        """Whether :data:`GROWTH` bytes more may be used, which count as used then."""
+        now = self._clock()
+        allowed = self._allowed + RATE * (now - self._since)
+        self._allowed, self._since = min(allowed, BURST), now
+        if self._allowed < GROWTH or not self._has_room():
+            return False
+        self._allowed -= GROWTH
+        return True
 
 
 class HostTier:

@@ -61,10 +61,10 @@ class WorkerRunner(PipelinedRunner):
     options: JSON object for the worker's factory, or a function of the worker's
     HOST:PORT for ranks, empty for a child process. factory: "module:function" there; by
     default a model on a device, see :func:`~inl.runners.startup.serve_model`. seat:
-    number of the worker among the ``seats`` of one engine. hello_seconds: time limit of the
-    start. silent_seconds: longest time without an answer to a request; then the process
-    is stopped and counts as lost. advice: advice in the message of its loss. abandoned:
-    once set, by any thread, the process is stopped and a waiting call raises
+    number of the worker among the ``seats`` of one engine. hello_seconds: time limit of
+    the start. silent_seconds: longest time without an answer to a request; then the
+    process is stopped and counts as lost. advice: advice in the message of its loss.
+    abandoned: once set, by any thread, the process is stopped and a waiting call raises
     :class:`~inl.errors.RunnerError`.
 
     ``submit`` does not wait, so errors of the worker's runner are raised by the next
