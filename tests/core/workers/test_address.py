@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from inl.device import Device
 from inl.errors import DeviceError
 from inl.workers.address import WorkerAddress, parse_worker
-from inl.workers.settings import read_seat
+from inl.workers.launchers import Launched, device_here, read_launcher
 
 
 @pytest.fixture
@@ -82,9 +83,51 @@ def test_a_bad_device_behind_a_good_path(python, device):
         parse_worker(f"worker:{python}/{device}")
 
 
-def test_the_number_of_a_tpu_host_is_read():
-    assert read_seat({}) is None
-    assert read_seat({"TPU_WORKER_ID": "3"}) == 3
-    for text in ("", "one", "65535", "-1", "9" * 30):
-        with pytest.raises(DeviceError, match="TPU_WORKER_ID: found"):
-            read_seat({"TPU_WORKER_ID": text})
+@pytest.mark.parametrize(
+    ("settings", "found"),
+    [
+        ({}, Launched()),
+        ({"TPU_WORKER_ID": "3"}, Launched(3)),
+        ({"RANK": "5", "LOCAL_RANK": "1"}, Launched(5, 1)),
+        ({"RANK": "5"}, Launched()),
+        ({"SLURM_PROCID": "6", "SLURM_LOCALID": "2"}, Launched(6, 2)),
+        ({"SLURM_PROCID": "1", "SLURM_LOCALID": "0", "RANK": "5", "LOCAL_RANK": "3"},
+         Launched(5, 3)),
+        ({"LWS_WORKER_INDEX": "1", "LWS_GROUP_SIZE": "2"}, Launched(1, 0)),
+        ({"LWS_WORKER_INDEX": "1", "RANK": "7", "LOCAL_RANK": "3"}, Launched(7, 3)),
+        ({"LWS_WORKER_INDEX": "0", "TPU_WORKER_ID": "1"}, Launched(1)),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_launchers_number_their_workers(settings, found):
+    assert read_launcher(settings) == found
+
+
+@pytest.mark.parametrize("name", ["TPU_WORKER_ID", "SLURM_LOCALID"])
+@pytest.mark.parametrize("text", ["", "one", "65535", "-1", "9" * 30])
+def test_what_is_no_number_of_a_worker(name, text):
+    settings = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", name: text}
+    with pytest.raises(DeviceError, match=f"{name}: found"):
+        read_launcher(settings)
+
+
+def test_workers_of_a_host_take_a_device_each(monkeypatch):
+    """The engine counts the devices of all hosts."""
+
+    def have(*indices):
+        devices = [SimpleNamespace(index=index) for index in indices]
+        probed = SimpleNamespace(find=lambda _: SimpleNamespace(devices=devices))
+        monkeypatch.setattr("inl.plugin.registry", lambda: probed)
+
+    have(0, 1, 2, 3)
+    assert [device_here(f"cuda:{4 + n}", n) for n in range(4)] == [
+        "cuda:0", "cuda:1", "cuda:2", "cuda:3"
+    ]  # fmt: skip
+    with pytest.raises(DeviceError, match=r"worker 4 of this host: found cuda:0, "):
+        device_here("cuda:8", 4)
+    have(0)  # the launcher shows each worker one
+    assert device_here("cuda:5", 3) == "cuda:0"
+    assert device_here("cpu:0", 3) == "cpu:0"
+    assert device_here("auto", 3) == "auto"
+    have()
+    assert device_here("cuda:5", 3) == "cuda:5"

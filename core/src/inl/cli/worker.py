@@ -26,12 +26,15 @@ def run(
             min=0,
             max=65534,
             metavar="N",
-            help="Number of the worker. [default: that of TPU_WORKER_ID, or free]",
+            help="Number of the worker. [default: that of its launcher, or free]",
         ),
     ] = None,
     device: Annotated[
         str | None,
-        typer.Option(help="Such as cuda:1. [default: the one that the engine names]"),
+        typer.Option(
+            help="Such as cuda:1. [default: by the launcher's number of the worker on "
+            "its host, or the one that the engine names]"
+        ),
     ] = None,
     wait: Annotated[
         float, typer.Option(min=0.0, help="Seconds for the engine to listen.")
@@ -46,13 +49,8 @@ def run(
     """Compute for the engine at ADDRESS, on this or another host."""
     from inl.runners.worker_main import end_process, serve_engine
     from inl.workers.handshake import ANY_SEAT
-    from inl.workers.settings import (
-        INSECURE,
-        SECRET,
-        SECRET_FILE,
-        read_seat,
-        read_secret,
-    )
+    from inl.workers.launchers import read_launcher
+    from inl.workers.settings import INSECURE, SECRET, SECRET_FILE, read_secret
 
     if insecure:
         os.environ[INSECURE] = "1"
@@ -65,7 +63,9 @@ def run(
         )
     for name in (SECRET, SECRET_FILE):  # not for processes that libraries start
         os.environ.pop(name, None)
-    number = read_seat(os.environ) if seat is None else seat
+    number, local = seat, None
+    if seat is None:
+        number, local = read_launcher(os.environ)
     number = ANY_SEAT if number is None else number
-    serve_engine(address, secret, number, seconds=wait, device=device)
+    serve_engine(address, secret, number, seconds=wait, device=device, local=local)
     end_process(0)

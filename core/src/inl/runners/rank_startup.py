@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from inl.backend.collectives import DATA, EXPERT, PIPELINE, TENSOR, Rank, Ranks
 from inl.backend.rank_sockets import reserve_address, split_address
-from inl.device import Device, DeviceType
+from inl.device import Device
 from inl.errors import (
     BackendUnavailable,
     DeviceError,
@@ -44,6 +44,7 @@ from inl.weights.expert_copies import planned_copies
 from inl.weights.load import stored_specs
 from inl.weights.plan import plan_weights
 from inl.workers.address import WorkerAddress, parse_worker
+from inl.workers.launchers import HOST_TYPES
 
 if TYPE_CHECKING:
     from inl.backend.base import Backend
@@ -58,8 +59,6 @@ RANK_AXES = (DATA, PIPELINE, TENSOR, EXPERT)
 """Axes along which ranks that are devices divide a model."""
 HOST_AXES = (DATA, TENSOR, EXPERT)
 """Axes along which the program of ranks that are hosts divides it."""
-HOST_TYPES = (DeviceType.CPU, DeviceType.REFERENCE)
-"""Devices that ranks share: the processor of their host."""
 SECRET_BYTES = 32
 AGREE_SECONDS = 0.1
 """How often a rank that waits for rank 0's address looks if the group has ended."""

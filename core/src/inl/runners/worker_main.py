@@ -42,6 +42,7 @@ from inl.spec.message import STEP, header
 from inl.workers.connection import connect_to_parent
 from inl.workers.handshake import ANY_SEAT, join
 from inl.workers.heartbeat_process import start_heartbeat
+from inl.workers.launchers import device_here
 from inl.workers.settings import ADDRESS, DEVICE, SEAT, SECRET, SECRET_FILE, read_secret
 
 if TYPE_CHECKING:
@@ -120,12 +121,14 @@ def serve_engine(
     *,
     seconds: float = JOIN_SECONDS,
     device: str | None = None,
+    local: int | None = None,
     factory: str = DEFAULT,
 ) -> None:
     """Join the engine at ``HOST:PORT`` and serve it until it closes the connection.
 
     seconds: time for the engine to listen. device: serves instead of the one that the
-    engine asks for. Ends the process if the engine is lost. Raises
+    engine asks for. local: number of the worker on its host, which says which of its
+    devices serves. Ends the process if the engine is lost. Raises
     :class:`~inl.errors.DeviceError` and :class:`~inl.errors.ProtocolError` if it cannot
     be joined.
     """
@@ -140,10 +143,15 @@ def serve_engine(
     channel = Channel(joined.frames)
     # Other ranks reach this host where the engine does.
     offer, reserved = reserve_address(joined.frames.getsockname()[0])
-    changed = {} if device is None else {"device": device}
+
+    def named(asked: str) -> str:
+        if device is not None:
+            return device
+        return asked if local is None else device_here(asked, local)
+
     try:
         with suppress(EOFError), reserved:
-            _serve(channel, factory, changed, {"rank_address": offer})
+            _serve(channel, factory, named, {"rank_address": offer})
     finally:
         channel.close()
         heartbeat.close()
@@ -177,24 +185,24 @@ def _exit_with_parent(ended: Callable[[], object]) -> None:
 def _serve(
     channel: Channel,
     factory: str,
-    changed: Mapping[str, Any] = MappingProxyType({}),
+    named: Callable[[str], str] = str,
     offers: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """Serve a runner.
 
-    changed: options in place of those that the parent sends. offers: further fields of
-    HELLO.
+    named: the device that serves instead of the one that the parent names. offers:
+    further fields of HELLO.
     """
     channel.send(Kind.HELLO, wire_json.text({**wire_json.hello(), **offers}))
     try:
         while (frame := _receive(channel)).kind is Kind.CHECK:
-            asked = wire_json.read_text(frame.payload, "CHECK") | dict(changed)
+            asked = _renamed(wire_json.read_text(frame.payload, "CHECK"), named)
             channel.send(Kind.CHECK, wire_json.text(inspect(asked)))
         if frame.kind is Kind.CLOSE:
             return
         if frame.kind is not Kind.OPEN:
             raise ProtocolError(f"worker: found {frame.kind.name}, expected OPEN")
-        options = wire_json.read_text(frame.payload, "OPEN") | dict(changed)
+        options = _renamed(wire_json.read_text(frame.payload, "OPEN"), named)
         started = _start(channel, factory, options)
         # A full garbage collection over the loaded objects delays steps by 80 ms.
         gc.collect()
@@ -213,6 +221,15 @@ def _serve(
         _report(channel, error)
         while _receive(channel).kind is not Kind.CLOSE:
             """Discard frames that were sent before the parent received the error."""
+
+
+def _renamed(options: dict[str, Any], named: Callable[[str], str]) -> dict[str, Any]:
+    """Return what the parent has sent with the name of this worker's device."""
+    if isinstance(options.get("exchange"), dict):
+        options["exchange"] = _renamed(options["exchange"], named)
+    if isinstance(options.get("device"), str):
+        options["device"] = named(options["device"])
+    return options
 
 
 def _report(channel: Channel, error: Exception) -> None:

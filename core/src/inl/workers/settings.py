@@ -17,8 +17,6 @@ ADDRESS = "INL_WORKER_ADDRESS"
 SEAT = "INL_WORKER_SEAT"
 DEVICE = "INL_WORKER_DEVICE"
 """Device that a worker computes on, instead of the one that the engine names."""
-TPU_NUMBER = "TPU_WORKER_ID"
-"""Number of a host in its TPU slice, which Cloud TPUs set."""
 MAX_SEATS = 65535
 INSECURE = "INL_WORKER_INSECURE"
 CERTIFICATE = "INL_WORKER_CERTIFICATE"
@@ -49,22 +47,6 @@ def read_secret(settings: Mapping[str, str]) -> bytes | None:
             f"{MAKE_SECRET}"
         )
     return secret
-
-
-def read_seat(settings: Mapping[str, str]) -> int | None:
-    """Return the number of this host in its TPU slice; ``None`` without one.
-
-    Raises :class:`~inl.errors.DeviceError` for anything but a number below 65535.
-    """
-    text = settings.get(TPU_NUMBER)
-    if text is None:
-        return None
-    if not (text.isascii() and text.isdigit() and int(text[:6]) < MAX_SEATS):
-        raise DeviceError(
-            f"{TPU_NUMBER}: found {text!r:.40}, accepted: the number of this host, "
-            f"0 to {MAX_SEATS - 1}; or set --seat"
-        )
-    return int(text)
 
 
 def _read_private(path: Path) -> str:
