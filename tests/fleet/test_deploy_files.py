@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from inl.errors import DeviceError
 from inl.fleet.client import FleetClient
 from inl.fleet.dns_names import DnsNames
 from inl.fleet.engine_link import EngineLink, State
@@ -17,6 +18,7 @@ from inl.fleet.metrics import FleetMetrics
 from inl.serve.admission import Ticket
 from inl.serve.metrics import Metrics
 from inl.serve.settings import ServerConfig
+from inl.workers.settings import SECRET_FILE, read_secret
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 NAME = re.compile(r"inl:\w+")
@@ -81,6 +83,65 @@ def test_kubernetes_has_options_and_metrics_that_there_are(exported):
     assert name.split(":")[1] in services
     port = kinds["engine"][kinds["engine"].index("--listen") + 1].rpartition(":")[2]
     assert name.endswith(f":{port}")
+
+
+def pods_of(text):
+    """Specs of the pods of all parts of a manifest."""
+    yaml = pytest.importorskip("yaml")
+    waiting = list(yaml.safe_load_all(text))
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, dict):
+            if "containers" in part:
+                yield part
+            waiting += part.values()
+        elif isinstance(part, list):
+            waiting += part
+
+
+def secret_in(container, pod, folder):
+    """The secret of workers that a container finds, with its files as they are there.
+
+    A pod with an fsGroup gives its group at least the right to read.
+    """
+    settings, stored = {}, {"secret": "5a" * 32, "keys": "a key"}
+    for each in container.get("env", ()):
+        source = each.get("valueFrom", {}).get("secretKeyRef")
+        settings[each["name"]] = stored[source["key"]] if source else each.get("value")
+    volumes = {each["name"]: each["secret"] for each in pod.get("volumes", ())}
+    options = [w for arg in container.get("args", ()) for w in arg.split("=", 1)]
+    if "--secret-file" in options:
+        settings[SECRET_FILE] = options[options.index("--secret-file") + 1]
+    for mount in container.get("volumeMounts", ()):
+        volume = volumes[mount["name"]]
+        mode = volume["defaultMode"]
+        mode |= 0o440 if "fsGroup" in pod.get("securityContext", {}) else 0
+        names = [each["key"] for each in volume.get("items", ())] or list(stored)
+        for name in names:
+            path = folder / f"{container['name']}-{name}"
+            path.write_text(stored[name])
+            path.chmod(mode)
+            if settings.get(SECRET_FILE) == f"{mount['mountPath']}/{name}":
+                settings[SECRET_FILE] = str(path)
+    return read_secret({k: v for k, v in settings.items() if v is not None})
+
+
+@pytest.mark.parametrize("name", ["kubernetes.yml", "leader-worker-set.yml"])
+def test_every_container_can_read_the_secret(name, tmp_path):
+    """As its file or its variable, which the command refuses if others may read it."""
+    text = (DEPLOY / name).read_text()
+
+    def secrets(text):
+        return [secret_in(each, pod, tmp_path)
+                for pod in pods_of(text) for each in pod["containers"]]  # fmt: skip
+
+    found = secrets(text)
+    assert found == [b"\x5a" * 32] * {"kubernetes.yml": 2}.get(name, 3)
+    planted = text.replace('"dns:inl-engines:7000",', "--secret-file, /inl/keys,")
+    planted = planted.replace("- --api-key=", "- --secret-file=").replace("@", "")
+    planted = planted.replace("INL_WORKER_SECRET", "OTHER")
+    with pytest.raises(DeviceError, match="other users may read the secret"):
+        secrets(planted)
 
 
 def test_keda_wants_as_many_engines_as_the_requests_fill():
