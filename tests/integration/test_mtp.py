@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 
+import numpy as np
 import pytest
 
 from eagle_heads import proposals
@@ -29,6 +30,9 @@ def with_layer(one):
     path = one.path / "model.safetensors"
     tensors = safetensors.load_file(path)
     last = f"model.layers.{families.LAYERS - 1}."
+    chosen = [name for name in tensors if ".indexer." in name]
+    if chosen:  # of the last layer that has an indexer, which this layer has too
+        last = max(chosen).split("self_attn")[0]
     shapes = {
         LAYER + name.removeprefix(last): x.shape
         for name, x in tensors.items()
@@ -73,6 +77,144 @@ class Oracle:
             hidden = torch.cat([hidden, out[:, -1:]], 1)
             tokens.append(token)
         return worst
+
+
+class SparseOracle:
+    """Logits of a layer whose attention an indexer chooses for, in float64.
+
+    The decoder layer is that of transformers, which has no such layers here: a model
+    of one layer more. What is around it is computed by the equations of DeepSeek-V3,
+    from the tensors of the files. swapped: whether embedding and hidden state change
+    places, a fault.
+    """
+
+    def __init__(self, path, kind, *, swapped=False):
+        config = transformers.AutoConfig.from_pretrained(path)
+        for name in ("mlp_layer_types", "indexer_types"):
+            if hasattr(config, name):
+                more = "full" if name == "indexer_types" else "sparse"
+                setattr(config, name, [*getattr(config, name), more])
+        if getattr(config, "layer_types", None):
+            config.layer_types = [*config.layer_types, config.layer_types[-1]]
+        config.num_hidden_layers += 1
+        model = getattr(transformers, f"{kind}ForCausalLM")
+        self._model = model.from_pretrained(
+            path, config=config, attn_implementation="eager",
+            experts_implementation="eager",
+        )  # fmt: skip
+        self._model = self._model.eval().double()
+        found = safetensors.load_file(path / "model.safetensors")
+        self._w = {name: x.double() for name, x in found.items()}
+        self._swapped = swapped
+
+    def _norm(self, x, name):
+        eps = self._model.config.rms_norm_eps
+        weight = self._w[f"{name}.weight"]
+        return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + eps) * weight
+
+    def _hidden(self, ids):
+        """The model's normalized hidden states, [1, T, H], without the last layer."""
+        body, seen = self._model.model, []
+        hook = body.layers[-1].register_forward_pre_hook(
+            lambda _, args: seen.append(args[0])
+        )
+        body(torch.tensor([ids]))
+        hook.remove()
+        return self._norm(seen[0], "model.norm")
+
+    def _layer(self, x):
+        """The last layer's output of [1, T, H], at positions from 1 on."""
+        body, count = self._model.model, x.shape[1]
+        positions = torch.arange(1, count + 1)[None]
+        mask = torch.full((count, count), float("-inf"), dtype=x.dtype).triu(1)
+        out = body.layers[-1](
+            x, attention_mask=mask[None, None], position_ids=positions,
+            position_embeddings=body.rotary_emb(x, position_ids=positions),
+        )  # fmt: skip
+        return out[0] if isinstance(out, tuple) else out
+
+    @torch.no_grad()
+    def logits(self, ids, answer):
+        """Logits of the drafts ``answer`` after ``ids``, [len(answer), V]."""
+        given, tokens, found = self._hidden(ids)[:, :-1], list(ids[1:]), []
+        for token in answer:
+            embedded = self._w["model.embed_tokens.weight"][tokens][None]
+            parts = [
+                self._norm(embedded, f"{LAYER}enorm"),
+                self._norm(given, f"{LAYER}hnorm"),
+            ]
+            parts = parts[::-1] if self._swapped else parts
+            joined = torch.cat(parts, -1) @ self._w[f"{LAYER}eh_proj.weight"].T
+            out = self._norm(self._layer(joined)[:, -1:], f"{LAYER}shared_head.norm")
+            found.append((out[0, 0] @ self._w["lm_head.weight"].T).numpy())
+            given = torch.cat([given, out], 1)
+            tokens.append(token)
+        return np.array(found)
+
+
+@pytest.mark.parametrize(("name", "kind"), [
+    ("deepseek3.2", "DeepseekV32"),
+    pytest.param("glm5", "GlmMoeDsa", marks=pytest.mark.full),
+])  # fmt: skip
+def test_logits_with_an_indexer_are_those_of_the_equations(name, kind, tmp_path):
+    one = families.make(name, tmp_path, num_nextn_predict_layers=1)
+    with_layer(one)
+    prompts, answers = [one.ids[:17], one.ids[20:29]], []
+    for options in ({}, {"speculation": "mtp", "max_drafts": 3}):
+        config = EngineConfig(
+            backend="reference", dtype="float64", context=64, max_batch=1,
+            adaptive_drafts=False, **options,
+        )  # fmt: skip
+        with InferenceEngine(open_model(tmp_path), None, config) as engine:
+            seen = logits_of_drafts(engine) if options else []
+            done = engine.generate(prompts, max_tokens=8, ignore_eos=True)
+            done += engine.generate(
+                prompts, max_tokens=8, ignore_eos=True, temperature=0.8, seed=5
+            )
+        answers.append([each.token_ids for each in done])
+    assert answers[0] == answers[1]
+    oracle, wrong = (
+        SparseOracle(tmp_path, kind),
+        SparseOracle(tmp_path, kind, swapped=True),
+    )
+    assert len(seen) > 6
+    assert max(len(text) for text, *_ in seen) > 2 * one_choice(tmp_path)
+    for text, answer, logits in seen[::3]:
+        expected = oracle.logits(text, answer)[: len(logits)]
+        assert logits == pytest.approx(expected, rel=1e-4, abs=1e-4)
+        assert logits != pytest.approx(wrong.logits(text, answer)[: len(logits)], 1e-3)
+
+
+def one_choice(path):
+    """The tokens that a query attends to."""
+    return transformers.AutoConfig.from_pretrained(path).index_topk
+
+
+def logits_of_drafts(engine):
+    """Return a list that gets the text, drafts and their logits of each proposal."""
+    drafter, seen, rows = engine.speculation.drafter, [], []
+    head = drafter._executor
+    compute, propose = head.draft, drafter.propose
+
+    def draft(*args, **options):
+        tokens, out = compute(*args, **options)
+        rows.append((tokens, head.backend.numpy(out).data.copy()))
+        return tokens, out
+
+    def proposed(queries):
+        first = len(rows) - 1
+        found = propose(queries)
+        weight = head.backend.numpy(head.loaded.weights.head.weight).data
+        for query, answer in zip(queries, found, strict=True):
+            if len(queries) == 1 and answer:
+                outs = [out[0] for _, out in rows[first:]]
+                seen.append(
+                    (list(query.tokens), list(answer), np.array(outs) @ weight.T)
+                )
+        return found
+
+    head.draft, drafter.propose = draft, proposed
+    return seen
 
 
 @pytest.mark.parametrize(("name", "kind"), [

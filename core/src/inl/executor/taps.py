@@ -8,6 +8,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from inl.errors import RequestError
+from inl.models import sparse_mla
 from inl.models.blocks import Carry, LocalCarry
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def _tapped(
 
 
 def _hidden(carry: Any) -> Array:
-    if not isinstance(carry, Carry | LocalCarry):
+    if not isinstance(carry, Carry | LocalCarry | sparse_mla.Carry):
         raise RequestError(
             f"EngineConfig.speculation: found a draft head, but the layers of this "
             f"model pass {type(carry).__name__} on, not a hidden state and its last "

@@ -56,7 +56,8 @@ LAYOUTS: Final = (
         "model.mtp_layers.0.final_layernorm", hidden_first=True,
     ),
 )  # fmt: skip
-"""Those of DeepSeek-V3 and GLM-4.5, of Qwen3-Next and Qwen3.5, and of MiMo."""
+"""Those of DeepSeek-V3 and V3.2, GLM-4.5 and GLM-5, of Qwen3-Next and Qwen3.5, and of
+MiMo."""
 COPIES: Final = ("embed_tokens.weight", "shared_head.head.weight")
 """Copies of the model's tensors that layers of the first layout have."""
 

@@ -143,8 +143,11 @@ def _indexer(c: SparseConfig, index: int) -> Indexer | None:
     )
 
 
-def embed(ops: Ops, c: SparseConfig, w: llama.Weights, step: Step) -> Carry:
-    return Carry(*deepseek.embed(ops, c, w, step))
+def embed(
+    ops: Ops, c: SparseConfig, w: llama.Weights, step: Step
+) -> blocks.Carry | Carry:
+    carry = deepseek.embed(ops, c, w, step)
+    return Carry(*carry) if any(c.shared) else carry
 
 
 def layer(
