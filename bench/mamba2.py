@@ -5,13 +5,13 @@
     python bench/mamba2.py --device cuda:0 --prompts 2048 32768 --warm
 
 One request at a time: seconds of a prompt to its first token, and milliseconds of each
-of ``--tokens`` later ones. All layers but one are recurrent, so that the
-time of a token hardly grows with the context. ``--peer`` measures the same shape in
-transformers, by torch alone, on the same device: its prompts take 4 MiB of memory a
-token and layer, so that longer ones than ``--most`` are left out. ``--cpu-time`` counts
-processor time of all threads, for a machine that others share. ``--warm`` measures
-the first token of a prompt that was not seen, with and without snapshots of recurrent
-state, and of the same prompt with 16 tokens more.
+of ``--tokens`` later ones, from the first token to the last. All layers but one are
+recurrent, so that the time of a token hardly grows with the context. ``--peer``
+measures the same shape in transformers, by torch alone, on the same device: its prompts
+take 4 MiB of memory a token and layer, so that longer ones than ``--most`` are left
+out. ``--cpu-time`` counts processor time of all threads, for a machine that others
+share. ``--warm`` measures the first token of a prompt that was not seen, with and
+without snapshots of recurrent state, and of the same prompt with 16 tokens more.
 """
 
 from __future__ import annotations
@@ -31,25 +31,32 @@ def prompt_of(count):
     return [int(x) for x in np.random.default_rng(count).integers(9, 30000, count)]
 
 
+def clock_of(given):
+    return time.process_time if given.cpu_time else time.perf_counter
+
+
 def timed(run, given):
-    clock = time.process_time if given.cpu_time else time.perf_counter
+    clock = clock_of(given)
     began = clock()
     run()
     return clock() - began
 
 
 def measured(name, given, generate):
-    """Print the times of each prompt; generate: (ids, tokens) -> their answer."""
+    """Print the times of each prompt; generate: (ids, tokens) -> the time of each."""
+    clock = clock_of(given)
     for count in given.prompts:
         ids = prompt_of(count)
         generate(ids, 2)  # compiles
-        first, whole = (
-            min(timed(lambda: generate(ids, n), given) for _ in range(given.runs))  # noqa: B023
-            for n in (1, 1 + given.tokens)
-        )
+        firsts, each = [], []
+        for _ in range(given.runs):
+            began = clock()
+            times = generate(ids, 1 + given.tokens)
+            firsts.append(times[0] - began)
+            each.append((times[-1] - times[0]) / given.tokens)
         print(
-            f"{name:>12} {count:>7} tokens: {first:8.3f} s, {count / first:9.0f} "
-            f"tokens/s; {1e3 * (whole - first) / given.tokens:8.3f} ms a token",
+            f"{name:>12} {count:>7} tokens: {min(firsts):8.3f} s, "
+            f"{count / min(firsts):9.0f} tokens/s; {1e3 * min(each):8.3f} ms a token",
             flush=True,
         )
 
@@ -61,10 +68,16 @@ def ours(given):
         backend=given.device, max_batch=1, context=context, dtype=given.dtype,
         prefix_cache=False,
     )  # fmt: skip
+    clock = clock_of(given)
     with InferenceEngine(language, config=config) as engine:
 
         def generate(ids, count):
-            engine.generate([ids], max_tokens=count, ignore_eos=True)
+            handle = engine.submit(ids, max_tokens=count, ignore_eos=True)
+            times = []
+            while len(times) < count:
+                engine.step()
+                times += [clock()] * (len(handle.token_ids) - len(times))
+            return times
 
         measured("inl", given, generate)
 
@@ -120,13 +133,16 @@ def theirs(given):
 
     def generate(ids, count):
         ids = torch.tensor([ids], device=place)
-        cache = DynamicCache(config=config)
+        cache, times = DynamicCache(config=config), []
         for _ in range(count):
             out = model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
             cache, ids = out.past_key_values, out.logits[:, -1:].argmax(-1)
-        ids.tolist()  # waits for the device
+            ids.tolist()  # waits for the device
+            times.append(clock())
+        return times
 
     given.prompts = [count for count in given.prompts if count <= given.most]
+    clock = clock_of(given)
     with torch.inference_mode():
         measured("transformers", given, generate)
 
