@@ -56,8 +56,19 @@ def backend_named(name):
     return families.reference(name), name
 
 
-@pytest.mark.parametrize("backend", ["float64", "float32", "cpu", "torch"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [
+        pytest.param(
+            name, backend,
+            marks=[pytest.mark.full] if name in families.OF_OTHERS and late else [],
+        )
+        for name in NAMES
+        for backend, late in (
+            ("float64", False), ("float32", True), ("cpu", False), ("torch", True)
+        )
+    ],
+)  # fmt: skip
 def test_logits_are_transformers(name, backend, made):
     """At once, in pieces that end anywhere, and one token at a time."""
     one = made(name)
@@ -67,7 +78,15 @@ def test_logits_are_transformers(name, backend, made):
         assert families.distance(found, one.logits) < BOUND, cuts
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            name, marks=[pytest.mark.full] if name in families.OF_OTHERS else []
+        )
+        for name in NAMES
+    ],
+)
 def test_logits_do_not_depend_on_strangers(name, made):
     one = made(name)
     rng = np.random.default_rng(3)

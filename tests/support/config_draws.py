@@ -61,6 +61,14 @@ DEEPSEEK = {
     "head_dim": [*[ABSENT] * 6, 8, None], "scoring_func": [ABSENT, ABSENT, "softmax"],
     "norm_topk_prob": [True, False, ABSENT], "num_nextn_predict_layers": [1, ABSENT],
 }  # fmt: skip
+LATENTS = (
+    "num_key_value_heads", "kv_lora_rank", "q_lora_rank", "qk_nope_head_dim",
+    "qk_rope_head_dim", "v_head_dim", "head_dim",
+)  # fmt: skip
+GRANITE = {
+    "embedding_multiplier": [3.0, ABSENT], "logits_scaling": [0.5, ABSENT],
+    "residual_multiplier": [0.4, ABSENT], "attention_multiplier": [0.3, ABSENT],
+}  # fmt: skip
 INDEXED = DEEPSEEK | {
     "num_attention_heads": [4], "num_key_value_heads": [4], "q_lora_rank": [10],
     "head_dim": [*[ABSENT] * 3, 8], "index_topk": [3, 7], "index_n_heads": [8],
@@ -283,6 +291,59 @@ FAMILIES: dict[str, dict[str, list[Any]]] = {
         "num_ln_in_parallel_attn": [1, 2, *[ABSENT] * 4],
         "activation": ["gelu", "relu", ABSENT], "head_dim": [ABSENT],
     },
+    "youtu": {
+        **{name: DEEPSEEK[name] for name in LATENTS},
+        "rope_interleave": [True, False, ABSENT], "num_attention_heads": [4],
+        "num_key_value_heads": [4], "head_dim": [ABSENT],
+    },
+    "minicpm3": {
+        **{name: DEEPSEEK[name] for name in LATENTS}, "scale_emb": [3, ABSENT],
+        "scale_depth": [0.5, None, ABSENT], "dim_model_base": [8, None, ABSENT],
+    },
+    "axk1": {
+        **DEEPSEEK, "first_k_dense_replace": [0, 1, ABSENT], "q_lora_rank": [10],
+        "num_attention_heads": [4], "num_key_value_heads": [4], "head_dim": [ABSENT],
+        "mlp_layer_types": [["sparse", "dense", "sparse"], ABSENT],
+    },
+    "hyperclovax": {**GRANITE, "use_post_norm": [True, False, ABSENT]},
+    "granite_swa": {
+        **GRANITE, "sliding_window": [5, 64, ABSENT],
+        "layer_rope_theta": [[50.0, 0], [0, 0, 9], [90.0, 5.0, 90.0], None, ABSENT],
+    },
+    "granitemoe_swa": {
+        **GRANITE, "num_local_experts": [4], "num_experts_per_tok": [1, 2],
+        "shared_intermediate_size": [12, ABSENT], "sliding_window": [5, ABSENT],
+        "layer_rope_theta": [[50.0, 0], [0, 0, 9], None, ABSENT],
+    },
+    "flex_olmo": {
+        "num_experts": [4], "num_experts_per_tok": [1, 2],
+        "norm_topk_prob": [True, False, ABSENT], "head_dim": [ABSENT],
+    },
+    "hy_v3": {
+        "num_experts": [4], "num_experts_per_tok": [1, 2],
+        "moe_intermediate_size": [12], "num_shared_experts": [1, 2, ABSENT],
+        "router_scaling_factor": [0.5, ABSENT], "head_dim": [8, 12],
+        "mlp_layer_types": [["sparse", "dense", "sparse"], ABSENT],
+        "num_key_value_heads": [1, 2],
+    },
+    "flint": {
+        "num_experts": [4], "num_experts_per_tok": [1, 2],
+        "moe_intermediate_size": [12], "shared_expert_intermediate_size": [8],
+        "norm_topk_prob": [True, False, ABSENT], "num_key_value_heads": [1, 2],
+        "mlp_only_layers": [[0], [], ABSENT], "sliding_window": [5, 64, ABSENT],
+        "head_dim": [8, 12], "decoder_sparse_step": [1, 2, ABSENT],
+    },
+    "mellum": {
+        "num_experts": [4], "num_experts_per_tok": [1, 2],
+        "moe_intermediate_size": [12], "norm_topk_prob": [True, False, ABSENT],
+        "sliding_window": [5, 64, ABSENT], "head_dim": [8, 12],
+        "mlp_layer_types": [["sparse", "dense", "sparse"], ABSENT],
+        "num_key_value_heads": [1, 2],
+    },
+    "nanochat": {
+        "final_logit_softcapping": [3.0, None, ABSENT], "head_dim": [8, 12, ABSENT],
+        "hidden_act": ["relu2", "relu", "silu", ABSENT],
+    },
     "jais2": {"layer_norm_eps": [0.1, ABSENT]},
     "vaultgemma": GEMMA,
     "gpt_neox": {
@@ -424,7 +485,7 @@ def rope(rng, family, lanes):
         theta = rng.choice([{}, {"rope_theta": 300.0}])
         kind = scaling(rng, family, lanes) if place != "both" else {}
         found["rope_parameters"] = {"rope_type": "default", **theta, **kind}
-        if family in ("gemma3_text", "olmo3"):
+        if family in ("gemma3_text", "olmo3", "mellum"):
             found["rope_parameters"] = {
                 FULL: found["rope_parameters"],
                 SLIDING: {"rope_type": "default", "rope_theta": 30.0},

@@ -74,6 +74,14 @@ MLA = {
     "first_k_dense_replace": 1,
 }  # fmt: skip
 
+LATENTS = (
+    "kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim",
+)  # fmt: skip
+GRANITE = {
+    "embedding_multiplier": 3.0, "residual_multiplier": 0.4,
+    "attention_multiplier": 0.2, "logits_scaling": 4.0,
+}  # fmt: skip
+
 INDEXED = {
     "num_key_value_heads": 6, "index_topk": 9, "index_n_heads": 8, "index_head_dim": 12,
 }  # fmt: skip
@@ -506,9 +514,96 @@ FAMILIES = {
             "conv_L_cache": 2,
         },
     ),
+    "youtu": (
+        "Youtu",
+        {name: MLA[name] for name in LATENTS} | rope() | {"num_key_value_heads": 6},
+    ),
+    "minicpm3": (
+        "MiniCPM3",
+        {name: MLA[name] for name in LATENTS}
+        | rope()
+        | {"num_key_value_heads": 6, "scale_emb": 3, "dim_model_base": 12},
+    ),
+    "axk1": (
+        "AXK1",
+        MLA | rope() | {"n_group": 3, "topk_group": 2, "num_key_value_heads": 6},
+    ),
+    "hyperclovax": (
+        "HyperCLOVAX",
+        rope() | GRANITE | {"logits_scaling": 0.3, "head_dim": 12},
+    ),
+    "granite-swa": (
+        "GraniteSWA",
+        rope()
+        | GRANITE
+        | {
+            "sliding_window": WINDOW,
+            "layer_types": KINDS,
+            "layer_rope_theta": [500.0, 0, 50.0, 500.0],
+        },
+    ),
+    "granite-moe-swa": (
+        "GraniteMoeSWA",
+        rope()
+        | GRANITE
+        | {
+            "sliding_window": WINDOW,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 24,
+        },
+    ),
+    "flex-olmo": ("FlexOlmo", rope() | {"num_experts": 6, "num_experts_per_tok": 2}),
+    "hy3": (
+        "HYV3",
+        rope()
+        | {
+            "head_dim": 12,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "num_shared_experts": 2,
+            "moe_intermediate_size": 24,
+        },
+    ),
+    "flint": (
+        "Flint",
+        rope()
+        | {
+            "head_dim": 12,
+            "sliding_window": WINDOW,
+            "layer_types": KINDS,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 20,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "mellum": (
+        "Mellum",
+        LOCAL
+        | {
+            "head_dim": 12,
+            "sliding_window": WINDOW,
+            "layer_types": KINDS,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"],
+        },
+    ),
+    "nanochat": (
+        "NanoChat",
+        rope() | {"attention_bias": True, "final_logit_softcapping": 2.0},
+    ),
 }
 """Name: its class in transformers and what its config has beside :data:`SIZES`."""
 
+OF_OTHERS = (
+    "youtu", "minicpm3", "axk1", "hyperclovax", "granite-swa", "granite-moe-swa",
+    "flex-olmo", "hy3", "flint", "mellum", "nanochat",
+)  # fmt: skip
+"""Families all of whose ops others have, so that few backends show what they show."""
 
 CENTERED = "Gemma", "Gemma2", "Gemma3"
 """Families whose norms have weights minus 1."""

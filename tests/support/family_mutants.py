@@ -12,6 +12,7 @@ import numpy as np
 
 from families import WINDOW
 from inl.models import (
+    axk1,
     blocks,
     falcon_h1,
     gemma4,
@@ -489,6 +490,34 @@ RESULTS = {
     "norm of results": in_mixers(norm=lambda w: w._replace(weight=0 * w.weight + 1)),
     "groups of the norm": Mutant(patch=(mamba2, "_normed", normed_whole)),
 }
+FACTORS = {
+    "scale of scores": field(attention_scale=None),
+    "scale of embeddings": field(embed_scale=1.0),
+    "scale of blocks": field(block_scale=1.0),
+    "scale of logits": field(logit_scale=1.0),
+}
+SINKS = {
+    "sinks": in_group("attention", "sinks", lambda w: w._replace(logits=w.logits - 1e4))
+}
+
+
+def in_axk1(change):
+    """Another norm after the experts."""
+
+    def changed(layer):
+        if not isinstance(layer.mlp, axk1.Mixture):
+            return layer
+        return layer._replace(mlp=layer.mlp._replace(post=change(layer.mlp.post)))
+
+    return in_layers(changed)
+
+
+def in_order(order, stride, heads, *, start=0):
+    return HEAD_ROWS(sorted(order), stride, heads, start=start)
+
+
+HEAD_ROWS = groups.head_rows
+
 MUTANTS = {
     "arcee": ROPE | NORMS | BIAS | OUT_BIAS | {"activation": field(activation="relu")},
     "seed-oss": ROPE | NORMS | SILU | BIAS | OUT_BIAS,
@@ -602,6 +631,54 @@ MUTANTS = {
     "olmoe": ROPE | NORMS | SILU | HEAD_NORMS | {"shares": field(renormalize=True)},
     "minimax-m2": ROPE | NORMS | SILU | TURNED | HEAD_NORMS | RANKS | {
         "shares": field(renormalize=False),
+    },
+    "youtu": ROPE | NORMS | SILU | {
+        name: LATENT[name]
+        for name in ("scale of scores", "lanes that are adjacent", "norm of the latent")
+    },
+    "minicpm3": ROPE | NORMS | {
+        "scale of embeddings": field(embed_scale=1.0),
+        "scale of blocks": field(block_scale=1.0),
+        "scale of logits": field(logit_scale=1.0),
+        "lanes that are half a head apart": field(interleaved=True),
+    },
+    "axk1": ROPE | {
+        "norm after experts": in_axk1(lambda w: w._replace(weight=0 * w.weight + 1)),
+        "groups": regrouped(groups=1, chosen=1),
+        "shares": field(renormalize=False),
+    },
+    "hyperclovax": ROPE | NORMS | SILU | AFTER | FACTORS,
+    "granite-swa": NORMS | SILU | SPLIT | FACTORS | SINKS | {
+        "base of some layers": field(local=()),
+        "layers that do not rotate": Mutant(
+            lambda c: replace(c, views=tuple(v._replace(rotated=True) for v in c.views))
+        ),
+    },
+    "granite-moe-swa": ROPE | NORMS | SILU | SPLIT | FACTORS | SINKS | {
+        "shares": field(renormalize=False),
+    },
+    "flex-olmo": ROPE | NORMS | SILU | HEAD_NORMS | AFTER | {
+        "experts of a token": field(experts_per_token=3),
+    },
+    "hy3": ROPE | NORMS | SILU | HEAD_NORMS | SHARED | RANKS | {
+        "shares": field(renormalize=False),
+        "factor on experts": field(routed_scale=7.0),
+    },
+    "flint": ROPE | NORMS | SILU | SPLIT | HEAD_NORMS | SHARED | SINKS | {
+        "layers that do not rotate": Mutant(
+            lambda c: replace(c, views=tuple(v._replace(rotated=True) for v in c.views))
+        ),
+        "shares": field(renormalize=False),
+        "kind of scores": regrouped(kind="softmax"),
+    },
+    "mellum": ROPE | SCALED | SPLIT | NORMS | SILU | HEAD_NORMS | {
+        "theta of windows": field(local_rope=None),
+        "shares": field(renormalize=False),
+    },
+    "nanochat": ROPE | NORMS | BIAS | OUT_BIAS | {
+        "activation": field(activation="relu"),
+        "cap of logits": field(logit_cap=None),
+        "direction of the rotation": Mutant(patch=(groups, "head_rows", in_order)),
     },
     "bamba": MAMBA | RESULTS | NORMS | SILU | ROPE | TURNED,
     "falcon-h1": MAMBA | RESULTS | NORMS | SILU | ROPE | {

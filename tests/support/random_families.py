@@ -160,6 +160,32 @@ FIELDS = {
             "rope_type": "default", "rope_theta": 500.0, "mrope_section": [2, 3, 3],
         },
     },
+    "youtu": {name: MLA[name] for name in (*MLA,)[:5]} | {"num_key_value_heads": 6},
+    "minicpm3": {name: MLA[name] for name in (*MLA,)[:5]}
+    | {"num_key_value_heads": 6, "scale_emb": 3, "dim_model_base": 24},
+    "axk1": MLA | {"n_group": 3, "topk_group": 2, "num_key_value_heads": 6},
+    "hyperclovax": {"residual_multiplier": 0.5, "logits_scaling": 0.5},
+    "granite_swa": {"layer_rope_theta": [500, 0, 50, 500], "sliding_window": 7},
+    "granite_moe_swa": {
+        "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 7,
+        "shared_intermediate_size": 24, "attention_multiplier": 0.3,
+    },
+    "flex_olmo": {"num_experts": 6, "num_experts_per_tok": 2},
+    "hy_v3": {
+        "head_dim": 12, "num_experts": 6, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+    },
+    "flint": {
+        "head_dim": 12, "num_experts": 6, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24, "shared_expert_intermediate_size": 24,
+        "sliding_window": 7, "mlp_only_layers": [1],
+    },
+    "mellum": {
+        "head_dim": 12, "rope_theta": None, "num_experts": 6, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24, "sliding_window": 7,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
+    "nanochat": {"head_dim": 12},
     "seed_oss": {"head_dim": 12, "attention_out_bias": True},
 }  # fmt: skip
 

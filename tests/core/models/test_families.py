@@ -31,10 +31,10 @@ RECURRENT = (
     "qwen3_next", "qwen3_5", "qwen3_5_moe", "lfm2", "lfm2_moe", "bamba", "falcon_h1",
     "granite_hybrid", "nemotron_h",
 )  # fmt: skip
-WIDE_NORMS = ("olmo2", "olmo3", "olmoe", "minimax_m2")
+WIDE_NORMS = ("olmo2", "olmo3", "olmoe", "minimax_m2", "flex_olmo")
 ONE_RANK = (
     *WIDE_NORMS, "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite",
-    "glm_moe_dsa", "gpt_bigcode", *RECURRENT,
+    "glm_moe_dsa", "gpt_bigcode", "youtu", "minicpm3", "axk1", *RECURRENT,
 )  # fmt: skip
 """Families that normalize all queries at once, whose cache has one head, or with
 recurrent state."""

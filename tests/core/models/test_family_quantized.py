@@ -27,7 +27,8 @@ WIDE = {
 LATENT = {"head_dim": 8, "v_head_dim": 16, "q_lora_rank": 32, "num_key_value_heads": 4}
 CHANGES = {
     "deepseek_v2": LATENT, "deepseek_v3": LATENT, "glm4_moe_lite": LATENT,
-    "deepseek_v32": LATENT, "glm_moe_dsa": LATENT,
+    "deepseek_v32": LATENT, "glm_moe_dsa": LATENT, "youtu": LATENT,
+    "minicpm3": LATENT, "axk1": LATENT,
     "phi3": {"head_dim": 8}, "bamba": {"mamba_n_heads": 8},
     "granite_hybrid": {"mamba_n_heads": 8},
 }  # fmt: skip

@@ -29,7 +29,8 @@ LATENT, WHOLE, RECURRENT, MAMBA = (
 )
 REFUSED = {
     "deepseek_v2": LATENT, "deepseek_v3": LATENT, "glm4_moe_lite": LATENT,
-    "deepseek_v32": LATENT, "glm_moe_dsa": LATENT,
+    "deepseek_v32": LATENT, "glm_moe_dsa": LATENT, "youtu": LATENT,
+    "minicpm3": LATENT, "axk1": LATENT, "flex_olmo": WHOLE,
     "olmo2": WHOLE, "olmo3": WHOLE,
     "olmoe": WHOLE, "minimax_m2": WHOLE,
     "qwen3_5": RECURRENT, "qwen3_5_moe": RECURRENT, "qwen3_next": RECURRENT,

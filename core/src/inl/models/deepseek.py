@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from inl.checkpoints.adapted import AdaptedCheckpoint, Piece
 from inl.checkpoints.checkpoint import Checkpoint
@@ -23,6 +23,8 @@ from inl.spec.weights import Group, Param
 if TYPE_CHECKING:
     from inl.ops.protocol import Ops
 
+Sparse = TypeVar("Sparse", bound=moe.MoeConfig)
+
 DEFAULTS: Final = {
     "kv_lora_rank": 512,
     "q_lora_rank": 1536,
@@ -35,14 +37,8 @@ DEFAULTS: Final = {
 
 def common(hf: Mapping[str, Any]) -> mla.MlaConfig:
     """Read what both have in common: all but the routing."""
-    for name, accepted in (("moe_layer_freq", 1), ("mlp_bias", False)):
-        refuse_unless(hf, name, accepted)
-    plain, turned = whole(hf, "qk_nope_head_dim"), whole(hf, "qk_rope_head_dim")
-    refuse_unless(hf, "head_dim", turned)
-    refuse_unless(hf, "qk_head_dim", plain + turned)
-    rope = read_rope(hf)
-    base = llama.with_rope(changed(hf, head_dim=turned), rope)
-    refuse_unless(hf, "num_key_value_heads", base.heads)
+    refuse_unless(hf, "moe_layer_freq", 1)
+    base = rotated(hf)
     dense = whole(hf, "first_k_dense_replace", least=0)
     size = whole(hf, "moe_intermediate_size")
     sparse = moe.with_experts(
@@ -50,28 +46,47 @@ def common(hf: Mapping[str, Any]) -> mla.MlaConfig:
         renormalize=False, dense_layers=tuple(range(min(dense, base.layers))),
         routed_scale=number(hf, "routed_scaling_factor", 1.0),
     )  # fmt: skip
+    shared = sparse.expert_size * whole(hf, "n_shared_experts")
+    return with_latents(hf, sparse, shared_size=shared)
+
+
+def rotated(hf: Mapping[str, Any]) -> llama.LlamaConfig:
+    """Read all but experts and latents; ``head_dim`` has the lanes that rotate."""
+    refuse_unless(hf, "mlp_bias", False)
+    plain, turned = whole(hf, "qk_nope_head_dim"), whole(hf, "qk_rope_head_dim")
+    refuse_unless(hf, "head_dim", turned)
+    refuse_unless(hf, "qk_head_dim", plain + turned)
+    rope = read_rope(hf)
+    base = llama.with_rope(changed(hf, head_dim=turned), rope)
+    refuse_unless(hf, "num_key_value_heads", base.heads)
+    return base
+
+
+def with_latents(
+    hf: Mapping[str, Any], base: llama.LlamaConfig, **given: Any
+) -> mla.MlaConfig:
+    """Add the sizes of latents to the config of :func:`rotated`."""
+    plain, turned = whole(hf, "qk_nope_head_dim"), base.head_dim
     latent = whole(hf, "kv_lora_rank")
     queries = hf.get("q_lora_rank")
-    return llama.extended(
-        mla.MlaConfig,
-        sparse,
-        kv_heads=1,
-        head_dim=latent + turned,
-        attention_scale=(plain + turned) ** -0.5 * _warmth(hf) ** 2,
-        shared_size=sparse.expert_size * whole(hf, "n_shared_experts"),
-        latent=latent,
-        query_latent=0 if queries is None else whole(hf, "q_lora_rank"),
-        plain_dim=plain,
-        rotary_dim=turned,
-        value_dim=whole(hf, "v_head_dim"),
-    )
+    found = {
+        "kv_heads": 1,
+        "head_dim": latent + turned,
+        "attention_scale": (plain + turned) ** -0.5 * _warmth(hf) ** 2,
+        "latent": latent,
+        "query_latent": 0 if queries is None else whole(hf, "q_lora_rank"),
+        "plain_dim": plain,
+        "rotary_dim": turned,
+        "value_dim": whole(hf, "v_head_dim"),
+    }
+    return llama.extended(mla.MlaConfig, base, **found | given)
 
 
 KINDS: Final = ("dense", "sparse")
 """Accepted entries of ``mlp_layer_types``."""
 
 
-def with_kinds(hf: Mapping[str, Any], c: mla.MlaConfig) -> mla.MlaConfig:
+def with_kinds(hf: Mapping[str, Any], c: Sparse) -> Sparse:
     """Return the config with the dense layers of ``mlp_layer_types``, if it is there.
 
     Raises :class:`CheckpointError` for another value than a kind for each layer.

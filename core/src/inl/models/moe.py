@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 class Moe(NamedTuple):
     """Weights of :func:`mixture`: groups, replaced by tensors when loaded."""
 
-    norm: Norm | Group
+    norm: Norm | Group | None
+    """``None`` in blocks with another one, which call :func:`outputs`."""
     router: Linear | Group
     experts: Experts | Group
     shared: GatedMlp | Group | None = None
@@ -102,17 +103,23 @@ def refuse_open(activation: str) -> None:
 
 def mixture(ops: Ops, c: MoeConfig, w: Moe, carry: blocks.Carry) -> blocks.Carry:
     """Mixture-of-experts block, with a shared expert if the model has one."""
+    assert w.norm is not None, "a block without one calls outputs"
     residual, x = ops.reduce_add_norm(
         carry.residual, carry.delta, w.norm, eps=c.norm_eps
     )
+    return carry._replace(residual=residual, delta=outputs(ops, c, w, x))
+
+
+def outputs(ops: Ops, c: MoeConfig, w: Moe, x: Array) -> Array:
+    """Return this rank's sum of the experts of each token [T, H] and the shared one."""
     ids, weights = _routed(ops, c, w, ops.linear(x, w.router))
     delta = ops.experts(x, ids, weights, w.experts, activation=c.activation)
-    if w.shared is not None:
-        shared = ops.gated_mlp(x, w.shared, activation=c.activation)
-        if w.shared_gate is not None:
-            shared = ops.sigmoid_gate(shared, ops.linear(x, w.shared_gate))
-        delta = delta + shared
-    return carry._replace(residual=residual, delta=delta)
+    if w.shared is None:
+        return delta
+    shared = ops.gated_mlp(x, w.shared, activation=c.activation)
+    if w.shared_gate is not None:
+        shared = ops.sigmoid_gate(shared, ops.linear(x, w.shared_gate))
+    return delta + shared
 
 
 def _routed(ops: Ops, c: MoeConfig, w: Moe, logits: Array) -> tuple[Array, Array]:

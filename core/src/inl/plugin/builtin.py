@@ -92,6 +92,17 @@ FAMILIES = (
     ("Starcoder2ForCausalLM", "starcoder2", "starcoder2"),
     ("SmolLM3ForCausalLM", "smollm3", "smollm3"),
     ("VaultGemmaForCausalLM", "vaultgemma", "vaultgemma"),
+    ("YoutuForCausalLM", "youtu", "youtu"),
+    ("MiniCPM3ForCausalLM", "minicpm3", "minicpm3"),
+    ("AXK1ForCausalLM", "axk1", "axk1"),
+    ("HyperCLOVAXForCausalLM", "hyperclovax", "hyperclovax"),
+    ("GraniteSWAForCausalLM", "granite_swa", "granite_swa"),
+    ("GraniteMoeSWAForCausalLM", "granitemoe_swa", "granite_moe_swa"),
+    ("FlexOlmoForCausalLM", "flex_olmo", "flex_olmo"),
+    ("HYV3ForCausalLM", "hy_v3", "hy_v3"),
+    ("FlintForCausalLM", "flint", "flint"),
+    ("MellumForCausalLM", "mellum", "mellum"),
+    ("NanoChatForCausalLM", "nanochat", "nanochat"),
 )
 """(``architectures`` entry, ``model_type``, module in ``inl.models``)."""
 
