@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from inl.errors import RequestError
 from inl.placement.placement import Placement, parse_placement
+from inl.plugin.contribution import AUTOMATIC as AUTOMATIC
 from inl.plugin.contribution import OWN_DRAFTERS
 from inl.spec.step import SAMPLERS
 from inl.weights.quantize.report import KINDS
@@ -209,12 +210,14 @@ class EngineConfig:
     """Maximum size of the ``structured`` option of a request."""
     max_samples: int = 128
     """Maximum number of completions of one prompt (``n``)."""
-    speculation: str | None = None
+    speculation: str | None = AUTOMATIC
     """Source of drafted tokens, several of which a step verifies; outputs are the same
     with and without. "ngram" searches prompt and output for the last tokens, "model"
     asks ``draft_model``, "eagle" an EAGLE-3 head of the model in ``draft_model``, "mtp"
     the layer of the model's own checkpoint that predicts further tokens, any other name
-    a drafter of a plugin; ``None`` decodes one token per step."""
+    a drafter of a plugin; ``None`` decodes one token per step. "auto" is "mtp" where
+    the checkpoint has such a layer, the model runs on one device of this process, and
+    the times that are measured at the start say that it pays; ``None`` otherwise."""
     draft_model: str | Path | None = None
     """Folder, GGUF file or known name of a small model with the same tokenizer, for
     ``speculation="model"``; the folder of a draft head, for "eagle"."""
@@ -223,7 +226,7 @@ class EngineConfig:
     ``backend``."""
     max_drafts: int | None = None
     """Maximum number of drafted tokens per sequence and step. ``None``: 15 if
-    ``speculation`` is set."""
+    ``speculation`` is set, 7 of the layer that "auto" takes."""
     adaptive_drafts: bool = True
     """Whether the number of drafted tokens is chosen for speed, from the times of steps
     that are measured at the start (about two seconds). ``False`` verifies every drafted
@@ -291,7 +294,7 @@ class EngineConfig:
         self._check("generation_config", valid, "auto or none")
         valid = self.velocity in (None, "reset", "carry")
         self._check("velocity", valid, "None, reset or carry")
-        if self.speculation not in (None, *OWN_DRAFTERS):
+        if self.speculation not in (None, AUTOMATIC, *OWN_DRAFTERS):
             self._check_plugin_drafter()
         valid = self.quantize in (None, *KINDS)
         accepted = f"None, {', '.join(KINDS)}"
@@ -420,7 +423,7 @@ class EngineConfig:
         from inl.plugin import registry
 
         names = sorted(registry().names("drafter"))
-        accepted = "None, ngram, model, eagle or mtp"
+        accepted = "None, auto, ngram, model, eagle or mtp"
         accepted += f", or of a plugin: {', '.join(names) or 'none is installed'}"
         self._check("speculation", self.speculation in names, accepted)
 
@@ -430,28 +433,32 @@ class EngineConfig:
         valid = has_model == (self.draft_model is not None)
         accepted = 'a model with speculation="model" or "eagle", None otherwise'
         # A drafter of a plugin may use one.
-        if self.speculation in (None, *OWN_DRAFTERS):
+        if self.speculation in (None, AUTOMATIC, *OWN_DRAFTERS):
             self._check("draft_model", valid, accepted)
         valid = self.draft_backend is None or self.speculation == "model"
         self._check("draft_backend", valid, 'None without speculation="model"')
         if self.has_draft_head:
             accepted = f'1 with speculation="{self.speculation}"'
-            self._check("depth", self.depth in (None, 1), f"None or {accepted}")
             self._check("tensor_parallel", self.tensor_parallel == 1, accepted)
             valid = self.placement is None or self.division.count == 1
             self._check("placement", valid, 'one device with speculation="eagle"')
         valid = self.max_drafts is None or self.max_drafts <= MAX_DRAFTS
         self._check("max_drafts", valid, f"None or 1 to {MAX_DRAFTS}")
-        valid = self.speculation is None or self.use_kv_cache
+        valid = not self.is_speculating or self.use_kv_cache
         self._check("speculation", valid, "None with use_kv_cache=False")
 
     def _check_decode_steps(self) -> None:
         steps = self.decode_steps or 1
         accepted = f"None or 1 to {MAX_DECODE_STEPS}"
         self._check("decode_steps", steps <= MAX_DECODE_STEPS, accepted)
-        valid = steps == 1 or (self.use_kv_cache and self.speculation is None)
+        valid = steps == 1 or (self.use_kv_cache and not self.is_speculating)
         accepted = "None or 1 with speculation or use_kv_cache=False"
         self._check("decode_steps", valid, accepted)
+
+    @property
+    def is_speculating(self) -> bool:
+        """Whether a drafter is set; "auto" sets none until the engine chooses."""
+        return self.speculation not in (None, AUTOMATIC)
 
     @property
     def has_draft_head(self) -> bool:
@@ -459,11 +466,11 @@ class EngineConfig:
         return self.speculation in ("eagle", "mtp")
 
     def steps_in_flight(self, preferred: int) -> int:
-        """Return the number of steps in flight; a draft head reads each step first.
+        """Return the most steps in flight; steps that a draft head reads are alone.
 
         preferred: the backend's preference.
         """
-        return self.depth or (1 if self.has_draft_head else preferred)
+        return self.depth or preferred
 
     def repeated_steps(self, preferred: int) -> int:
         """Return the most decoding steps of a step of the runner.
@@ -480,7 +487,7 @@ class EngineConfig:
 
         A worker gets ``max_drafts`` alone: its parent drafts.
         """
-        return self.max_drafts or (DEFAULT_DRAFTS if self.speculation else 0)
+        return self.max_drafts or (DEFAULT_DRAFTS if self.is_speculating else 0)
 
     def _check(self, name: str, valid: bool, accepted: str) -> None:
         if not valid:

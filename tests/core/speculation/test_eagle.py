@@ -238,7 +238,6 @@ def test_settings_that_do_not_fit_are_refused(make, target, head, tmp_path):
     folder = written(tmp_path / "head", *head)
     for settings, sentence in (
         ({"draft_model": None}, "EngineConfig.draft_model: found None"),
-        ({"depth": 2}, "EngineConfig.depth: found 2, accepted: None or 1 with"),
         ({"tensor_parallel": 2}, "EngineConfig.tensor_parallel: found 2, accepted: 1"),
         ({"draft_backend": "cpu"}, "EngineConfig.draft_backend: found 'cpu'"),
     ):

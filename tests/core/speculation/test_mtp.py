@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,10 @@ from eagle_heads import PLAIN_REQUESTS, VOCAB, proposals
 from inl import EngineConfig, InferenceEngine
 from inl.errors import CheckpointError, RequestError, WeightMismatch
 from inl.executor.model_loader import read_model
+from inl.speculation import setup
+from inl.speculation.draft_counts import Acceptance, StepTimes
 from inl.speculation.drafters import TimedDrafter
+from inl.speculation.eagle_drafter import EagleDrafter
 from inl.testing.tiny import MemoryCheckpoint, tiny_llama
 from mtp_layers import LAYOUTS, PlainMtp, mtp_tensors
 
@@ -148,9 +153,129 @@ def test_a_layer_that_does_not_fit_is_refused(make, target, changes, sentence):
 def test_settings_that_do_not_fit_are_refused():
     for settings, sentence in (
         ({"draft_model": "x"}, "EngineConfig.draft_model: found 'x'"),
-        ({"depth": 2}, 'found 2, accepted: None or 1 with speculation="mtp"'),
         ({"tensor_parallel": 2}, "EngineConfig.tensor_parallel: found 2, accepted: 1"),
     ):
         with pytest.raises(RequestError) as caught:
             EngineConfig(speculation="mtp", **settings)
         assert sentence in str(caught.value)
+
+
+PAYS = StepTimes({2: 1.05, 4: 1.1, 8: 4.0, 64: 40.0}, {1: 1.0, 4: 1.05})
+"""Drafts pay for one and two rows."""
+HEAD = StepTimes({1: 0.05, 64: 0.5})
+NEVER = StepTimes({1: 2.0, 64: 90.0}, {1: 1.0, 64: 1.0})
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Replaces the times that are measured at the start."""
+
+    def replaced(times):
+        monkeypatch.setattr(setup, "measure_step_times", lambda *_, **__: times)
+
+        def measure(drafter, _rows):
+            drafter._times = HEAD
+
+        monkeypatch.setattr(EagleDrafter, "measure", measure)
+
+    return replaced
+
+
+def test_the_layer_is_used_by_default_where_the_times_say_so(
+    make, target, measured, caplog
+):
+    files, requests = with_layer(target), PLAIN_REQUESTS[:2]
+    plain = told(outputs(make(files, speculation=None), VOCAB, requests))
+    measured(PAYS)
+    engine = make(files)
+    seen = proposals(engine)
+    assert told(outputs(engine, VOCAB, requests)) == plain
+    assert engine.config.speculation == "mtp"
+    assert_plain(files, "qwen", seen, 3)
+    assert engine.speculation.drafted
+    assert make(target).speculation is None  # no such layer
+    assert make(files, max_batch=1, decode_steps=2).speculation is None
+    caplog.set_level("INFO", "inl")
+    measured(NEVER)
+    engine = make(files)
+    assert engine.speculation is None
+    assert told(outputs(engine, VOCAB, requests)) == plain
+    (line,) = [each.message for each in caplog.records if "speculation" in each.message]
+    assert line.endswith("verifying drafts takes longer than it saves on this device")
+
+
+def test_requests_that_begin_while_drafts_do_not_pay_are_not_followed(
+    make, target, measured
+):
+    measured(PAYS)
+    engine = make(with_layer(target), depth=2, prefix_cache=False)
+    steps = steps_of(engine)
+    run(engine, [PREFIX[:9]] * 4, max_tokens=12)
+    assert not any(steps.heads)
+    assert not any(steps.tapped)
+    assert max(steps.depths) == 2
+    run(engine, [PREFIX[:9]], max_tokens=12)
+    assert any(steps.heads)
+    assert steps.tapped == sorted(steps.tapped)
+    # Its drafts were wrong: none is followed now.
+    run(engine, [PREFIX[:9]], max_tokens=12)
+    assert not steps.tapped[-2]
+    # One that is followed is left once others join it for long.
+    engine.speculation.followed.acceptance = Acceptance()
+    engine.submit(PREFIX[:9], max_tokens=60, ignore_eos=True)
+    for _ in range(3):
+        engine.step()
+    assert engine.speculation.drafter.followed
+    others = [
+        engine.submit(PREFIX[:5], max_tokens=40, ignore_eos=True) for _ in range(3)
+    ]
+    while not all(each.completed for each in others):
+        engine.step()
+    assert not engine.speculation.drafter.followed
+
+
+def test_a_prompt_with_few_tokens_after_it_is_not_read(make, target, measured):
+    measured(PAYS)
+    engine = make(with_layer(target), prefix_cache=False)
+    engine.speculation.drafter._token_seconds = 1.0
+    steps = steps_of(engine)
+    run(engine, [PREFIX[:9]], max_tokens=12)
+    assert not any(steps.heads)
+    engine.speculation.drafter._token_seconds = 0.01
+    run(engine, [PREFIX[:9]], max_tokens=12)
+    assert any(steps.heads)
+
+
+def test_shared_blocks_without_entries_are_not_followed(make, target, measured):
+    measured(PAYS)
+    engine = make(with_layer(target))
+    drafter = engine.speculation.drafter
+    run(engine, [[*PREFIX[:33], at] for at in range(4)], max_tokens=3)
+    steps = steps_of(engine)
+    run(engine, [[*PREFIX[:33], 9]], max_tokens=8)  # shares blocks of the others
+    assert engine.stats.prefix_hit_tokens >= 32
+    assert not any(steps.heads)
+    drafter._filled[:] = True  # a fault
+    run(engine, [[*PREFIX[:33], 10]], max_tokens=8)
+    assert any(steps.heads)
+
+
+def steps_of(engine):
+    """Record, of each planned step, whether it has taps, and steps of the head."""
+    drafter, scheduler = engine.speculation.drafter, engine.core.scheduler
+    steps = SimpleNamespace(heads=[], tapped=[], depths=[])
+    run_head, plan = drafter._run, scheduler.plan
+
+    def ran(*args, **options):
+        steps.heads[-1] = 1
+        return run_head(*args, **options)
+
+    def planned():
+        found = plan()
+        steps.tapped.append(int(drafter._target.executor.is_tapped))
+        steps.heads.append(0)
+        steps.depths.append(len(scheduler.in_flight))
+        return found
+
+    drafter._run, scheduler.plan = ran, planned
+    return steps

@@ -203,7 +203,7 @@ def test_a_model_whose_state_goes_back_verifies_drafts():
     [
         (
             {"speculation": "magic"},
-            "found 'magic', accepted: None, ngram, model, eagle or mtp",
+            "found 'magic', accepted: None, auto, ngram, model, eagle or mtp",
         ),
         ({"speculation": "ngram", "max_drafts": -1}, "max_drafts: found -1"),
         ({"speculation": "ngram", "max_drafts": 128}, "None or 1 to 127"),

@@ -104,6 +104,8 @@ class KernelOptions:
         given |= {
             CONFIG_NAMES.get(name, name): each for name, each in vars(self).items()
         }
+        if given.get("speculation") == "none":
+            given["speculation"] = None
         return EngineConfig(**given, **settings)
 
 
@@ -182,12 +184,13 @@ class SpeculativeOptions(EngineOptions):
     ] = "auto"
 
     speculation: Annotated[
-        str | None,
+        str,
         typer.Option(
             help='Source of drafted tokens that a step verifies: "ngram", "mtp", or '
-            '"model" or "eagle" with --draft-model. [default: none]'
+            '"model" or "eagle" with --draft-model; "none"; "auto" is "mtp" where the '
+            "model has it and it pays."
         ),
-    ] = None
+    ] = "auto"
     draft_model: Annotated[
         str | None,
         typer.Option(

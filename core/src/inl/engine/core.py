@@ -517,6 +517,7 @@ class EngineCore:
             self.failure is None
             and self._unsampled is None
             and len(self.scheduler.in_flight) < self.runner.limits.depth
+            and not self.scheduler.must_collect
         ):
             plan = self.scheduler.plan()
             if not self._submit(plan):

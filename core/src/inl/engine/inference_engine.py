@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack, cast, overload
 
 from inl.adapters.registry import AdapterRegistry, AdapterUse, apply_adapter
 from inl.checkpoints.hub.resolve import resolve_model
-from inl.config import EngineConfig
+from inl.config import AUTOMATIC, EngineConfig
 from inl.engine.adapter_loading import AdapterLoading
 from inl.engine.answers.chat_answer import ChatAnswer, chat_answer, conversation_of
 from inl.engine.answers.model_text import ModelText
@@ -45,7 +46,7 @@ from inl.engine.text_scores import Classification as Classification
 from inl.engine.text_scores import Ranked as Ranked
 from inl.engine.text_scores import TextScores
 from inl.engine.text_scoring import TextScoring
-from inl.errors import RequestError, RunnerError
+from inl.errors import InlError, RequestError, RunnerError
 from inl.executor.load_plan import configure
 from inl.executor.model_loader import LanguageModel, open_model
 from inl.guidance.structured import with_kind
@@ -65,6 +66,8 @@ if TYPE_CHECKING:
     from inl.speculation.planner import Speculation
     from inl.text.template import ChatTemplate
     from inl.text.tokenizer import Tokenizer
+
+log = logging.getLogger("inl")
 
 
 class InferenceEngine(AdapterLoading, TextScoring):
@@ -94,6 +97,16 @@ class InferenceEngine(AdapterLoading, TextScoring):
     ) -> None:
         self.config = config or EngineConfig()
         model = configure(model, self.config)
+        is_default = self.config.speculation == AUTOMATIC
+        plain = model, self.config
+        if is_default:
+            plain = model, replace(self.config, speculation=None)
+            if runner is not None or drafter is not None:
+                self.config = plain[1]
+            else:
+                from inl.speculation.setup import choose_speculation
+
+                self.config = choose_speculation(model, self.config)
         if self.config.speculation is not None:
             from inl.speculation.setup import check_speculation, with_draft_head
 
@@ -103,7 +116,14 @@ class InferenceEngine(AdapterLoading, TextScoring):
         self._encoder = PromptEncoder(model, tokenizer, self.config)
         if runner is None:
             self._encoder.images.enable(self.config)
-            started = start(model, self.config, progress=progress)
+            try:
+                started = start(model, self.config, progress=progress)
+            except InlError as error:
+                if not is_default or self.config.speculation is None:
+                    raise
+                log.info("%s: runs without speculation: %s", model.name, error)
+                model, self.config = plain
+                started = start(model, self.config, progress=progress)
         else:
             started = StartedRunner(runner, "runner", "")
         self.device = started.device
@@ -126,10 +146,18 @@ class InferenceEngine(AdapterLoading, TextScoring):
                 model, self.config, limits, context=self.context,
                 is_apart=started.runner.has_pinned_memory,
             )  # fmt: skip
+            if is_default:  # one entry of a layer may be that of another text
+                scheduling = replace(scheduling, recomputes_block=False)
             identity = identity_of(self.config, scheduling, started)
             self.tiers = started_tiers(self.config, scheduling, identity, started)
             self.snapshots = started_snapshots(model, self.config, scheduling, started)
-            if self.config.speculation is not None or drafter is not None:
+            if is_default and self.config.speculation is not None:
+                from inl.speculation.setup import make_default
+
+                self.speculation = make_default(
+                    model, self.config, started.runner, scheduling, new_core=EngineCore
+                )
+            elif self.config.speculation is not None or drafter is not None:
                 from inl.speculation.setup import make_speculation
 
                 self.speculation = make_speculation(

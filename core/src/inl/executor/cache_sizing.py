@@ -48,6 +48,7 @@ def plan_limits(
     sharers: int = 1,
     data_ranks: int = 1,
     reserved: int = 0,
+    beside: Paged | None = None,
 ) -> Limits:
     """Return limits for the batch and context of ``config`` within the cache's memory.
 
@@ -55,7 +56,9 @@ def plan_limits(
     share of the heads, and ``cache_bytes`` is per rank. sharers: number of devices
     that share the blocks. data_ranks: number of ranks that divide the batch, with
     limits for the rows of each. reserved: bytes of free memory that something else will
-    take. Raises :class:`~inl.errors.OutOfMemory` if not even one sequence fits.
+    take. beside: the cache of a draft head, which has the blocks of the first group
+    without a window, and more for drafts; it is not part of ``cache_bytes``. Raises
+    :class:`~inl.errors.OutOfMemory` if not even one sequence fits.
     """
     size = backend.traits.block_size
     context = min(config.context or shaped.max_tokens, shaped.max_tokens)
@@ -67,13 +70,18 @@ def plan_limits(
     ]
     layout = backend.offers(CacheBytes)
     costs = [block_bytes(group, size, layout) for group in paged]
-    per_block = sum(costs)
     batch = -(-(config.max_batch or backend.traits.max_batch) // data_ranks)
     token_budget = config.token_budget or backend.traits.token_budget
     budget = config.cache_bytes or _default_budget(
         model, shaped, backend, token_budget * data_ranks, batch, reserved
     )
     budget *= sharers
+    windows = [group.window for group in paged]
+    if beside is not None and not config.cache_bytes and None in windows:
+        own = block_bytes(beside, size, layout)
+        costs[windows.index(None)] += own
+        budget = max(budget - own * draft_blocks(config.draft_limit, size) * batch, 0)
+    per_block = sum(costs)
     affordable = budget // per_block
     if config.context is None:
         seq_blocks = min(seq_blocks, max(affordable, 0))
@@ -102,6 +110,11 @@ def plan_limits(
         adapter_rank=config.adapter_rank,
         embedding=0 if data_ranks > 1 else embedding_width(model, shaped),
     )
+
+
+def draft_blocks(drafts: int, block_size: int) -> int:
+    """Return the blocks of a slot that hold drafted tokens of a draft head."""
+    return -(-drafts // block_size) + 1
 
 
 def _default_budget(

@@ -56,6 +56,7 @@ from inl.placement.sharding import (
 from inl.plugin import registry_for
 from inl.progress import ProgressReporter
 from inl.protocol.runner import Limits
+from inl.spec.cache import Paged
 from inl.spec.op import OpSpec, Spec
 from inl.spec.selection import KernelSelection
 from inl.spec.tolerance import round_results
@@ -178,9 +179,13 @@ class LoadPlan:
             is_here = config.vision_backend is None and find_spec("PIL") is not None
             if language.vision and is_here and config.division.count == 1:
                 reserved += vision_bytes(language.vision, dtype)
+            beside = None
+            if language.head is not None:
+                head, beside = head_memory(language.head, shaped.dtype, selection)
+                reserved += 0 if is_host_memory(backend) else head
             planned = plan_limits(
                 model, shaped, backend, config, ranks=ranks, sharers=sizes.data,
-                data_ranks=data_ranks, reserved=reserved,
+                data_ranks=data_ranks, reserved=reserved, beside=beside,
             )  # fmt: skip
             planned = min_limits(
                 planned, backend, stages=stage.count, data_ranks=data_ranks
@@ -306,6 +311,20 @@ def _planned(parts: Loaded, stored: dict[str, Spec], adapters: int) -> Any:
         ranks=parts.ranks, expert_ranks=parts.expert_ranks,
         invariant=selection.invariant,
     )  # fmt: skip
+
+
+def head_memory(head: Any, dtype: str, selection: KernelSelection) -> tuple[int, Paged]:
+    """Return the bytes of a draft head's own weights, and its cache group.
+
+    head: a :class:`~inl.speculation.draft_head.DraftHead`.
+    """
+    config = head.config.in_dtype(dtype)
+    plans = plan_weights(
+        head.module.weights(config), selection.kernels, stored_specs(head.checkpoint),
+        invariant=selection.invariant,
+    )  # fmt: skip
+    (group,) = head.module.state(config)
+    return weight_bytes(plans, dtype), group
 
 
 def _log_notes(language: LanguageModel, groups: Any) -> None:

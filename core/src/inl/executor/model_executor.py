@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from inl.spec.model import Model
 
 Program = Callable[..., Any]
-ProgramKey = tuple[str, Bucket, int | None]
-"""Name, bucket, and columns of the block tables (``None``: all)."""
+ProgramKey = tuple[str, Bucket, int | None, bool]
+"""Name, bucket, columns of the block tables (``None``: all), and whether with taps."""
 
 SIZE_CLASSES = tuple(
     Bucket(tokens=tokens, rows=rows)
@@ -76,8 +76,14 @@ class ModelExecutor:
         is_whole = loaded.stage.count == 1
         self.loops = backend.offers(DeviceLoops) if is_whole else None
         """Loops of programs; ``None`` where repeated steps are submitted one by one."""
+        self.is_tapped = bool(loaded.taps)
+        """Whether the next steps return the hidden states of the taps."""
         self._model = computed_model(backend, loaded)
         """The model that programs compute."""
+        self._untapped = self._model
+        """That of programs without taps."""
+        if loaded.taps:
+            self._untapped = computed_model(backend, replace(loaded, taps=()))
         self._pooled = pooled(loaded)
         """The model of programs that return hidden states."""
         self.state: State = backend.state(loaded.shard_state(), limits=limits)
@@ -86,8 +92,8 @@ class ModelExecutor:
         self._is_consuming = False
         """Whether a program has consumed the state and not returned it."""
         self._programs: dict[ProgramKey, Program] = {}
-        self._ops: dict[tuple[Bucket, int | None, str], ResolvedOps] = {}
-        self._precompiled: set[tuple[Bucket, int | None]] = set()
+        self._ops: dict[tuple[Bucket, int | None, str, bool], ResolvedOps] = {}
+        self._precompiled: set[tuple[Bucket, int | None, bool]] = set()
         self.transfers = self._cache_transfers()
         # The ops of a prompt's size, which the first step needs too.
         ops = self.ops(SIZE_CLASSES[-1])
@@ -226,7 +232,7 @@ class ModelExecutor:
         name: one of :data:`~inl.spec.program.PROGRAMS` but "admit", or
         :data:`COUNTED`, which backends know as "advance".
         """
-        program = self._programs.get((name, bucket, width))
+        program = self._programs.get((name, bucket, width, self.is_tapped))
         if program is not None:
             return program
         if name in ("advance", "repeat"):
@@ -239,13 +245,13 @@ class ModelExecutor:
         known = "advance" if name == COUNTED else name
         info = info_of(known, shape, self.limits, width)
         program = compile_program(self.backend, body, info)
-        self._programs[name, bucket, width] = program
+        self._programs[name, bucket, width, self.is_tapped] = program
         return program
 
     def _body(self, name: str, bucket: Bucket, width: int | None) -> Program:
         """Return the function to compile."""
         is_pooled = name == "pool"
-        loaded = self._pooled if is_pooled else self.loaded
+        loaded = self._pooled if is_pooled else self._tapped
         ops = self.ops(bucket, width, name if name in OF_THEIR_OWN else "advance")
         stage = loaded.stage
         if stage.count > 1:
@@ -271,13 +277,16 @@ class ModelExecutor:
         elif loaded.taps:
             keywords |= {"body": body, "taps": loaded.taps}
             body = with_taps
-        model = computed_model(self.backend, loaded) if is_pooled else self._model
+        model = self._model if self.is_tapped else self._untapped
+        if is_pooled:
+            model = computed_model(self.backend, loaded)
         return partial(body, ops, model, loaded.config, **keywords)
 
     def precompile(self, buckets: Iterable[Bucket], width: int | None = None) -> None:
         """Compile the kernels of these buckets in parallel, if the backend can."""
         precompiler = self.backend.offers(Precompiler)
-        fresh = dict.fromkeys((b, width) for b in buckets).keys() - self._precompiled
+        keys = [(bucket, width, self.is_tapped) for bucket in buckets]
+        fresh = dict.fromkeys(keys).keys() - self._precompiled
         if precompiler is None or not fresh:
             return
         self._precompiled |= fresh
@@ -287,7 +296,7 @@ class ModelExecutor:
                 self._body(_program_name(bucket), bucket, width),
                 weights, self.dummy_message(bucket), state,
             )
-            for bucket, _ in fresh
+            for bucket, *_ in fresh
         ])  # fmt: skip
 
     def warm_up(self, progress: Callable[[int, int], None] | None = None) -> None:
@@ -305,11 +314,21 @@ class ModelExecutor:
             self.precompile(buckets, width)
         for count in (1, MAX_ADMISSIONS) if buckets else ():
             self.admit(self._dummy_admissions(count))
-        programs = [(bucket, width) for bucket in buckets for width in widths]
-        for done, (bucket, width) in enumerate(programs, start=1):
+        taps = [*dict.fromkeys((self.is_tapped, False))]
+        programs = [
+            (bucket, width, is_tapped)
+            for is_tapped in taps
+            for bucket in buckets
+            for width in widths
+            # Drafts come from a head that reads the taps.
+            if is_tapped == self.is_tapped or not bucket.verifies
+        ]
+        for done, (bucket, width, is_tapped) in enumerate(programs, start=1):
+            self.is_tapped = is_tapped
             self.advance(bucket, self.dummy_message(bucket), width)
             if progress:
                 progress(done, len(programs))
+        self.is_tapped = taps[0]
 
     def dummy_message(self, bucket: Bucket) -> Any:
         """Return the frame of a padding-only step, on the device."""
@@ -335,9 +354,9 @@ class ModelExecutor:
 
         name: of the program, if it is one of :data:`OF_THEIR_OWN`.
         """
-        key = bound_bucket(bucket, self.limits), width, name
+        key = bound_bucket(bucket, self.limits), width, name, self.is_tapped
         if key not in self._ops:
-            loaded = self._pooled if name == "pool" else self.loaded
+            loaded = self._pooled if name == "pool" else self._tapped
             tracer = loaded.tracer(
                 key[0], self.limits, table_width=width, is_scored=name == "score"
             )
@@ -347,7 +366,7 @@ class ModelExecutor:
     @property
     def program_keys(self) -> list[tuple[str, Bucket]]:
         """Name and bucket of each compiled program."""
-        return [(name, bucket) for name, bucket, _ in self._programs]
+        return [(name, bucket) for name, bucket, *_ in self._programs]
 
     def load_adapter(self, number: int, adapter: Adapter) -> None:
         """Load an adapter in place of the one that has its number."""
@@ -367,7 +386,12 @@ class ModelExecutor:
         self.transfers.release()
         self.loaded = replace(self.loaded, weights=None)
         # The backend's own may refer to the weights.
-        self._model = self.loaded.model
+        self._model = self._untapped = self.loaded.model
+
+    @property
+    def _tapped(self) -> Loaded:
+        """The loaded model, without taps in steps that return none."""
+        return self.loaded if self.is_tapped else replace(self.loaded, taps=())
 
     def _drop_state(self) -> None:
         """Drop the state, and the programs, which may refer to it."""

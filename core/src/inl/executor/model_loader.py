@@ -40,6 +40,9 @@ class LanguageModel:
     checkpoint: Checkpoint
     taps: tuple[int, ...] = ()
     """Layers whose inputs each step also returns, for a draft head."""
+    head: Any = None
+    """The draft head, an :class:`~inl.speculation.draft_head.DraftHead`, if it has
+    taps."""
     quantize: str | None = None
     """Kind that matrices are quantized to while they are loaded."""
     vision: VisionModel | None = None

@@ -32,6 +32,8 @@ WORD = re.compile(r"[a-z][a-z0-9_]{0,31}")
 """Name of a drafter, a router, a transport or a store."""
 OWN_DRAFTERS = ("ngram", "model", "eagle", "mtp")
 """Values of ``EngineConfig.speculation`` that the core has."""
+AUTOMATIC = "auto"
+"""Value of ``EngineConfig.speculation`` that lets the engine choose."""
 COMMAND = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 MAX_COMMAND = 32
 MAX_SUMMARY = 80
@@ -211,7 +213,7 @@ class Contribution:
         """Register a drafter for ``EngineConfig(speculation=name)``."""
         _check_name("drafter", name, WORD, "a name such as suffix_tree")
         where = f"drafter {name}"
-        if name in OWN_DRAFTERS:
+        if name in (AUTOMATIC, "none", *OWN_DRAFTERS):
             raise PluginError(f"{where}: part of inl-core; accepted: another name")
         _add(self.drafters, where, name, drafter)
 

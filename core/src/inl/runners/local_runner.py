@@ -125,6 +125,10 @@ class LocalRunner(PipelinedRunner):
         """
         return self.executor.taps
 
+    def read_taps(self, is_read: bool) -> None:
+        """Set whether the next steps return the hidden states of the model's taps."""
+        self.executor.is_tapped = is_read and bool(self.loaded.taps)
+
     def _submit_frame(self, message: IntArray, head: Header) -> Any:
         """Return what the step computes, on the device.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from inl.scheduling.buckets import Buckets
-    from inl.scheduling.plan import Chunk, StepBuilder
+    from inl.scheduling.plan import Chunk, Plan, StepBuilder
     from inl.scheduling.request import Request
     from inl.scheduling.running_requests import RunningRequests
 
@@ -25,6 +25,13 @@ class DraftPlanner(Protocol):
 
         Only a step that verifies drafts has random numbers for several positions.
         prompts: whether the step may get prompt chunks, and then no drafts.
+        """
+
+    def planned(self, plan: Plan, requests: int, buckets: Buckets) -> bool:
+        """Choose the requests whose drafts come from hidden states of their steps.
+
+        requests: that run or wait. Returns whether hidden states of the step are read.
+        Then it is collected before another one is planned.
         """
 
     def extend(

@@ -103,6 +103,8 @@ class Scheduler:
         """Live requests with steps of other kinds than SAMPLED."""
         self._last_kind = StepKind.SAMPLED
         """Kind of the last step."""
+        self._is_read = False
+        """Whether the hidden states of the last step are read."""
 
     def _set_limits(self, limits: Limits) -> None:
         self.limits = limits
@@ -145,6 +147,11 @@ class Scheduler:
         cache = self._requests.prefix_caches[0]
         count = len(request.tokens) // self.limits.block_size
         return [] if cache is None else cache.keys(request, count)
+
+    @property
+    def must_collect(self) -> bool:
+        """Whether the step in flight is collected before another one is planned."""
+        return self._is_read and bool(self.in_flight)
 
     @property
     def has_releases(self) -> bool:
@@ -304,6 +311,9 @@ class Scheduler:
             self._requests.take_releases(), self.buckets, stores, loads,
             self._requests.take_restores(), snapshots,
         )  # fmt: skip
+        if self.speculation is not None:
+            requests = len(self.running) + len(self.waiting)
+            self._is_read = self.speculation.planned(plan, requests, self.buckets)
         if plan.chunks:
             self._steps = plan.step
             self.repeats.planned(is_first=not self.in_flight)

@@ -77,13 +77,15 @@ class Acceptance:
 
     prior: float = PRIOR
     """Assumed share before any was observed."""
+    memory: float = MEMORY
+    """Weight of earlier drafts after each step that verifies some."""
     accepted: float = 0.0
     trials: float = 0.0
 
     def observe(self, accepted: int, drafted: int) -> None:
         """Count the drafts of a step, up to the first rejected one."""
-        self.accepted = MEMORY * self.accepted + accepted
-        self.trials = MEMORY * self.trials + min(accepted + 1, drafted)
+        self.accepted = self.memory * self.accepted + accepted
+        self.trials = self.memory * self.trials + min(accepted + 1, drafted)
 
     def pass_by(self) -> None:
         """Count an opportunity that was not used."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from inl.spec.uniforms import uniform
 
 if TYPE_CHECKING:
+    from inl.kv.tier import BlockMove
     from inl.scheduling.plan import Chunk
+    from inl.scheduling.request import Request
 
 CANDIDATES = 32
 """Newest earlier occurrences of the last two tokens that are compared."""
@@ -56,10 +58,40 @@ class Drafter(Protocol):
 
 @runtime_checkable
 class TapDrafter(Drafter, Protocol):
-    """A drafter that reads hidden states of the model whose tokens it predicts."""
+    """A drafter that reads hidden states of the model whose tokens it predicts.
+
+    It follows some requests, from their first token on, and predicts nothing for
+    others, which cost it nothing.
+    """
+
+    @property
+    def followed(self) -> Set[int]:
+        """Ids of the requests that it follows."""
+
+    def begin(self, request: Request, start: int) -> None:
+        """Follow a request whose tokens from ``start`` on are computed next.
+
+        It need not, where it lacks what it knew of the tokens before ``start``.
+        """
+
+    def read_next(self, moves: Sequence[BlockMove], *, is_read: bool) -> None:
+        """Prepare for the next step.
+
+        moves: blocks of the cache that are overwritten before it. is_read: whether it
+        has tokens of a followed request.
+        """
 
     def observe(self, chunks: Sequence[Chunk]) -> None:
         """Read the hidden states of a step from its runner; outputs are processed."""
+
+    def seconds(self, rows: int, drafts: int) -> float:
+        """Return the seconds to predict so many tokens for each of ``rows`` sequences.
+
+        With those to read the hidden states of as many tokens, where they are known.
+        """
+
+    def prompt_seconds(self, tokens: int) -> float:
+        """Return the seconds to read so many hidden states of a prompt."""
 
 
 @runtime_checkable

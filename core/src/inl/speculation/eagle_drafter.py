@@ -15,16 +15,19 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from inl.dtypes import wrap
+from inl.dtypes import cast, wrap
 from inl.errors import InlError
 from inl.executor.model_executor import MAX_ADMISSIONS
 from inl.scheduling.buckets import Buckets
 from inl.scheduling.request import Status
 from inl.spec.message import Row, admit_frame, step_frame
+from inl.speculation.draft_counts import StepTimes, never_falling
+from inl.speculation.step_times import GROWTH, PROMPT, RUNS, SECONDS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from inl.kv.tier import BlockMove
     from inl.runners.local_runner import LocalRunner
     from inl.scheduling.plan import Chunk
     from inl.scheduling.request import Request
@@ -85,6 +88,14 @@ class EagleDrafter:
         self._buckets = Buckets(
             limits, token_budget=limits.token_budget, max_rows=limits.slots - 1
         )
+        self.followed: set[int] = set()
+        """Ids of the requests whose entries are computed."""
+        self._filled = np.zeros(limits.blocks[0], bool)
+        """Whether the cache has all entries of each block."""
+        self._times: StepTimes | None = None
+        """Seconds of steps of the head by their tokens, see :meth:`measure`."""
+        self._token_seconds = 0.0
+        """Seconds of each token of a prompt."""
         self._ready: dict[int, Ready] = {}
         self._hidden: Any = None
         """Hidden states of the newest entries, by :attr:`Ready.row`."""
@@ -94,7 +105,13 @@ class EagleDrafter:
         compiles."""
 
     def seconds(self, rows: int, drafts: int) -> float:
-        """Seconds of a step for each draft but the first, which is computed before."""
+        """Seconds of a step for each draft but the first, which is computed before.
+
+        Once measured, with those that compute the entries of as many tokens.
+        """
+        if self._times is not None:
+            entries = self._times.at(rows * (1 + drafts))
+            return entries + (drafts - 1) * self._times.at(rows)
         known = [
             (bucket.rows, seconds)
             for bucket, seconds in self._steps.items()
@@ -104,20 +121,97 @@ class EagleDrafter:
         _, each = min(enough) if enough else max(known, default=(0, 0.0))
         return (drafts - 1) * each
 
-    def prompt_seconds(self, tokens: int) -> float:  # noqa: ARG002
-        """None: prompts are read in any case."""
-        return 0.0
+    def prompt_seconds(self, tokens: int) -> float:
+        """Seconds to compute the entries of a prompt, 0 before :meth:`measure`."""
+        return tokens * self._token_seconds
+
+    def measure(self, max_rows: int) -> None:
+        """Time steps of the head by their rows, and of a prompt, without requests.
+
+        Of about :data:`~inl.speculation.step_times.SECONDS` seconds. Raises what a step
+        raises.
+        """
+        executor, limits = self._executor, self._limits
+        seconds: dict[int, float] = {}
+        spent, rows = 0.0, 1
+        while rows == 1 or (rows <= max_rows and spent < SECONDS):
+            seconds[rows] = self._time([1] * rows)
+            spent += (1 + RUNS) * seconds[rows]
+            rows = max_rows if rows < max_rows < GROWTH * rows else GROWTH * rows
+        self._times = StepTimes(never_falling(seconds))
+        count = min(PROMPT, limits.token_budget, limits.max_tokens)
+        self._token_seconds = self._time([count]) / count
+        executor.reset()
+
+    def _time(self, counts: list[int]) -> float:
+        """Return the least seconds of a step that computes entries of so many tokens.
+
+        All sequences write to the first blocks.
+        """
+        executor, limits = self._executor, self._limits
+        most = limits.max_blocks_per_seq
+        table = [*range(1, 1 + min(most, limits.blocks[0] - 1))]
+        slots = range(1, 1 + len(counts))
+        frames = [
+            admit_frame(slot, [table], groups=1, max_blocks_per_seq=most)
+            for slot in slots
+        ]
+        config, total = executor.loaded.config, sum(counts)
+        zeros = cast(np.zeros((total, config.tapped)), config.dtype)
+        source = executor.backend.tensor(zeros)
+        rows = [
+            Row(slot, [0] * count) for slot, count in zip(slots, counts, strict=True)
+        ]
+        times: list[float] = []
+        for _ in range(1 + RUNS):  # the first one compiles the step
+            self._admit_frames(frames)
+            began = perf_counter()
+            self._run(rows, [*range(total)], source, is_tapped=True)
+            times.append(perf_counter() - began)
+        return min(times[1:])
+
+    def begin(self, request: Request, start: int) -> None:
+        """Follow a request, see :class:`TapDrafter`."""
+        table = request.block_table[self._group]
+        shared = table[: start // self._limits.block_size]
+        if not self._has_failed and self._filled[shared].all():
+            self.followed.add(request.id)
+
+    def read_next(self, moves: Sequence[BlockMove], *, is_read: bool) -> None:
+        """Prepare for the next step, see :class:`TapDrafter`."""
+        for move in moves:
+            if move.group == self._group:
+                self._filled[move.block] = False
+        self._target.read_taps(is_read)
 
     def observe(self, chunks: Sequence[Chunk]) -> None:
         """Compute the entries of a step's tokens, see :class:`TapDrafter`."""
         self._ready.clear()
         if self._has_failed:
             return
+        self._count_filled(chunks)
+        if not self.followed:
+            return
         try:
             self._executor.reset()  # after an interrupted call only
-            self._observe(_entries(chunks))
+            followed = self.followed
+            self._observe(
+                [each for each in _entries(chunks) if each.request.id in followed]
+            )
         except InlError as error:
             self._fail(error)
+
+    def _count_filled(self, chunks: Sequence[Chunk]) -> None:
+        """Note which blocks that a step has filled have all entries."""
+        size = self._limits.block_size
+        for request, start, stop, _ in chunks:
+            # Without rejected drafts, and the last token, which has no successor.
+            known = min(stop, request.scheduled, len(request.tokens) - 1)
+            first, last = start // size, known // size
+            if first >= last or request.status is not Status.RUNNING:
+                continue
+            table = request.block_table[self._group]
+            self._filled[table[first:last]] = request.id in self.followed
 
     def _observe(self, entries: list[Entries]) -> None:
         if not entries:
@@ -206,7 +300,7 @@ class EagleDrafter:
 
     def _admit(self, entries: list[Entries]) -> None:
         """Set the length and the block table of each slot."""
-        limits, most = self._limits, self._limits.max_blocks_per_seq
+        most = self._limits.max_blocks_per_seq
         frames = [
             admit_frame(
                 each.request.slot, [self._table(each.request)[:most]], groups=1,
@@ -214,6 +308,10 @@ class EagleDrafter:
             )
             for each in entries
         ]  # fmt: skip
+        self._admit_frames(frames)
+
+    def _admit_frames(self, frames: list[NDArray[np.int32]]) -> None:
+        limits = self._limits
         for first in range(0, len(frames), MAX_ADMISSIONS):
             batch = np.stack(frames[first : first + MAX_ADMISSIONS])
             if len(batch) > 1 and limits.buckets:
@@ -228,13 +326,16 @@ class EagleDrafter:
     def _fail(self, error: InlError) -> None:
         log.warning("draft head: stopped drafting: %s", error)
         self._has_failed = True
+        self.followed.clear()
         self._ready.clear()
 
     def forget(self, request: int) -> None:
+        self.followed.discard(request)
         self._ready.pop(request, None)
 
     def close(self) -> None:
         self._has_failed = True
+        self.followed.clear()
         self._ready.clear()
         self._hidden = None
         self._executor.release()

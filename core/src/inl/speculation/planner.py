@@ -23,21 +23,19 @@ from inl.speculation.drafters import (
     TapDrafter,
     TimedDrafter,
 )
+from inl.speculation.followed import HORIZON, FollowedRequests
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from inl.scheduling.buckets import Buckets
+    from inl.scheduling.plan import Plan
     from inl.scheduling.request import Request
     from inl.scheduling.running_requests import RunningRequests
 
 
 OVERHEAD_WEIGHT = 0.3
 """Weight of the newest drafting in the mean of its seconds."""
-
-HORIZON = 256
-"""Most tokens that a request is expected to generate still, when its prompt would have
-to be read by a drafter first."""
 
 
 class Speculation(DraftPlanner):
@@ -62,7 +60,10 @@ class Speculation(DraftPlanner):
         """Rows with drafts, drafted and accepted tokens of collected steps."""
         self.accepted_at = [0] * max_drafts
         """Accepted tokens by their position in the row's drafts."""
-        self._tap_drafter = drafter if isinstance(drafter, TapDrafter) else None
+        self.followed: FollowedRequests | None = None
+        """Requests that get drafts, of a drafter that reads hidden states."""
+        if isinstance(drafter, TapDrafter):
+            self.followed = FollowedRequests(drafter, max_drafts, times)
         self._overhead = 0.0
         """Recent seconds of the drafter per step, unless it knows its times."""
         self._read: set[int] = set()
@@ -78,12 +79,19 @@ class Speculation(DraftPlanner):
     def must_wait(self, request: Request, *, prompts: bool) -> bool:
         return prompts or request.uncertain > 2 * self.max_drafts
 
+    def planned(self, plan: Plan, requests: int, buckets: Buckets) -> bool:
+        if self.followed is None:
+            return False
+        return self.followed.planned(plan, requests, buckets)
+
     def extend(
         self, step: StepBuilder, requests: RunningRequests, buckets: Buckets
     ) -> None:
         if not buckets.can_verify(self.width):
             return
-        rows = step.chunks
+        rows, followed = step.chunks, self.followed
+        if followed is not None and not (followed.has_any or step.has_uncertain_rows):
+            return
         if any(chunk.request.moves for chunk in rows):
             return
         masked = any(
@@ -91,7 +99,12 @@ class Speculation(DraftPlanner):
             for chunk in rows
         )
         limit = 0 if masked and self.unmasked else self.max_drafts
-        rooms = [most_drafts(chunk, limit) for chunk in rows]
+        rooms = [
+            most_drafts(chunk, limit)
+            if followed is None or chunk.request in followed
+            else 0
+            for chunk in rows
+        ]
         rates = [PRIOR] * len(rows)
         if not isinstance(self.drafter, RatedDrafter):
             # Asked only if drafts are expected to pay off: some drafters are slow.
@@ -118,6 +131,8 @@ class Speculation(DraftPlanner):
         """Return the wanted counts, without those of prompts that cost more to read."""
         drafter, counts = self.drafter, wanted.counts
         if self.times is None or not isinstance(drafter, TimedDrafter):
+            return counts
+        if self.followed is not None:  # chosen when they began
             return counts
         for at, (request, _, stop, _) in enumerate(rows):
             if not counts[at] or request.id in self._read:
@@ -243,18 +258,26 @@ class Speculation(DraftPlanner):
             self.accepted += accepted - 1
             for position in range(accepted - 1):
                 self.accepted_at[position] += 1
+            if self.followed is not None:
+                self.followed.acceptance.observe(accepted - 1, drafted)
             assert drafts is not None, "rows without drafts have one token"
             self._stats(request, drafts.rate).observe(accepted - 1, drafted)
 
     def processed(self, chunks: Sequence[Chunk]) -> None:
-        if self._tap_drafter is not None:
-            self._tap_drafter.observe(chunks)
+        if self.followed is not None:
+            self.followed.processed(chunks)
 
     def _stats(self, request: Request, rate: float) -> Acceptance:
         found = self._acceptance.setdefault(request.id, {})
-        return found.setdefault(rate, Acceptance(rate))
+        if rate not in found:
+            followed = self.followed
+            expected = rate if followed is None else followed.acceptance.rate
+            found[rate] = Acceptance(expected)
+        return found[rate]
 
     def forget(self, request: Request) -> None:
         self._acceptance.pop(request.id, None)
         self._read.discard(request.id)
+        if self.followed is not None:
+            self.followed.forget(request)
         self.drafter.forget(request.id)

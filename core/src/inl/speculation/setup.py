@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from inl.checkpoints.hub.resolve import resolve_model
-from inl.errors import RequestError, TokenizerNotFound
+from inl.errors import InlError, RequestError, TokenizerNotFound
+from inl.executor.cache_sizing import draft_blocks
 from inl.executor.model_loader import (
     LanguageModel,
     is_recurrent,
@@ -15,18 +17,26 @@ from inl.executor.model_loader import (
     open_model,
     verifies_drafts,
 )
-from inl.plugin.contribution import OWN_DRAFTERS
+from inl.models import mtp
+from inl.plugin import make_backend
+from inl.plugin.contribution import AUTOMATIC, OWN_DRAFTERS
 from inl.runners.local_runner import LocalRunner
 from inl.runners.startup import start
 from inl.scheduling.buckets import Buckets
 from inl.scheduling.plan import SchedulerConfig
-from inl.speculation.draft_head import DraftExecutor, find_head
+from inl.speculation.draft_head import DraftExecutor, find_head, open_mtp
 from inl.speculation.drafters import Drafter, NgramDrafter
 from inl.speculation.eagle_drafter import EagleDrafter
 from inl.speculation.model_drafter import ModelDrafter
 from inl.speculation.planner import Speculation
 from inl.speculation.plugin_drafter import DraftTarget, make_plugin_drafter
 from inl.speculation.step_times import measure_step_times, measure_token_seconds
+from inl.workers.address import parse_worker
+
+log = logging.getLogger("inl")
+
+FEW_DRAFTS = 7
+"""Most drafts of a row of the layer that "auto" takes, of which the times choose."""
 
 if TYPE_CHECKING:
     from inl.config import EngineConfig
@@ -50,13 +60,47 @@ def check_speculation(language: LanguageModel, config: EngineConfig) -> None:
     )
 
 
+def choose_speculation(language: LanguageModel, config: EngineConfig) -> EngineConfig:
+    """Return the config of an engine with "auto" replaced by "mtp" or ``None``.
+
+    "mtp" where a checkpoint has the layer and one device of this process, whose steps
+    are not repeated, computes the model; whether it pays is measured later.
+    """
+    if config.speculation != AUTOMATIC:
+        return config
+    without = replace(config, speculation=None)
+    if not (
+        config.use_kv_cache
+        and config.adaptive_drafts
+        and config.mesh is None
+        and config.division.count == 1
+        and (config.decode_steps or 1) == 1
+        and parse_worker(config.backend) is None
+        and language.encoder is None
+        and mtp.find_names(language.files.names(), language.config.layers)
+        and verifies_drafts(language)
+        and make_backend(config.backend).traits.decode_steps == 1
+    ):
+        return without
+    drafts = config.max_drafts or FEW_DRAFTS
+    drafting = replace(config, speculation="mtp", max_drafts=drafts)
+    try:
+        open_mtp(language)
+    except InlError as error:
+        log.info("%s: runs without speculation: %s", language.name, error)
+        return without
+    return drafting
+
+
 def with_draft_head(language: LanguageModel, config: EngineConfig) -> LanguageModel:
     """Return the model with the taps of the draft head of ``config``, if it has one.
 
     Raises :class:`~inl.errors.ModelError` for files that have no head of this model.
     """
     head = find_head(language, config)
-    return language if head is None else replace(language, taps=head.config.taps)
+    if head is None:
+        return language
+    return replace(language, taps=head.config.taps, head=head)
 
 
 def make_speculation(
@@ -100,9 +144,46 @@ def make_speculation(
         )
     times = None
     if config.adaptive_drafts:
-        times = measure_step_times(runner, rows, width=count + 1)
+        read_taps = runner.read_taps if isinstance(runner, LocalRunner) else bool
+        times = measure_step_times(runner, rows, width=count + 1, read_taps=read_taps)
     drafter = drafter or _drafter(language, config, runner, scheduling, new_core)
+    if config.adaptive_drafts and isinstance(drafter, EagleDrafter):
+        drafter.measure(rows)
     return Speculation(drafter, count, times, unmasked=recurrent)
+
+
+def make_default(
+    language: LanguageModel,
+    config: EngineConfig,
+    runner: Runner,
+    scheduling: SchedulerConfig,
+    *,
+    new_core: NewCore,
+) -> Speculation | None:
+    """Return the speculation that "auto" has chosen, unless it cannot run or pay.
+
+    The reason is logged.
+    """
+    try:
+        found = make_speculation(
+            language, config, runner, scheduling, new_core=new_core
+        )
+    except InlError as error:
+        reason = str(error)
+    else:
+        rows = min(config.max_batch or runner.limits.slots, runner.limits.slots - 1)
+        buckets = Buckets(
+            runner.limits, token_budget=scheduling.token_budget, max_rows=rows
+        )
+        if found.followed is None or found.followed.pays(1, buckets):
+            return found
+        found.drafter.close()
+        reason = "verifying drafts takes longer than it saves on this device"
+    if isinstance(runner, LocalRunner):
+        runner.reset()
+        runner.read_taps(False)
+    log.info("%s: runs without speculation: %s", language.name, reason)
+    return None
 
 
 def _drafter(
@@ -203,7 +284,7 @@ def head_place(name: str, config: EngineConfig, limits: Limits) -> dict[str, int
             f"of {name} have attention windows {windows}; accepted: None, ngram or "
             "model"
         )
-    scratch = -(-config.draft_limit // limits.block_size) + 1
+    scratch = draft_blocks(config.draft_limit, limits.block_size)
     return {"group": windows.index(None), "scratch": scratch}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from time import perf_counter
 
 import numpy as np
@@ -31,11 +31,15 @@ GROWTH = 4
 """Ratio of the rows of steps without drafts that are measured."""
 
 
-def measure_step_times(runner: Runner, max_rows: int, *, width: int) -> StepTimes:
+def measure_step_times(
+    runner: Runner, max_rows: int, *, width: int,
+    read_taps: Callable[[bool], object] = bool,
+) -> StepTimes:  # fmt: skip
     """Time steps of one token per row, and steps that verify drafts, on an idle runner.
 
     width: most tokens of a row. Steps of one row are always measured, larger ones for
-    about :data:`SECONDS` seconds. The runner is reset afterwards.
+    about :data:`SECONDS` seconds. read_taps: called before each with whether it
+    verifies drafts. The runner is reset afterwards.
     """
     verifying: dict[int, float] = {}
     plain: dict[int, float] = {}
@@ -43,6 +47,7 @@ def measure_step_times(runner: Runner, max_rows: int, *, width: int) -> StepTime
     for bucket in _steps(runner.limits, max_rows, width):
         if bucket.tokens > width and spent > SECONDS:
             continue
+        read_taps(bucket.verifies)
         seconds = _time(runner, bucket)
         spent += RUNS * seconds
         (verifying if bucket.verifies else plain)[bucket.tokens] = seconds

@@ -1,0 +1,138 @@
+"""Chooses the requests that a drafter follows by the hidden states of their steps.
+
+A draft head computes its layer for each token of a request that it follows, also where
+no draft is verified. So it follows only requests whose drafts are expected to pay for
+that when they begin, and those no longer whose steps verified none for a while. All
+others run as without speculation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from inl.speculation.draft_counts import (
+    PRIOR,
+    Acceptance,
+    DraftCounts,
+    StepTimes,
+    choose_counts,
+)
+
+if TYPE_CHECKING:
+    from inl.scheduling.buckets import Buckets
+    from inl.scheduling.plan import Chunk, Plan
+    from inl.scheduling.request import Request
+    from inl.speculation.drafters import TapDrafter
+
+PATIENCE: Final = 16
+"""Steps without drafts after which a request is not followed any more."""
+
+HORIZON: Final = 256
+"""Most tokens that a request is expected to generate still, when its prompt would have
+to be read by a drafter first."""
+
+MEMORY: Final = 0.99
+"""Weight of earlier drafts of all requests after each row that verifies some."""
+
+ROUNDED: Final = 2
+"""Decimals of an acceptance for which a choice is made once."""
+
+
+class FollowedRequests:
+    """The requests that a drafter follows; times: without them, all requests."""
+
+    def __init__(
+        self, drafter: TapDrafter, max_drafts: int, times: StepTimes | None
+    ) -> None:
+        self._drafter, self._max_drafts, self._times = drafter, max_drafts, times
+        self.acceptance = Acceptance(PRIOR, MEMORY)
+        """Of the drafts of all requests, which is assumed of new ones."""
+        self._idle: dict[int, int] = {}
+        """Steps of each request since the last one that verified drafts."""
+        self._saved: dict[tuple[int, str, float], float] = {}
+        """Seconds that each token saves, by rows, sampler and acceptance."""
+
+    def __contains__(self, request: Request) -> bool:
+        return request.id in self._drafter.followed
+
+    @property
+    def has_any(self) -> bool:
+        """Whether any request is followed."""
+        return bool(self._drafter.followed)
+
+    def planned(self, plan: Plan, requests: int, buckets: Buckets) -> bool:
+        """Begin with admitted requests, see :class:`DraftPlanner`."""
+        followed = self._drafter.followed
+        for request, start in plan.admissions:
+            self.forget(request)
+            if self._pays(request, start, requests, buckets):
+                self._idle[request.id] = 0
+                self._drafter.begin(request, start)
+        is_read = bool(followed) and any(
+            chunk.request.id in followed for chunk in plan.chunks
+        )
+        self._drafter.read_next(plan.loads, is_read=is_read)
+        return is_read
+
+    def processed(self, chunks: Sequence[Chunk]) -> None:
+        """Let the drafter read a step; drop requests that verify no drafts."""
+        self._drafter.observe(chunks)
+        if self._times is None or not self.has_any:
+            return
+        for request, start, stop, _ in chunks:
+            idle = self._idle.get(request.id)
+            if idle is None or start < request.prefill_len:
+                continue
+            self._idle[request.id] = idle = 0 if stop - start > 1 else idle + 1
+            if idle > PATIENCE:
+                self.forget(request)
+
+    def forget(self, request: Request) -> None:
+        """Follow a request no longer."""
+        if self._idle.pop(request.id, None) is not None:
+            self._drafter.forget(request.id)
+
+    def pays(self, rows: int, buckets: Buckets) -> bool:
+        """Whether drafts are expected to pay for so many requests, before any was seen.
+
+        Without times, they are.
+        """
+        return self._times is None or self._seconds(rows, "greedy", PRIOR, buckets) > 0
+
+    def _pays(
+        self, request: Request, start: int, requests: int, buckets: Buckets
+    ) -> bool:
+        """Whether a request that begins at ``start`` is expected to become faster."""
+        if request.pooled or request.carried is not None:
+            return False
+        if self._times is None:
+            return True
+        rows, drafter = max(min(requests, buckets.rows), 1), self._drafter
+        left = min(request.max_length - request.prompt_tokens, HORIZON)
+        cost = drafter.prompt_seconds(len(request.tokens) - start)
+        rate = self.acceptance.rate
+        if left * self._seconds(rows, request.sampler, rate, buckets) > cost:
+            return True
+        if left * self._seconds(rows, request.sampler, PRIOR, buckets) > cost:
+            self.acceptance.pass_by()  # so that drafting is tried again later
+        return False
+
+    def _seconds(self, rows: int, sampler: str, rate: float, buckets: Buckets) -> float:
+        """Return the seconds that each token is expected to save, 0 for none."""
+        key = rows, sampler, round(rate, ROUNDED)
+        if key not in self._saved:
+            self._saved[key] = self._choose(*key, buckets).saved
+        return self._saved[key]
+
+    def _choose(
+        self, rows: int, sampler: str, rate: float, buckets: Buckets
+    ) -> DraftCounts:
+        sizes = buckets.verifier_sizes(rows, self._max_drafts + 1, sampler)
+        if not sizes:
+            return DraftCounts([0] * rows, rows)
+        counts, rates = [self._max_drafts] * rows, [rate] * rows
+        return choose_counts(
+            counts, rates, sizes, self._times,
+            lambda drafts: self._drafter.seconds(rows, drafts),
+        )  # fmt: skip
