@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from inl.checkpoints.checkpoint import open_checkpoint
 from inl.cli.main import main
+from inl.testing.tiny import tiny_llama
+from mtp_layers import mtp_tensors
 
 
 def run(capsys, *words):
@@ -112,3 +116,23 @@ def test_refusals(capsys, tiny_folder, words, message):
     assert code != 0
     assert out == ""
     assert message in err
+
+
+def test_a_layer_that_predicts_further_tokens_is_counted(capsys, tmp_path):
+    rng = np.random.default_rng(3)
+    target = tiny_llama(rng, vocab=96, kv_heads=2, layers=2)
+    layer = mtp_tensors(rng, target)
+    (tmp_path / "config.json").write_text(json.dumps(target[0]))
+    save_file(target[1], tmp_path / "model.safetensors")
+    without = planned(capsys, tmp_path, "--devices", "1x1GB", "--context", "10")
+    save_file(target[1] | layer, tmp_path / "model.safetensors")
+    plan = planned(capsys, tmp_path, "--devices", "1x1GB", "--context", "10")
+    stored = sum(x.nbytes for x in layer.values())
+    assert without["draft_bytes"] == 0
+    assert plan["draft_bytes"] == stored + without["kv_bytes"] // 2
+    assert plan["weight_bytes"] == without["weight_bytes"]
+    _, out, _ = run(capsys, str(tmp_path), "--devices", "1x1GB")
+    assert "layer of further tokens" in out
+    assert "none with --speculation none" in out
+    two = planned(capsys, tmp_path, "--devices", "2x0.0001GB", "--context", "10")
+    assert (two["tensor_parallel"], two["draft_bytes"]) == (2, 0)

@@ -7,6 +7,7 @@ from inl.config import EngineConfig
 from inl.errors import OutOfMemory
 from inl.executor.cache_sizing import plan_limits
 from inl.models import llama
+from inl.spec.cache import Paged
 
 SIZES = {
     "vocab_size": 50, "hidden_size": 32, "intermediate_size": 4096,
@@ -33,12 +34,13 @@ class Free:
         return DeviceMemory(2 * self._free, self._free)
 
 
-def planned(free, share, layout=None, reserved=0, **settings):
+def planned(free, share, layout=None, reserved=0, beside=None, **settings):
     shaped = llama.MODEL.config(SIZES)
     config = EngineConfig(max_batch=512, **settings)
     limits = plan_limits(
-        llama.MODEL, shaped, Free(free, share, layout), config, reserved=reserved
-    )
+        llama.MODEL, shaped, Free(free, share, layout), config,
+        reserved=reserved, beside=beside,
+    )  # fmt: skip
     return (limits.blocks[0] - 1) * BLOCK
 
 
@@ -65,6 +67,18 @@ def test_memory_that_something_else_will_take_is_left():
     assert whole - left == pytest.approx(9 * GIB, rel=1e-3)
     with pytest.raises(OutOfMemory):
         planned(GIB, 0.9, reserved=GIB)
+
+
+def test_the_cache_of_a_draft_head_has_its_part():
+    head = Paged((0,), 2, 8, "float32")  # half of the model's layers
+    settings = {"speculation": "mtp", "max_drafts": 20}
+    whole = planned(8 * GIB, 0.25, **settings)
+    left = planned(8 * GIB, 0.25, beside=head, **settings)
+    scratch = 3 * 512 * BLOCK / 2  # for 20 drafts and a part of a block, of each slot
+    assert left * 1.5 + scratch == pytest.approx(whole, rel=1e-3)
+    assert planned(8 * GIB, 0.25, beside=head, cache_bytes=GIB) == pytest.approx(
+        GIB, rel=1e-3
+    )
 
 
 def test_the_config_decides():

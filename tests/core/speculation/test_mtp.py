@@ -10,8 +10,11 @@ import pytest
 from drafted import outputs, told
 from eagle_heads import PLAIN_REQUESTS, VOCAB, proposals
 from inl import EngineConfig, InferenceEngine
+from inl.backend.base import DeviceMemory
 from inl.errors import CheckpointError, RequestError, WeightMismatch
+from inl.executor import load_plan
 from inl.executor.model_loader import read_model
+from inl.plugin import make_backend
 from inl.speculation import setup
 from inl.speculation.draft_counts import Acceptance, StepTimes
 from inl.speculation.drafters import TimedDrafter
@@ -279,3 +282,28 @@ def steps_of(engine):
 
     drafter._run, scheduler.plan = ran, planned
     return steps
+
+
+def test_memory_is_left_for_the_layer(target, monkeypatch):
+    files = with_layer(target)
+    config = EngineConfig(backend="reference", dtype="float32", speculation="mtp")
+    backend = make_backend("reference")
+    free = 1 << 30
+    monkeypatch.setattr(type(backend), "memory", lambda _: DeviceMemory(free, free))
+    monkeypatch.setattr(load_plan, "is_host_memory", lambda _: False)
+    reserved = []
+    sizes = load_plan.plan_limits
+
+    def seen(*args, **options):
+        reserved.append((options["reserved"], options["beside"]))
+        return sizes(*args, **options)
+
+    monkeypatch.setattr(load_plan, "plan_limits", seen)
+    language = read_model(MemoryCheckpoint(*files))
+    for each in (language, setup.with_draft_head(language, config)):
+        load_plan.LoadPlan.of(each, backend, config)
+    (without, none), (found, group) = reserved
+    layer = mtp_tensors(np.random.default_rng(8), target)
+    assert found - without == sum(x.nbytes for x in layer.values())
+    assert none is None
+    assert group.layers == (0,)

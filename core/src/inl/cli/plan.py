@@ -19,6 +19,7 @@ from inl.spec.cache import Paged, Slotted
 
 if TYPE_CHECKING:
     from inl.backend.base import Backend
+    from inl.executor.model_loader import LanguageModel
     from inl.executor.planner import Parallelism
 
 CACHE_SIZES = {**SIZES, "fp8": 1}
@@ -37,6 +38,14 @@ class Devices(NamedTuple):
     """Of devices here whose runtime the planner knows."""
     backend: Backend | None = None
     """Of a single device here."""
+
+
+class DraftBytes(NamedTuple):
+    """Memory of a layer that predicts further tokens, 0 without one."""
+
+    weights: int = 0
+    token: int = 0
+    """Of its keys and values of one token."""
 
 
 def run(
@@ -71,12 +80,15 @@ def run(
     from inl.executor.planner import GB, get_optimal_parallelism
 
     found = _devices(devices)
-    facts, planned_context = _facts(model, dtype, kv_dtype, quantize, context)
+    facts, planned_context, drafts = _facts(model, dtype, kv_dtype, quantize, context)
     plan = get_optimal_parallelism(
         num_devices=found.number, memory_per_device_gb=found.memory_gb,
         training=training, batch=batch, context=planned_context,
         device=found.kind, expert_copies=expert_copies, **facts,
     )  # fmt: skip
+    if plan.placement.count == 1 and not training:
+        tokens = batch * planned_context
+        plan = replace(plan, draft_bytes=drafts.weights + tokens * drafts.token)
     evicted = _evicted_bytes(found.backend, plan.kv_bytes)
     token = _token_bytes(facts)
     if as_json:
@@ -105,6 +117,8 @@ def run(
             f"- each snapshot of recurrent state takes {facts['state_bytes']:,} bytes "
             "of host memory, within --snapshot-host"
         )
+    if plan.draft_bytes:
+        print("- the layer that predicts further tokens: none with --speculation none")
 
 
 def _devices(text: str) -> Devices:
@@ -163,19 +177,26 @@ def _facts(
     kv_dtype: str,
     quantize: str | None,
     context: int | None,
-) -> tuple[dict[str, Any], int]:
-    """Return the planner's arguments for a model, and the context in tokens."""
+) -> tuple[dict[str, Any], int, DraftBytes]:
+    """Return the planner's arguments for a model, the context in tokens, and what a
+    layer takes that predicts further ones.
+    """
     from inl.backend.state_bytes import array_bytes
     from inl.checkpoints.blocks.dtypes import packed_bytes
     from inl.checkpoints.hub.resolve import resolve_model
     from inl.executor.load_plan import configure
     from inl.executor.model_loader import longest_context, open_model
     from inl.weights.load import stored_specs
+    from inl.weights.plan import DRAFTING
 
     _check_dtypes(dtype, kv_dtype, quantize)
     config = EngineConfig(quantize=quantize)
     language = configure(open_model(resolve_model(model)), config)
-    specs = stored_specs(language.checkpoint).values()
+    specs = [
+        spec
+        for name, spec in stored_specs(language.checkpoint).items()
+        if not name.startswith(DRAFTING)
+    ]
     params = sum(math.prod(spec.shape) for spec in specs)
     stored = sum(packed_bytes(spec.shape, spec.dtype) for spec in specs)
     shaped = replace(language.config, dtype="float32")
@@ -202,8 +223,28 @@ def _facts(
         **_experts(language.model.weights(shaped)),
     }
     limit = longest_context(language)
+    drafts = _draft_bytes(language, dtype, CACHE_SIZES[kv_dtype])
     language.checkpoint.close()
-    return facts, min(context or limit, limit)
+    return facts, min(context or limit, limit), drafts
+
+
+def _draft_bytes(language: LanguageModel, dtype: str, cache_size: int) -> DraftBytes:
+    from inl.backend.state_bytes import array_bytes
+    from inl.checkpoints.blocks.dtypes import packed_bytes
+    from inl.speculation.setup import find_default_head
+    from inl.weights.load import stored_specs
+
+    head = find_default_head(language)
+    if head is None:
+        return DraftBytes()
+    (group,) = head.module.state(head.config)
+    weights = sum(
+        packed_bytes(spec.shape, spec.dtype)
+        if dtype == "auto"
+        else array_bytes(spec.shape, dtype)
+        for spec in stored_specs(head.checkpoint).values()
+    )
+    return DraftBytes(weights, 2 * group.kv_heads * group.head_dim * cache_size)
 
 
 def _experts(tree: Any) -> dict[str, int]:
@@ -256,6 +297,7 @@ def _show(plan: Parallelism, devices: Devices, batch: int, context: int) -> None
         "weights": plan.weight_bytes,
         "keys and values": plan.kv_bytes,
         "recurrent state": plan.state_bytes,
+        "layer of further tokens": plan.draft_bytes,
         "activations": plan.activation_bytes,
         "gradients": plan.gradient_bytes,
         "optimizer": plan.optimizer_bytes,

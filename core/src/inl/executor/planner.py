@@ -92,6 +92,8 @@ class Parallelism:
     expert_parallel: int = 1
     state_bytes: int = 0
     """Of recurrent state, of all sequences."""
+    draft_bytes: int = 0
+    """Of a layer that predicts further tokens, with its cache."""
     divides_rows: bool = False
     """Whether devices that share experts also divide the sequences and their cache."""
 
@@ -112,7 +114,7 @@ class Parallelism:
         return (
             self.weight_bytes + self.kv_bytes + self.activation_bytes
             + self.gradient_bytes + self.optimizer_bytes + self.runtime_bytes
-            + self.state_bytes
+            + self.state_bytes + self.draft_bytes
         )  # fmt: skip
 
 

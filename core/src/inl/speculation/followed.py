@@ -25,8 +25,12 @@ if TYPE_CHECKING:
     from inl.scheduling.request import Request
     from inl.speculation.drafters import TapDrafter
 
-PATIENCE: Final = 16
+PATIENCE: Final = 8
 """Steps without drafts after which a request is not followed any more."""
+
+LEAST_GAIN: Final = 1.15
+"""Least expected speedup for which a request is followed: more than that of a single
+step, since many steps depend on the choice, and acceptance varies."""
 
 HORIZON: Final = 256
 """Most tokens that a request is expected to generate still, when its prompt would have
@@ -119,10 +123,13 @@ class FollowedRequests:
         return False
 
     def _seconds(self, rows: int, sampler: str, rate: float, buckets: Buckets) -> float:
-        """Return the seconds that each token is expected to save, 0 for none."""
+        """Return the seconds that each token is expected to save, 0 for too few."""
         key = rows, sampler, round(rate, ROUNDED)
         if key not in self._saved:
-            self._saved[key] = self._choose(*key, buckets).saved
+            assert self._times is not None, "checked before"
+            least = self._times.without_drafts(rows) / rows * (1 - 1 / LEAST_GAIN)
+            saved = self._choose(*key, buckets).saved
+            self._saved[key] = saved if saved > least else 0.0
         return self._saved[key]
 
     def _choose(

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from inl.checkpoints.hub.resolve import resolve_model
+from inl.config import EngineConfig
 from inl.errors import InlError, RequestError, TokenizerNotFound
 from inl.executor.cache_sizing import draft_blocks
 from inl.executor.model_loader import (
@@ -39,7 +40,6 @@ FEW_DRAFTS = 7
 """Most drafts of a row of the layer that "auto" takes, of which the times choose."""
 
 if TYPE_CHECKING:
-    from inl.config import EngineConfig
     from inl.engine.core import EngineCore
     from inl.protocol.runner import Limits, Runner
     from inl.speculation.draft_head import DraftHead
@@ -76,20 +76,29 @@ def choose_speculation(language: LanguageModel, config: EngineConfig) -> EngineC
         and config.division.count == 1
         and (config.decode_steps or 1) == 1
         and parse_worker(config.backend) is None
-        and language.encoder is None
-        and mtp.find_names(language.files.names(), language.config.layers)
-        and verifies_drafts(language)
+        and find_default_head(language) is not None
         and make_backend(config.backend).traits.decode_steps == 1
     ):
         return without
     drafts = config.max_drafts or FEW_DRAFTS
-    drafting = replace(config, speculation="mtp", max_drafts=drafts)
+    return replace(config, speculation="mtp", max_drafts=drafts)
+
+
+def find_default_head(language: LanguageModel) -> DraftHead | None:
+    """Open the layer of a checkpoint that predicts further tokens, if it has one.
+
+    One that does not fit is logged; so is that the model cannot verify its drafts.
+    """
+    if language.encoder is not None:
+        return None
+    if mtp.find_names(language.files.names(), language.config.layers) is None:
+        return None
     try:
-        open_mtp(language)
+        check_speculation(language, EngineConfig(speculation="mtp"))
+        return open_mtp(language)
     except InlError as error:
         log.info("%s: runs without speculation: %s", language.name, error)
-        return without
-    return drafting
+        return None
 
 
 def with_draft_head(language: LanguageModel, config: EngineConfig) -> LanguageModel:
