@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -46,9 +47,23 @@ def run(
         float | None,
         typer.Option(help="Peak TFLOP/s; if none, compute time is left out."),
     ] = None,
+    call: Annotated[
+        str | None,
+        typer.Option(
+            help="A call of inl.kernels instead of a model, with shapes for arrays, "
+            'such as "gemm(f16[64,64], f16[64,64], use_fp16=True)".'
+        ),
+    ] = None,
+    framework: Annotated[
+        str | None,
+        typer.Option(help="Of --call: numpy, torch or jax; by the device if none."),
+    ] = None,
     as_json: arguments.Json = False,
 ) -> None:
     """Show the kernels that a step of a model would use. Loads no weights."""
+    if call is not None or framework is not None:
+        _explain_call(call, engine_options.device, framework, as_json)
+        return
     from inl.adapters.folder import highest_rank
     from inl.checkpoints.hub.resolve import resolve_model
     from inl.cli.traced_step import explain_step, open_backend
@@ -79,6 +94,23 @@ def run(
         print(json.dumps(report))
     else:
         _show(report)
+
+
+def _explain_call(
+    call: str | None, device: str, framework: str | None, as_json: bool
+) -> None:
+    if call is None:
+        raise RequestError("framework: found no --call, whose arrays it makes")
+    # Of a package above the core, which says how to install it.
+    explanation = import_module("inl.kernels").explain_call(call, device, framework)
+    if not as_json:
+        print(explanation.describe())
+        return
+    selections = [
+        each._asdict() | {"refusals": dict(each.refusals)}
+        for each in explanation.selections
+    ]
+    print(json.dumps(explanation._asdict() | {"selections": selections}))
 
 
 def _report(step: ExplainedStep) -> dict[str, Any]:

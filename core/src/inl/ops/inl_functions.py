@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from inl.ops import inl
+from inl.spec.explained import report
 from inl.spec.functions import Functions, Pair
 
 
@@ -41,6 +42,7 @@ def wide(value: Any) -> Any:
 
 def inl_dynamics(x: Any, v: Any, *operands: Any, dt: Any) -> Pair:
     """Compute the op of the same name; float16 inputs are computed in float32."""
+    report("dynamics/numpy", f"{np.asarray(x).dtype}, computed in float32 or wider")
     x_type, v_type = _types(x, v)
     position = wide(x)
     others = (np.asarray(wide(each), position.dtype) for each in (v, *operands))
@@ -66,6 +68,7 @@ def inl_dynamics_n_steps(
     **clamps: float | None,
 ) -> Pair:
     """Compute the op of the same name; float16 inputs are computed in float32."""
+    report("dynamics/numpy", f"{np.asarray(x).dtype}, computed in float32 or wider")
     x_type, v_type = _types(x, v)
     position = wide(x)
     others = (np.asarray(wide(each), position.dtype) for each in (v, mu, controller))

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from inl.ops.inl import LIMIT, MOST_BETA, InlBlock
+from inl.spec.explained import report
 from inl.spec.functions import Functions
 from inl.spec.kernel import Kernel
 from inl_jax.tensors import upcast
@@ -25,6 +26,7 @@ Operands = tuple[Array, Array, Array, Array, Array, Array, Array]
 
 def dynamics(operands: Operands, n_steps: int, limit: float | None) -> Pair:
     """``n_steps`` steps with constant coefficients; the last operand is dt."""
+    report("dynamics/jax", f"{operands[0].dtype}, computed in float32 or wider")
     x, v, mu, alpha, beta, gate, dt = map(upcast, operands)
     v = jnp.broadcast_to(v, x.shape)
     for _ in range(n_steps):

@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from inl.errors import RequestError
 from inl.ops.inl import LIMIT, MOST_BETA, InlBlock
+from inl.spec.explained import RECORDS, refuse, report
 from inl.spec.functions import Functions
 from inl_torch import arrays
 from inl_torch.eager.inl import upcast
@@ -42,6 +43,8 @@ def inl_dynamics(
     """As :func:`inl.inl_dynamics`."""
     result = formula.one_step(x, v, mu, alpha, beta, gate, dt)
     if result is not None:
+        if RECORDS:
+            report("dynamics/torch, fused products", f"{x.dtype}"[6:])
         return result
     coefs = tuple(_tensor(each, x) for each in (alpha, beta, gate))
     return _steps(x, v, mu, coefs, dt, 1, None, None)
@@ -90,7 +93,10 @@ def _steps(
 ) -> Pair:
     """coefs: alpha, beta and gate, or a controller's output."""
     state, rest = (x, _tensor(v, x), _tensor(mu, x)), (n_steps, most_beta, limit)
-    if triton_module(x, n_steps) is None or is_transformed(*state, *coefs):
+    has_kernel = triton_module(x, n_steps) is not None
+    if RECORDS:
+        _report(x, n_steps, has_kernel and not is_transformed(*state, *coefs))
+    if not has_kernel or is_transformed(*state, *coefs):
         # Without a Triton kernel plain calls are faster
         # (docs/decisions/documents-surface.md), and the compiler fuses them with their
         # neighbors, but no op.
@@ -105,6 +111,18 @@ def _steps(
         call: Callable[..., Pair] = dynamics if has_gradient else launch
         result = call(*state, alpha, beta, gate, step, *rest)
     return _match_velocity_dtype(x, v, result)
+
+
+def _report(x: torch.Tensor, n_steps: int, is_kernel: bool) -> None:
+    dtype = f"{x.dtype}"[6:]
+    wide = dtype if x.dtype == torch.float64 else "float32"
+    precision = f"{dtype} operands, computed in {wide}"
+    if is_kernel:
+        report("dynamics/triton, one launch", precision)
+        return
+    why = f"{x.device.type}, {dtype}, {n_steps} steps, or a transform"
+    refuse("dynamics/triton", f"computes on GPUs with Triton, found {why}")
+    report("dynamics/torch", precision)
 
 
 def inl_block(

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from inl.spec.attention_pattern import HIDDEN, AttentionPattern
+from inl.spec.explained import RECORDS, refuse, report
 from inl_jax.tensors import Array, upcast
 from inl_jax.xla import cudnn_attention
 
@@ -52,7 +53,12 @@ def attend(
         size = pattern.size if on_cpu else max(pattern.size, LARGE_TILE)
         longest = max(pattern.length, pattern.keys)
         pattern = pattern._replace(size=min(size, -(-longest // ROUND) * ROUND))
-    if not cudnn_attention.why_not(q, v, pattern, mask, scale, precision):
+    why = cudnn_attention.why_not(q, v, pattern, mask, scale, precision)
+    if RECORDS:
+        refuse("attention/cudnn", why)
+        name = f"attention/xla, tiles of {pattern.size}" if why else "attention/cudnn"
+        report(name, f"{q.dtype} operands, softmax in float32 or wider")
+    if not why:
         return cudnn_attention.attend(q, k, v, pattern, scale).astype(dtype)
     y = attend_by_tiles(q, k, v, pattern, mask, scale, precision)
     return y.astype(dtype)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inl.dtypes import FLOATS
 from inl.errors import RequestError
+from inl.spec.explained import refuse, report
 from inl_toolkit.functional.dynamics import discovery, framework_of, functions_of
 from inl_toolkit.functional.out_of_memory import translating
 
@@ -212,7 +213,10 @@ def _call(name: str, *args: Any, **attrs: Any) -> Any:
     """Run an op with the framework of the first argument."""
     framework = framework_of(name, "inputs", args[0])
     if _import_ops(framework):
+        report(f"{name}/{framework}", f"{str(args[0].dtype).rpartition('.')[2]} rows")
         return _ops[framework][name](*args, **attrs)
+    refuse(f"{name}/{framework}", "has no kernels of mixtures of experts")
+    report(f"{name}/numpy on the host", "float32, or float64 of such arrays")
     return _on_host(functions_of(framework), name, args, attrs)
 
 

@@ -17,6 +17,9 @@ from inl_toolkit.kernels.decorators import sparse_kernel as sparse_kernel
 from inl_toolkit.kernels.decorators import tpu_kernel as tpu_kernel
 from inl_toolkit.kernels.dense import gemm as gemm
 from inl_toolkit.kernels.dense import layer_norm as layer_norm
+from inl_toolkit.kernels.explaining import Explanation as Explanation
+from inl_toolkit.kernels.explaining import explain as explain
+from inl_toolkit.kernels.explaining import explain_call as explain_call
 from inl_toolkit.kernels.profile import profile_kernel as profile_kernel
 from inl_toolkit.kernels.rope import apply_rope as apply_rope
 from inl_toolkit.kernels.rope import create_rope_cache as create_rope_cache

@@ -10,6 +10,7 @@ import numpy as np
 
 from inl.errors import KernelError
 from inl.spec.attention_pattern import HIDDEN, AttentionPattern
+from inl.spec.explained import RECORDS, refuse, report
 from inl_toolkit.functional.arrays import ArrayModule, cast, dtype_name, like, module_of
 from inl_toolkit.functional.dynamics import functions_of
 from inl_toolkit.functional.out_of_memory import translating
@@ -89,6 +90,13 @@ def flash_attention(
             )  # fmt: skip
             return cast(xp.reshape(y, shape), dtype)
         q, k, v = (widened(each) for each in (q, k, v))
+        if RECORDS:
+            if own.attention is not None:
+                refuse(f"attention of {framework}", "use_flash is off")
+            how = f"tiles of {size}" if tiled else "all scores at once"
+            rounding = f", rounded to {inputs}" if config.rounding else ""
+            kind = f"{dtype_name(q)} operands{rounding}"
+            report(f"attention/{framework} formula", f"{kind}; {how}")
         q = q * scale
         wanted = pattern.tiles().wanted
         rows = [

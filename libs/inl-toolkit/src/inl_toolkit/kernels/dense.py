@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from inl.errors import KernelError
+from inl.spec.explained import RECORDS, refuse, report
 from inl_toolkit.functional.arrays import ArrayModule, cast, dtype_name, module_of
 from inl_toolkit.functional.dynamics import framework_of, functions_of
 from inl_toolkit.functional.out_of_memory import translating
@@ -57,7 +58,7 @@ def gemm(
     )
     name = f"gemm/{config.rounding or config.precision}"
     # One program for all of it: JAX would launch each rounding by itself.
-    run = _jitted() if framework == "jax" else _gemm
+    run = _jitted() if framework == "jax" and not RECORDS else _gemm
     return recorded(name, a, lambda: run(a, b, config))
 
 
@@ -75,10 +76,13 @@ def half_type(*arrays: Any) -> str:
 def _gemm(a: Any, b: Any, config: KernelConfig) -> Any:
     xp, dtype = module_of("gemm", "a", a), a.dtype
     inputs = config.rounding or half_type(a, b)
-    if inputs and (config.block_size or a.shape[-1]) >= a.shape[-1]:
+    is_whole = (config.block_size or a.shape[-1]) >= a.shape[-1]
+    if inputs and is_whole:
         y = own_product(a, b, inputs)
         if y is not None:
             return y
+    if RECORDS:
+        _report_plain(a, config, inputs, is_whole)
     x, y = widened(a), widened(b)
     factor: Any = None
     if config.rounding == FLOAT8:
@@ -100,6 +104,21 @@ def _gemm(a: Any, b: Any, config: KernelConfig) -> Any:
             found = own_product(*pair, inputs) if is_own else None
             total = total + (product(xp, *pair, config) if found is None else found)
     return cast(total if factor is None else total * factor, dtype)
+
+
+def _report_plain(a: Any, config: KernelConfig, inputs: str, is_whole: bool) -> None:
+    framework, dtype = framework_of("gemm", "a", a), dtype_name(a)
+    wide = "float32" if dtype in HALF else dtype
+    if inputs and not is_whole:
+        size = config.block_size
+        refuse("gemm of the device", f"block_size={size} divides the summed axis")
+    if config.use_tensor_cores and "cuda" not in str(getattr(a, "device", "")):
+        refuse("tensor cores", "use_tensor_cores is of NVIDIA GPUs")
+    rounding = f", rounded to {inputs}" if inputs else ""
+    precision = f"{wide} operands{rounding}; sums in {wide}"
+    if config.precision in ("high", "highest"):
+        precision += f"; precision={config.precision}"
+    report(f"gemm/{framework}", precision)
 
 
 def own_product(a: Any, b: Any, inputs: str) -> Any:
@@ -145,6 +164,13 @@ def layer_norm(
     fused = wanted and framework in ("torch", "jax")
     name = "layer_norm/fused" if fused else "layer_norm/formula"
     run = _fused(framework) if fused else _formula
+    if RECORDS:
+        if not fused:
+            why = "use_fused_ops is off" if not wanted else "NumPy has no such function"
+            refuse("layer_norm/fused", why)
+        dtype = dtype_name(x)
+        wide = "float32" if dtype in HALF else dtype
+        report(f"{name} of {framework}", f"{dtype} rows, computed in {wide}")
     return recorded(name, x, lambda: run(x, scale, bias, eps))
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from inl.errors import KernelError
-from inl_toolkit.functional.arrays import cast, like, module_of
+from inl.spec.explained import report
+from inl_toolkit.functional.arrays import cast, dtype_name, like, module_of
 from inl_toolkit.functional.out_of_memory import translating
 from inl_toolkit.kernels.dense import widened
 from inl_toolkit.kernels.operands import check_arrays, check_number, check_size
@@ -46,7 +47,7 @@ def apply_rope(x: Any, cos: Any, sin: Any) -> Any:
     Pairs are element i and i + d / 2, as in Llama. Computed in float32. Raises
     :class:`~inl.errors.KernelError` for a cache that is too short or of another width.
     """
-    check_arrays("apply_rope", x=x, cos=cos, sin=sin)
+    framework = check_arrays("apply_rope", x=x, cos=cos, sin=sin)
     length, half = x.shape[-2], x.shape[-1] // 2
     if cos.shape[0] < length or cos.shape[-1] != half or x.shape[-1] % 2:
         raise KernelError(
@@ -61,4 +62,5 @@ def apply_rope(x: Any, cos: Any, sin: Any) -> Any:
         y = xp.concatenate([a * c - b * s, b * c + a * s], axis=-1)
         return cast(y, x.dtype)
 
+    report(f"rope/{framework} formula", f"{dtype_name(widened(x[:0]))}")
     return recorded("rope", x, run)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from inl.spec.block_structure import structure_of
-from inl_toolkit.functional.arrays import like, module_of
+from inl.spec.explained import report
+from inl_toolkit.functional.arrays import dtype_name, like, module_of
 from inl_toolkit.functional.dynamics import framework_of, functions_of
 from inl_toolkit.functional.out_of_memory import translating
 from inl_toolkit.kernels.operands import check_arrays, check_size
@@ -36,7 +37,9 @@ def block_sparse_matmul(
     where = structure.where
 
     def run() -> Any:
+        precision = f"{dtype_name(dense)} operands"
         if isinstance(dense, np.ndarray):
+            report("block_sparse/numpy, products of gathered blocks", precision)
             y = _on_numpy(dense, sparse_values, where, columns)
             return y.reshape(*dense.shape[:-1], columns)
         own = functions_of(framework_of("block_sparse_matmul", "dense", dense))
@@ -44,6 +47,8 @@ def block_sparse_matmul(
             y = own.block_sparse(dense, sparse_values, structure)
             if y is not None:
                 return y
+        name = framework_of("block_sparse_matmul", "dense", dense)
+        report(f"block_sparse/{name}, products of gathered blocks", precision)
         y = _on_arrays(dense, sparse_values, where, columns)
         return y.reshape(*dense.shape[:-1], columns)
 

@@ -13,6 +13,7 @@ from torch.autograd import forward_ad
 from torch.nn import functional
 
 from inl.spec.attention_pattern import HIDDEN, AttentionPattern
+from inl.spec.explained import RECORDS, refuse, report
 from inl_torch.registered.register import is_transformed
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ def _attend(
     mask: Mask,
     scale: float,
 ) -> torch.Tensor:
+    if RECORDS:
+        _report(q, pattern, mask)
     if pattern.window is not None or pattern.blocks is not None:
         return _by_tiles(q, k, v, pattern, mask, scale)
     queries, keys = pattern.length, pattern.keys
@@ -60,6 +63,22 @@ def _attend(
     at = torch.arange(max(queries, keys), device=q.device)
     seen = pattern.seen(at[:queries, None], at[:keys])
     return _masked(q, k, v, seen, mask, scale)
+
+
+def _report(q: torch.Tensor, pattern: AttentionPattern, mask: Mask) -> None:
+    """Report the way of :func:`_attend`; torch selects a kernel of its own below it."""
+    precision = f"{str(q.dtype).removeprefix('torch.')} operands, softmax in float32"
+    whole = "attention/torch scaled_dot_product_attention"
+    if pattern.window is not None or pattern.blocks is not None:
+        kind = "window" if pattern.window is not None else "block_mask"
+        refuse(whole, f"would compute every score; {kind} leaves tiles out")
+        report(f"{whole} of gathered tiles of {pattern.size}", precision)
+    elif mask is not None or (
+        pattern.causal and pattern.length not in (1, pattern.keys)
+    ):
+        report(f"{whole} with a mask", precision)
+    else:
+        report(whole, precision)
 
 
 class Group(NamedTuple):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from inl.spec.block_structure import BlockStructure
+from inl.spec.explained import RECORDS, refuse, report
 from inl_torch.registered import dynamics
 from inl_torch.registered.autocast import autocast
 from inl_torch.registered.register import is_transformed
@@ -23,6 +24,7 @@ def block_sparse(
     Transforms of torch and dtypes or devices that differ use the plain formula.
     """
     if x.device.type not in dynamics.TRITON_DEVICES or not dynamics.HAS_TRITON:
+        refuse("block_sparse/triton", f"{x.device.type} has no Triton")
         return None
     from inl_torch.triton.sparse import products
 
@@ -30,7 +32,12 @@ def block_sparse(
     alike = x.dtype == values.dtype and x.device == values.device
     supported = alike and products.is_supported(x, structure.size)
     if not supported or is_transformed(x, values):
+        why = f"{x.dtype}, {values.dtype}, blocks of {structure.size}, or a transform"
+        refuse("block_sparse/triton", why)
         return None
+    if RECORDS:
+        kind = str(x.dtype).removeprefix("torch.")
+        report("block_sparse/triton", f"{kind} operands, sums in float32")
     rows = x.reshape(-1, x.shape[-1])
     if torch.is_grad_enabled() and (x.requires_grad or values.requires_grad):
         y = _product(rows, values, structure, False)

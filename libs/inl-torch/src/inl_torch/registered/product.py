@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from inl.spec.explained import RECORDS, refuse, report
 from inl_torch.registered.register import is_transformed, is_wrapped, register
 
 FLOAT8 = "float8_e4m3fn"
@@ -31,16 +32,24 @@ def product(a: torch.Tensor, b: torch.Tensor, inputs: str) -> torch.Tensor | Non
     on_gpu = a.device.type == "cuda"
     is_stored = a.dtype == b.dtype == torch.bfloat16 and inputs == "bfloat16"
     if not on_gpu and not is_stored and inputs != FLOAT8:
+        why = f"products of float32 are as fast on {a.device.type}"
+        refuse(f"gemm/torch {inputs}", why)
         return None
     if torch.float64 in (a.dtype, b.dtype) or is_wrapped(a, b):
+        refuse(f"gemm/torch {inputs}", "float64 operands, or a transform of torch.func")
         return None
     if a.dtype == b.dtype == getattr(torch, inputs):
+        if RECORDS:
+            report(f"gemm/torch {inputs}", f"{inputs} operands; sums in float32")
         return a @ b
     has_gradient = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
     if not on_gpu and inputs == FLOAT8:
         is_plain = not has_gradient and not is_transformed(a, b)
         is_full = a.is_floating_point() and b.is_floating_point() and a.numel()
-        return _run(a, b, inputs) if is_plain and is_full and b.numel() else None
+        if is_plain and is_full and b.numel():
+            return _run(a, b, inputs)
+        refuse("gemm/torch float8", "gradients, a transform, integers or empty arrays")
+        return None
     # The op takes longer to call than small products.
     call = rounded_product if has_gradient or is_transformed(a, b) else _run
     result: torch.Tensor = call(a, b, inputs)
@@ -50,9 +59,12 @@ def product(a: torch.Tensor, b: torch.Tensor, inputs: str) -> torch.Tensor | Non
 def _run(a: torch.Tensor, b: torch.Tensor, inputs: str) -> torch.Tensor:
     if inputs != FLOAT8:
         dtype = getattr(torch, inputs)
+        if RECORDS:
+            report(f"gemm/torch {inputs}", f"{inputs} operands; sums in float32")
         return _wide(a.to(dtype), b.to(dtype)).to(a.dtype)
     first, second = _scale(a), _scale(b)
-    if _has_float8(a, b):
+    if not (why := why_not_float8(a, b)):
+        report("gemm/torch scaled_mm", f"{FLOAT8}, a scale per array; sums in float32")
         x = _float8(a.reshape(-1, a.shape[-1]), first)
         # The units read both operands along the summed axis.
         y = _float8(b.mT.contiguous(), second).mT
@@ -62,6 +74,9 @@ def _run(a: torch.Tensor, b: torch.Tensor, inputs: str) -> torch.Tensor:
         return result.view(*a.shape[:-1], b.shape[-1])
     # bfloat16 has every number of float8, and a CPU multiplies those of float32.
     wide = torch.bfloat16 if a.device.type == "cuda" else torch.float32
+    refuse("gemm/torch scaled_mm", why)
+    kind = str(wide).removeprefix("torch.")
+    report(f"gemm/torch {kind}", f"operands rounded to {FLOAT8}; sums in float32")
     x, y = (
         numbers(_float8(each, scale), wide) for each, scale in ((a, first), (b, second))
     )
@@ -111,12 +126,18 @@ def numbers(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return bits.view(torch.bfloat16).to(dtype, copy=True).mul_(2.0**120)
 
 
-def _has_float8(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether the device multiplies float8 numbers of these shapes."""
-    if a.device.type != "cuda" or torch.version.hip or b.ndim != 2 or not a.numel():
-        return False
-    is_aligned = not any(size % ALIGNED for size in b.shape)
-    return is_aligned and torch.cuda.get_device_capability(a.device) >= (8, 9)
+def why_not_float8(a: torch.Tensor, b: torch.Tensor) -> str:
+    """Return why the device does not multiply float8 of these shapes, "" if it does."""
+    if a.device.type != "cuda" or torch.version.hip:
+        return "needs an NVIDIA GPU"
+    if b.ndim != 2 or not a.numel():
+        return f"takes one matrix, found {list(a.shape)} and {list(b.shape)}"
+    if any(size % ALIGNED for size in b.shape):
+        return f"takes multiples of {ALIGNED}, found {list(b.shape)}"
+    capability = torch.cuda.get_device_capability(a.device)
+    if capability < (8, 9):
+        return f"needs compute capability 8.9, found {capability[0]}.{capability[1]}"
+    return ""
 
 
 def _fake(a: Any, b: Any, _inputs: str) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from inl.spec.explained import RECORDS, refuse, report
 from inl_torch.registered.dynamics import HAS_TRITON
 from inl_torch.registered.product import ALIGNED, numbers
 from inl_torch.registered.register import is_transformed, register
@@ -81,7 +82,12 @@ def _by_blocks(
         scale is not None and scale.shape[1] == 1 and packed.dtype != torch.uint8
         and dtype != torch.float16
     )  # fmt: skip
-    if is_scaled_after and _has_int8_product(rows, packed):
+    is_int8 = is_scaled_after and _has_int8_product(rows, packed)
+    if RECORDS:
+        kind = "int8pack_mm" if is_int8 else "weights decoded by blocks"
+        precision = f"{_name(packed)} weights, {_name(rows)} rows"
+        report(f"quantized_linear/torch, {kind}", precision)
+    if is_int8:
         y = torch._weight_int8pack_mm(
             rows.contiguous(), packed, rows.new_ones(len(packed))
         )
@@ -99,6 +105,12 @@ def _by_blocks(
     if is_scaled_after and scale is not None:
         y = y * scale[:, 0]
     return y if bias is None else y + bias
+
+
+def _name(x: torch.Tensor) -> str:
+    """Return the name of what a tensor stores."""
+    name = str(x.dtype).removeprefix("torch.")
+    return "int4" if name == "uint8" else name
 
 
 def _has_int8_product(rows: torch.Tensor, packed: torch.Tensor) -> bool:
@@ -120,6 +132,8 @@ def linear(
 ) -> torch.Tensor:
     """Compute the op; directly where nothing records it, which takes less time."""
     if scale is None and x.dtype == packed.dtype:
+        if RECORDS:
+            report("quantized_linear/torch", f"{_name(packed)} rows and weights")
         return functional.linear(x, packed, None if bias is None else bias.to(x.dtype))
     has_gradient = torch.is_grad_enabled() and x.requires_grad
     call = quantized_linear if has_gradient or is_transformed(x, packed) else _run
@@ -136,7 +150,11 @@ def _on_gpu(
     half = packed.dtype if scale is None else torch.bfloat16
     rows = rows.to(half) if rows.dtype == torch.float32 else rows
     bias = None if bias is None else bias.to(rows.dtype)
-    if scale is None or not _has_kernel(packed, rows.shape[1]):
+    why = "weights have no scales" if scale is None else ""
+    why = why or _why_no_kernel(packed, rows.shape[1])
+    if RECORDS:
+        _report(rows, packed, why)
+    if scale is None or why:
         weight = decoded(packed, scale, rows.dtype, rows.shape[1])
         return functional.linear(rows, weight, bias)
     products, float8 = _products(rows.device)
@@ -153,14 +171,36 @@ def _on_gpu(
     return fastest(rows, Packed(packed, scale), bias, products)
 
 
-def _has_kernel(packed: torch.Tensor, inputs: int) -> bool:
-    """Whether Triton kernels multiply stored weights of these sizes."""
+def _why_no_kernel(packed: torch.Tensor, inputs: int) -> str:
+    """Return why Triton kernels do not multiply stored weights, "" if they do."""
     if not HAS_TRITON or torch.version.hip:
-        return False
+        return "needs an NVIDIA GPU and Triton"
     if packed.dtype == torch.float8_e4m3fn:
-        capable = torch.cuda.get_device_capability(packed.device) >= (8, 9)
-        return capable and not (inputs % ALIGNED or len(packed) % ALIGNED)
-    return inputs % (ALIGNED if packed.dtype == torch.int8 else PAIR) == 0
+        found = torch.cuda.get_device_capability(packed.device)
+        if found < (8, 9):
+            return f"float8 needs compute capability 8.9, found {found[0]}.{found[1]}"
+        if inputs % ALIGNED or len(packed) % ALIGNED:
+            return f"takes multiples of {ALIGNED}, found {len(packed)} x {inputs}"
+        return ""
+    multiple = ALIGNED if packed.dtype == torch.int8 else PAIR
+    return "" if inputs % multiple == 0 else f"takes multiples of {multiple} inputs"
+
+
+def _report(rows: torch.Tensor, packed: torch.Tensor, why: str) -> None:
+    precision = f"{_name(packed)} weights, {_name(rows)} rows"
+    refuse("quantized_linear/triton", why)
+    if why:
+        report("quantized_linear/torch, decoded weights", precision)
+    elif packed.dtype == torch.float8_e4m3fn:
+        report("quantized_linear/triton float8", f"{precision} rounded to float8")
+    else:
+        from inl_torch.triton.quantized.products import MAX_ROWS, is_own
+
+        if is_own(len(rows), rows.dtype):
+            report("quantized_linear/triton", precision)
+            return
+        refuse("quantized_linear/triton", f"{len(rows)} rows, at most {MAX_ROWS}")
+        report("quantized_linear/triton decodes, torch multiplies", precision)
 
 
 @cache
