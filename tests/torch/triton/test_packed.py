@@ -119,6 +119,30 @@ def test_linear(kind, dtype, seed, on_torch, on_host):
         check("linear", case, w, dtype, on_torch, on_host, seed)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("kind", ["int4", "int8, a scale a row", "float8"])
+def test_any_rows_as_they_are_stored_in_one_launch(kind, dtype, seed, on_host):
+    rng = np.random.default_rng(seed)
+    tuning = Tuning()
+    for tokens, rows in ((1, 70), (2, 33), (70, 40)):
+        held, values = matrix(rng, kind, rows, 288)
+        bias = rng.integers(-8, 8, rows) / 2 if tokens % 2 else None
+        case = Case("rows", (0.5 + rng.standard_normal((tokens, 288)),
+                             Linear(values, bias)))  # fmt: skip
+        given = None if bias is None else on_place(bias, "float32")
+        x = on_place(case.args[0], dtype)
+        scales = held.scales.float()
+        for _ in range(2):  # the second finds the plan of the first
+            poison()
+            y = packed_products.multiply_stored(x, held.codes, scales, given, tuning)
+            verdict = judge(catalog()["linear"], case, dtype, on_host(y))
+            assert verdict.passed, f"{kind} {tokens} rows, seed {seed}: {verdict}"
+        if tokens == 70:
+            wrong = scales * 1.02
+            y = packed_products.multiply_stored(x, held.codes, wrong, given, tuning)
+            assert not judge(catalog()["linear"], case, dtype, on_host(y)).passed
+
+
 def test_all_float8_codes():
     codes = torch.arange(256, dtype=torch.uint8).view(FLOAT8)
     finite = codes.float().isfinite()

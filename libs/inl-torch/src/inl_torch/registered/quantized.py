@@ -1,8 +1,8 @@
 """The op ``inl::quantized_linear``: a linear layer with stored weights.
 
-On a GPU, rows in float32 are rounded to a half type. Rows multiply float8 weights in
-float8, with a scale per row; few rows multiply the other formats as they are stored,
-many rows decoded weights, which one launch writes. On a CPU, weights are decoded block
+On a GPU, rows in float32 are rounded to a half type. Up to :data:`MAX_STORED` rows
+multiply weights as they are stored, in one launch; more rows multiply float8 weights in
+float8, with a scale per row, and other formats decoded, which one launch writes. On a CPU, weights are decoded block
 by block, in its caches.
 """
 
@@ -17,13 +17,16 @@ from torch.nn import functional
 from inl.spec.explained import RECORDS, refuse, report
 from inl_torch.registered.dynamics import HAS_TRITON
 from inl_torch.registered.product import ALIGNED, numbers
-from inl_torch.registered.register import is_transformed, register
+from inl_torch.registered.register import is_transformed, is_wrapped, register
 
 PAIR = 32
 """Codes of 4 bits whose halves share 16 bytes, as in GGUF."""
 
 BLOCK = 2**19
 """Weights that a CPU decodes at a time."""
+
+MAX_STORED = 256
+"""Most rows of which a GPU decodes the weights within the product."""
 
 MAX_INT8_ROWS = 16
 """Most rows of bfloat16 for which torch's product with int8 weights takes less time
@@ -62,12 +65,13 @@ def _run(
     scale: torch.Tensor | None,
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
-    rows = x.reshape(-1, x.shape[-1])
-    if x.device.type == "cuda" and x.dtype != torch.float64 and rows.numel():
+    rows = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
+    if x.is_cuda and x.dtype != torch.float64 and rows.numel():
         y = _on_gpu(rows, packed, scale, bias)
     else:
         y = _by_blocks(rows, packed, scale, bias)
-    return y.to(x.dtype).view(*x.shape[:-1], len(packed))
+    y = y if y.dtype == x.dtype else y.to(x.dtype)
+    return y if x.ndim == 2 else y.view(*x.shape[:-1], len(packed))
 
 
 def _by_blocks(
@@ -135,8 +139,11 @@ def linear(
         if RECORDS:
             report("quantized_linear/torch", f"{_name(packed)} rows and weights")
         return functional.linear(x, packed, None if bias is None else bias.to(x.dtype))
-    has_gradient = torch.is_grad_enabled() and x.requires_grad
-    call = quantized_linear if has_gradient or is_transformed(x, packed) else _run
+    has_gradient = x.requires_grad and torch.is_grad_enabled()
+    is_plain = type(x) is torch.Tensor and not torch.compiler.is_compiling()
+    # Of plain tensors the rest of ``is_transformed`` takes as long as a launch.
+    is_recorded = is_wrapped(x) if is_plain else is_transformed(x, packed)
+    call = quantized_linear if has_gradient or is_recorded else _run
     result: torch.Tensor = call(x, packed, scale, bias)
     return result
 
@@ -149,11 +156,18 @@ def _on_gpu(
 ) -> torch.Tensor:
     half = packed.dtype if scale is None else torch.bfloat16
     rows = rows.to(half) if rows.dtype == torch.float32 else rows
-    bias = None if bias is None else bias.to(rows.dtype)
     why = "weights have no scales" if scale is None else ""
-    why = why or _why_no_kernel(packed, rows.shape[1])
+    why = why or _why_no_kernel(
+        packed.dtype, packed.device, rows.shape[1], packed.shape[0]
+    )
     if RECORDS:
         _report(rows, packed, why)
+    if scale is not None and not why and rows.shape[0] <= MAX_STORED:
+        stored = _stored_product()
+        tuning = _products(rows.device)[0]
+        small: torch.Tensor = stored(rows, packed, scale, bias, tuning)
+        return small
+    bias = None if bias is None else bias.to(rows.dtype)
     if scale is None or why:
         weight = decoded(packed, scale, rows.dtype, rows.shape[1])
         return functional.linear(rows, weight, bias)
@@ -171,18 +185,28 @@ def _on_gpu(
     return fastest(rows, Packed(packed, scale), bias, products)
 
 
-def _why_no_kernel(packed: torch.Tensor, inputs: int) -> str:
+@cache
+def _stored_product() -> Any:
+    from inl_torch.triton.quantized.products import multiply_stored
+
+    return multiply_stored
+
+
+@cache
+def _why_no_kernel(
+    stored: torch.dtype, device: torch.device, inputs: int, outputs: int
+) -> str:
     """Return why Triton kernels do not multiply stored weights, "" if they do."""
     if not HAS_TRITON or torch.version.hip:
         return "needs an NVIDIA GPU and Triton"
-    if packed.dtype == torch.float8_e4m3fn:
-        found = torch.cuda.get_device_capability(packed.device)
+    if stored == torch.float8_e4m3fn:
+        found = torch.cuda.get_device_capability(device)
         if found < (8, 9):
             return f"float8 needs compute capability 8.9, found {found[0]}.{found[1]}"
-        if inputs % ALIGNED or len(packed) % ALIGNED:
-            return f"takes multiples of {ALIGNED}, found {len(packed)} x {inputs}"
+        if inputs % ALIGNED or outputs % ALIGNED:
+            return f"takes multiples of {ALIGNED}, found {outputs} x {inputs}"
         return ""
-    multiple = ALIGNED if packed.dtype == torch.int8 else PAIR
+    multiple = ALIGNED if stored == torch.int8 else PAIR
     return "" if inputs % multiple == 0 else f"takes multiples of {multiple} inputs"
 
 
@@ -191,15 +215,13 @@ def _report(rows: torch.Tensor, packed: torch.Tensor, why: str) -> None:
     refuse("quantized_linear/triton", why)
     if why:
         report("quantized_linear/torch, decoded weights", precision)
+    elif len(rows) <= MAX_STORED:
+        report("quantized_linear/triton, one launch", precision)
     elif packed.dtype == torch.float8_e4m3fn:
         report("quantized_linear/triton float8", f"{precision} rounded to float8")
     else:
-        from inl_torch.triton.quantized.products import MAX_ROWS, is_own
-
-        if is_own(len(rows), rows.dtype):
-            report("quantized_linear/triton", precision)
-            return
-        refuse("quantized_linear/triton", f"{len(rows)} rows, at most {MAX_ROWS}")
+        why = f"{len(rows)} rows, at most {MAX_STORED}"
+        refuse("quantized_linear/triton, one launch", why)
         report("quantized_linear/triton decodes, torch multiplies", precision)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +15,7 @@ from inl_torch.eager.linear import StackedQkv
 from inl_torch.eager.linear import product as library_product
 from inl_torch.eager.mlp import StackedMlp
 from inl_torch.triton.common import PREFERENCE, dense, power, refuse_dtype
+from inl_torch.triton.launches import Launch
 from inl_torch.triton.matmul.activation import gated_activation, refuse_activation
 from inl_torch.triton.matmul.stored import is_decoded
 from inl_torch.triton.quantized import packed
@@ -131,6 +132,60 @@ def fastest(
     if w.scales is None or not is_own(len(x), x.dtype):
         return library_product(x, dequantized(w, x.dtype), bias)
     return multiply(x, w, bias, tuning)
+
+
+@lru_cache(maxsize=1024)
+def _planned(
+    tokens: int, inputs: int, outputs: int, groups: int, dtype: torch.dtype,
+    has_bias: bool, processors: int,
+) -> Launch:  # fmt: skip
+    """Return the launch of :func:`multiply_stored`."""
+    tuning = Tuning(processors=processors)
+    is_4bit = dtype == torch.uint8
+    columns = inputs // 2 if is_4bit else inputs
+    # Of tensors on the device "meta" only shapes and dtypes are read.
+    empty = partial(torch.empty, device="meta")
+    w = Packed(empty(outputs, columns, dtype=dtype), empty(outputs, groups))
+    constants = format_constants(w)
+    if tokens == 1:
+        tile = row_tile(outputs, constants["ROW_UNITS"], tuning)
+        return Launch(
+            packed_row, (-(-outputs // tile.rows), 1), N=outputs, NORMED=False,
+            GATHERS=False, HAS_BIAS=has_bias, GATED=False, SILU=False, ROWS=tile.rows,
+            UNITS=tile.units, PDL=False, num_warps=tile.warps, **constants,
+        )  # fmt: skip
+    many = multi_row_tile(w, tokens, tuning)
+    return Launch(
+        packed_rows, (-(-outputs // many.rows), -(-tokens // many.tokens)), N=outputs,
+        HAS_BIAS=has_bias, TOKENS=many.tokens, ROWS=many.rows, SLOTS=many.slots,
+        PARTS=many.slot_scales, STAGES=many.stages, num_warps=many.slots, **constants,
+    )  # fmt: skip
+
+
+def multiply_stored(
+    x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor,
+    bias: torch.Tensor | None, tuning: Tuning,
+) -> torch.Tensor:  # fmt: skip
+    """Compute :func:`multiply` of any rows of a half type, in one launch.
+
+    codes, scales: as of :class:`Packed`, of float32 scales and no offsets. Of many rows,
+    each block of :data:`MAX_ROWS` decodes the weights again.
+    """
+    x = x if x.is_contiguous() else x.contiguous()
+    (tokens, inputs), outputs = x.shape, codes.shape[0]
+    launch = _planned(
+        tokens, inputs, outputs, scales.shape[1], codes.dtype, bias is not None,
+        tuning.processors,
+    )  # fmt: skip
+    y = x.new_empty(tokens, outputs)
+    # Triton has no type of float8 for the bytes that the kernels read.
+    stored = codes if codes.dtype == torch.uint8 else codes.view(torch.uint8)
+    given = y if bias is None else bias
+    if tokens == 1:
+        launch(x, x, y, x, stored, scales, scales, given, y, y, inputs, inputs, 0.0)
+    else:
+        launch(x, stored, scales, scales, given, y, inputs, tokens)
+    return y
 
 
 def multiply(

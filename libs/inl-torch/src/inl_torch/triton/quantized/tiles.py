@@ -106,7 +106,7 @@ def packed_rows(
 ) -> None:  # fmt: skip
     """Product of ``count`` rows of half precision, accumulated in float32.
 
-    LINE: units per row of codes. PARTS: scales per slot, 1 or 2.
+    The second axis of the grid are blocks of TOKENS rows. LINE: units per row of codes. PARTS: scales per slot, 1 or 2.
     """
     half: tl.constexpr = x.dtype.element_ty
     PER_UNIT: tl.constexpr = BYTES * 8 // BITS
@@ -120,10 +120,11 @@ def packed_rows(
     part = tl.arange(0, PARTS)
     byte = tl.arange(0, SLOT_BYTES)
     own_half = (column // TOKENS)[:, None] == (byte // (SLOT_BYTES // PARTS))[None, :]
-    own_half &= (column % TOKENS < count)[:, None]
-    input_pointers = x + (column % TOKENS).to(tl.int64)[:, None] * x_stride
+    first = tl.program_id(1) * TOKENS
+    own_half &= (first + column % TOKENS < count)[:, None]
+    input_pointers = x + (first + column % TOKENS).to(tl.int64)[:, None] * x_stride
     input_pointers += (byte // BYTES * PER_UNIT + byte % BYTES)[None, :]
-    token = tl.arange(0, TOKENS)
+    token = first + tl.arange(0, TOKENS)
     row_pointers = x + token.to(tl.int64)[:, None] * x_stride
     acc = tl.zeros((SLOTS, ROWS, PARTS * TOKENS), tl.float32)
     if SCALED:
