@@ -2,8 +2,8 @@
 
 On a GPU, rows in float32 are rounded to a half type. Up to :data:`MAX_STORED` rows
 multiply weights as they are stored, in one launch; more rows multiply float8 weights in
-float8, with a scale per row, and other formats decoded, which one launch writes. On a CPU, weights are decoded block
-by block, in its caches.
+float8, with a scale per row, and other formats decoded, which one launch writes. On a
+CPU, weights are decoded block by block, in its caches.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Launches of compiled kernels without what Triton does at every call.
 
-Triton binds the arguments, inspects each and looks for the program that was compiled for
-their kinds, which takes several times as long as the launch. A :class:`Launch` looks for
-it by what programs depend on, and passes the arguments on.
+Triton binds the arguments, inspects each and looks for the program that was compiled
+for their kinds, which takes several times as long as the launch. A :class:`Launch`
+looks for it by what programs depend on, and passes the arguments on.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Launch:
     """A kernel with its grid and compile-time constants.
 
     Called with the arguments before the constants, in the order of the kernel, of which
-    the first is a tensor; each tensor is on the current device. Programs
-    of Triton depend on the dtype and the alignment of tensors, on the value of integers
-    and on the device. Where the kernel is interpreted, has hooks, or belongs to AMD's
+    the first is a tensor; each tensor is on the current device. Programs of Triton
+    depend on the dtype and the alignment of tensors, on the value of integers and on
+    the device. Where the kernel is interpreted, has hooks, or belongs to AMD's
     compiler, which inspects more, Triton launches it.
     """
 

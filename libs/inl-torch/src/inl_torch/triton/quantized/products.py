@@ -168,8 +168,8 @@ def multiply_stored(
 ) -> torch.Tensor:  # fmt: skip
     """Compute :func:`multiply` of any rows of a half type, in one launch.
 
-    codes, scales: as of :class:`Packed`, of float32 scales and no offsets. Of many rows,
-    each block of :data:`MAX_ROWS` decodes the weights again.
+    codes, scales: as of :class:`Packed`, of float32 scales and no offsets. Of many
+    rows, each block of :data:`MAX_ROWS` decodes the weights again.
     """
     x = x if x.is_contiguous() else x.contiguous()
     (tokens, inputs), outputs = x.shape, codes.shape[0]

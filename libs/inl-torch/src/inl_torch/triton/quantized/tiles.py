@@ -106,7 +106,8 @@ def packed_rows(
 ) -> None:  # fmt: skip
     """Product of ``count`` rows of half precision, accumulated in float32.
 
-    The second axis of the grid are blocks of TOKENS rows. LINE: units per row of codes. PARTS: scales per slot, 1 or 2.
+    The second axis of the grid are blocks of TOKENS rows. LINE: units per row of codes.
+    PARTS: scales per slot, 1 or 2.
     """
     half: tl.constexpr = x.dtype.element_ty
     PER_UNIT: tl.constexpr = BYTES * 8 // BITS
