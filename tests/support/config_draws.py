@@ -344,6 +344,18 @@ FAMILIES: dict[str, dict[str, list[Any]]] = {
         "final_logit_softcapping": [3.0, None, ABSENT], "head_dim": [8, 12, ABSENT],
         "hidden_act": ["relu2", "relu", "silu", ABSENT],
     },
+    "gemma3n_text": {
+        "hidden_activation": ["gelu_pytorch_tanh", ABSENT, "silu"],
+        "final_logit_softcapping": [3.0, None, ABSENT], "head_dim": [8, 12],
+        "intermediate_size": [20, 20, [20, 24], [20, 24, 16]],
+        "num_key_value_heads": [1, 2], "num_kv_shared_layers": [*[0, 1] * 3, 2],
+        "hidden_size_per_layer_input": [6], "vocab_size_per_layer_input": [VOCAB, 30],
+        "altup_num_inputs": [2, 3, ABSENT], "altup_active_idx": [0, 1, ABSENT],
+        "altup_correct_scale": [True, False, ABSENT], "laurel_rank": [5, ABSENT],
+        "activation_sparsity_pattern": [[0.5, 0.0], [0.9, 0.2, 0.0], None, ABSENT],
+        "rope_local_base_freq": [50.0, ABSENT], "altup_coef_clip": [0.1, ABSENT],
+        "sliding_window": [5, 64, ABSENT],
+    },
     "jais2": {"layer_norm_eps": [0.1, ABSENT]},
     "vaultgemma": GEMMA,
     "gpt_neox": {
@@ -485,7 +497,7 @@ def rope(rng, family, lanes):
         theta = rng.choice([{}, {"rope_theta": 300.0}])
         kind = scaling(rng, family, lanes) if place != "both" else {}
         found["rope_parameters"] = {"rope_type": "default", **theta, **kind}
-        if family in ("gemma3_text", "olmo3", "mellum"):
+        if family in ("gemma3_text", "gemma3n_text", "olmo3", "mellum"):
             found["rope_parameters"] = {
                 FULL: found["rope_parameters"],
                 SLIDING: {"rope_type": "default", "rope_theta": 30.0},

@@ -596,6 +596,25 @@ FAMILIES = {
         "NanoChat",
         rope() | {"attention_bias": True, "final_logit_softcapping": 2.0},
     ),
+    "gemma3n": (
+        "Gemma3n",
+        LOCAL
+        | {
+            "head_dim": 16,
+            "sliding_window": WINDOW,
+            "num_hidden_layers": 6,
+            "layer_types": [*KINDS, *KINDS[:2]],
+            "num_kv_shared_layers": 2,
+            "intermediate_size": [80, 64, 80, 80, 48, 80],
+            "activation_sparsity_pattern": [0.8, 0.6, 0.0, 0.0, 0.3, 0.0],
+            "hidden_size_per_layer_input": 10,
+            "vocab_size_per_layer_input": VOCAB - 20,
+            "altup_num_inputs": 3,
+            "altup_active_idx": 1,
+            "laurel_rank": 12,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
 }
 """Name: its class in transformers and what its config has beside :data:`SIZES`."""
 
@@ -621,7 +640,7 @@ class Made(NamedTuple):
 def make(name, path, **changes):
     """Save a random model of a family, with changed fields, under ``path``."""
     kind, fields = FAMILIES[name]
-    texts = "Gemma3", "Gemma4", "Llama4", "Qwen3_5", "Qwen3_5Moe"
+    texts = "Gemma3", "Gemma3n", "Gemma4", "Llama4", "Qwen3_5", "Qwen3_5Moe"
     text = "Text" if kind in texts else ""
     config = getattr(transformers, f"{kind}{text}Config")(**SIZES | fields | changes)
     config._attn_implementation = "eager"

@@ -15,6 +15,7 @@ from inl.models import (
     axk1,
     blocks,
     falcon_h1,
+    gemma3n,
     gemma4,
     gptj,
     groups,
@@ -490,6 +491,12 @@ RESULTS = {
     "norm of results": in_mixers(norm=lambda w: w._replace(weight=0 * w.weight + 1)),
     "groups of the norm": Mutant(patch=(mamba2, "_normed", normed_whole)),
 }
+
+
+def as_long_as_it_is(_ops, _w, x, _size):
+    return x
+
+
 FACTORS = {
     "scale of scores": field(attention_scale=None),
     "scale of embeddings": field(embed_scale=1.0),
@@ -517,6 +524,50 @@ def in_order(order, stride, heads, *, start=0):
 
 
 HEAD_ROWS = groups.head_rows
+
+
+def in_part(part, name, change):
+    """Other tensors in one group of a part of every layer."""
+
+    def changed(layer):
+        held = getattr(layer, part)
+        new = held._replace(**{name: change(getattr(held, name))})
+        return layer._replace(**{part: new})
+
+    return in_layers(changed)
+
+
+def to_zero(w):
+    return w._replace(weight=0 * w.weight)
+
+
+GEMMA3N = (
+    ROPE
+    | SCALED
+    | NORMS
+    | {
+        "window": seen(lambda window: None),
+        "theta of windows": Mutant(
+            lambda c: replace(c, local_rope=(c.rope_theta, c.rope_scaling))
+        ),
+        "cache of another layer": Mutant(
+            lambda c: replace(
+                c,
+                sources=(*range(4), 3, 2),
+                views=views([v.window for v in c.views[:4]] + [None, WINDOW]),
+            )
+        ),
+        "cap of logits": field(logit_cap=None),
+        "predictions": in_part("updates", "prediction", to_zero),
+        "corrections": in_part("updates", "correction", to_zero),
+        "factors of outputs": field(scaled=False),
+        "residual that is computed on": field(active=0),
+        "product beside attention": in_part("product", "right", to_zero),
+        "embeddings of layers": in_part("input", "out", to_zero),
+        "gates that are left out": field(left_out=(0.3,) * 6),
+        "length of residuals": Mutant(patch=(gemma3n, "resized", as_long_as_it_is)),
+    }
+)
 
 MUTANTS = {
     "arcee": ROPE | NORMS | BIAS | OUT_BIAS | {"activation": field(activation="relu")},
@@ -680,6 +731,7 @@ MUTANTS = {
         "cap of logits": field(logit_cap=None),
         "direction of the rotation": Mutant(patch=(groups, "head_rows", in_order)),
     },
+    "gemma3n": GEMMA3N,
     "bamba": MAMBA | RESULTS | NORMS | SILU | ROPE | TURNED,
     "falcon-h1": MAMBA | RESULTS | NORMS | SILU | ROPE | {
         "norm before the gate": field(norm_first=True),

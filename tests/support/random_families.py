@@ -186,6 +186,13 @@ FIELDS = {
         "layer_types": ["sliding_attention", "full_attention"] * 2,
     },
     "nanochat": {"head_dim": 12},
+    "gemma3n": {
+        "sliding_window": 7, "head_dim": 16, "num_kv_shared_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 96,
+        "altup_num_inputs": 3, "laurel_rank": 12,
+        "activation_sparsity_pattern": [0.8, 0.0, 0.0, 0.5],
+    },
     "seed_oss": {"head_dim": 12, "attention_out_bias": True},
 }  # fmt: skip
 

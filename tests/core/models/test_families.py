@@ -34,10 +34,11 @@ RECURRENT = (
 WIDE_NORMS = ("olmo2", "olmo3", "olmoe", "minimax_m2", "flex_olmo")
 ONE_RANK = (
     *WIDE_NORMS, "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite",
-    "glm_moe_dsa", "gpt_bigcode", "youtu", "minicpm3", "axk1", *RECURRENT,
+    "glm_moe_dsa", "gpt_bigcode", "youtu", "minicpm3", "axk1", "gemma3n",
+    *RECURRENT,
 )  # fmt: skip
-"""Families that normalize all queries at once, whose cache has one head, or with
-recurrent state."""
+"""Families that normalize all queries at once or compare all gates with their mean,
+whose cache has one head, or with recurrent state."""
 
 
 def model_of(name):
@@ -103,6 +104,7 @@ def test_a_model_runs_on_strict_arrays(name, random_checkpoint):
             "lfm2",
             "nemotron_h",
             "deepseek_v32",
+            "gemma3n",
         ],
         2,
     ),

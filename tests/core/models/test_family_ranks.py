@@ -31,6 +31,7 @@ REFUSED = {
     "deepseek_v2": LATENT, "deepseek_v3": LATENT, "glm4_moe_lite": LATENT,
     "deepseek_v32": LATENT, "glm_moe_dsa": LATENT, "youtu": LATENT,
     "minicpm3": LATENT, "axk1": LATENT, "flex_olmo": WHOLE,
+    "gemma3n": "compares all with their mean, accepted: 1 rank",
     "olmo2": WHOLE, "olmo3": WHOLE,
     "olmoe": WHOLE, "minimax_m2": WHOLE,
     "qwen3_5": RECURRENT, "qwen3_5_moe": RECURRENT, "qwen3_next": RECURRENT,

@@ -19,9 +19,10 @@ def test_families_that_are_asked_for_say_what_is_lacking(kind):
     assert kind not in registry().models(), "it is supported now: remove the row"
     with pytest.raises(UnknownArchitecture) as caught:
         find_model({"model_type": kind, "architectures": ["Unknown"]}, Path("m"))
-    assert f"; nearest: {near}, which lacks {lacking}; registered: " in str(
-        caught.value
-    )
+    sentence = f"; nearest: {near}, which lacks {lacking}; registered: "
+    assert sentence in str(caught.value)
+    with pytest.raises(UnknownArchitecture, match=f"; nearest: {near}, which lacks"):
+        find_model({"model_type": f"{kind}_text"}, Path("m"))
 
 
 @pytest.mark.parametrize(

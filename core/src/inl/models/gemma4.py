@@ -159,7 +159,7 @@ def _layer(c: Gemma4Config, index: int) -> Layer:
     size = c.intermediate_size if is_own else c.shared_size
     feed_forward = mlp.weights(replace(c, intermediate_size=size), f"{at}mlp")
     return Layer(
-        _attention_weights(c, index, norm),
+        attention_weights(c, index, norm),
         post_norm.Mlp(
             feed_forward,
             norm("post_feedforward_layernorm"),
@@ -177,7 +177,7 @@ def _layer(c: Gemma4Config, index: int) -> Layer:
     )
 
 
-def _attention_weights(c: Gemma4Config, index: int, norm: Any) -> Attention:
+def attention_weights(c: Gemma4Config, index: int, norm: Any) -> Attention:
     at, view = f"model.layers.{index}.", c.views[index]
     shaped = heads_of(c, view)
     shared = (
@@ -228,7 +228,7 @@ def state(c: Gemma4Config) -> tuple[Paged, ...]:
     return tuple(found)
 
 
-def embed(ops: Ops, c: Gemma4Config, w: Weights, step: Step) -> Any:
+def embed(ops: Ops, c: Gemma4Config, w: Any, step: Step) -> Any:
     """Look up the embeddings, compute both rotations and the inputs of layers."""
     residual = ops.embedding(step.tokens, w.embed) * _stored(c, c.embed_scale)
     full = blocks.rotation(ops, c.full_head_dim, step, c.rope_theta, c.rope_scaling)

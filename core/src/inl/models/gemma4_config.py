@@ -110,7 +110,7 @@ def config(hf: Mapping[str, Any]) -> Gemma4Config:
         full_head_dim=dim,
         full_kv_heads=kv_heads,
         one_projection=one_projection,
-        sources=_sources(hf, found),
+        sources=sources_of(hf, found),
         shared_size=wide * base.intermediate_size,
         input_size=size,
         input_vocab=_input_vocab(hf, base.vocab_size) if size else 0,
@@ -186,7 +186,7 @@ def _rope(
     return Rope(theta ** (lanes / dim), scaling, context_length(hf))
 
 
-def _sources(hf: Mapping[str, Any], found: tuple[int | None, ...]) -> tuple[int, ...]:
+def sources_of(hf: Mapping[str, Any], found: tuple[int | None, ...]) -> tuple[int, ...]:
     """Return the layer whose cache each layer attends to."""
     shared = whole(hf, "num_kv_shared_layers", 0, least=0)
     own = len(found) - shared

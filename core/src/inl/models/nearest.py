@@ -27,10 +27,6 @@ DIFFERENCES: Final = {
         "qwen3_5_moe", f"gated residuals, n-gram embeddings and {INDEXER}"
     ),
     "phimoe": Difference("mixtral", "routing by thresholds (SparseMixer), layer norms"),
-    "gemma3n": Difference(
-        "gemma3_text",
-        "alternating updates, embeddings per layer, sparse activations",
-    ),
     "jamba": Difference("bamba", "Mamba-1 in place of Mamba-2"),
     "falcon_mamba": Difference("falcon_h1", "Mamba-1 in place of Mamba-2"),
     "mamba2": Difference("bamba", "models without attention"),
@@ -50,7 +46,7 @@ def nearest(names: Sequence[str], known: Iterable[str]) -> str:
     """
     registered = sorted(known)
     for name in names:
-        found = DIFFERENCES.get(name)
+        found = DIFFERENCES.get(name.removesuffix("_text"))
         if found is not None and found.nearest in registered:
             return f"nearest: {found.nearest}, which lacks {found.lacking}"
     for name in names:

@@ -103,6 +103,8 @@ FAMILIES = (
     ("FlintForCausalLM", "flint", "flint"),
     ("MellumForCausalLM", "mellum", "mellum"),
     ("NanoChatForCausalLM", "nanochat", "nanochat"),
+    ("Gemma3nForCausalLM", "gemma3n_text", "gemma3n"),
+    ("Gemma3nForConditionalGeneration", "gemma3n", "gemma3n"),
 )
 """(``architectures`` entry, ``model_type``, module in ``inl.models``)."""
 
