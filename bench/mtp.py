@@ -91,9 +91,12 @@ def main() -> None:
         step_times.perf_counter = eagle_drafter.perf_counter = time.process_time
     language, rows = with_layer(given.shape, given.layers), max(given.rows)
     config = language.config
+    context = given.prompt + given.tokens + 8
+    per_token = 2 * 4 * config.layers * config.kv_heads * config.head_dim
     settings = EngineConfig(
         backend=given.device, max_batch=rows, dtype=given.dtype, prefix_cache=False,
-        context=given.prompt + given.tokens + 8, check_weights=False,
+        context=context, check_weights=False,
+        cache_bytes=(rows + 8) * (context + 32) * per_token,
     )  # fmt: skip
     numbers = random.Random(7)
     prompts = [

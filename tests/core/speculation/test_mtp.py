@@ -307,3 +307,54 @@ def test_memory_is_left_for_the_layer(target, monkeypatch):
     assert found - without == sum(x.nbytes for x in layer.values())
     assert none is None
     assert group.layers == (0,)
+
+
+@pytest.mark.parametrize("settings", [
+    {},
+    # Blocks for two of four sequences, in chunks, with blocks in host memory.
+    {
+        "cache_bytes": 6 * 16 * 8 * 2 * 2 * 4 * 2 + 1, "token_budget": 7,
+        "kv_host": "1MB",
+    },
+], ids=["room", "preempted"])  # fmt: skip
+def test_requests_that_come_and_go_have_the_same_outputs(
+    make, target, measured, settings
+):
+    files = with_layer(target)
+    settings = {"depth": 2, "dtype": "float32", **settings}
+    plain = staggered(make(files, speculation=None, **settings))
+    measured(PAYS)
+    engine = make(files, **settings)
+    engine.speculation.followed.acceptance = Certain()
+    steps = steps_of(engine)
+    assert staggered(engine) == plain
+    counts = engine.speculation
+    assert counts.drafted > 20
+    assert {0, 1} == set(steps.heads) == set(steps.tapped)
+    assert max(steps.depths) == 2
+    assert engine.stats.prefix_hit_tokens > 0
+    assert bool(engine.stats.preemptions) == ("cache_bytes" in settings)
+
+
+class Certain(Acceptance):
+    """Expects that all drafts are right, whatever was observed."""
+
+    rate = 1.0
+
+
+def staggered(engine):
+    """Outputs of requests with common prefixes, which begin in different steps."""
+    rng, handles = np.random.default_rng(4), []
+    for at in range(14):
+        prompt = [*PREFIX[: int(rng.choice([5, 20, 33]))], at, 3]
+        handles.append(
+            engine.submit(
+                prompt, max_tokens=int(rng.integers(2, 40)), ignore_eos=True, seed=at,
+                temperature=[0.0, 0.8][at % 2],
+            )
+        )  # fmt: skip
+        for _ in range(int(rng.choice([0, 1, 12, 40]))):
+            engine.step()
+    while not all(each.completed for each in handles):
+        engine.step()
+    return [each.token_ids for each in handles]

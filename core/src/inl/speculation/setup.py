@@ -153,7 +153,9 @@ def make_speculation(
         )
     times = None
     if config.adaptive_drafts:
-        read_taps = runner.read_taps if isinstance(runner, LocalRunner) else bool
+        read_taps = None
+        if isinstance(runner, LocalRunner) and runner.loaded.taps:
+            read_taps = runner.read_taps
         times = measure_step_times(runner, rows, width=count + 1, read_taps=read_taps)
     drafter = drafter or _drafter(language, config, runner, scheduling, new_core)
     if config.adaptive_drafts and isinstance(drafter, EagleDrafter):

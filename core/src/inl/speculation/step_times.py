@@ -24,6 +24,9 @@ STEP_SECONDS = 0.05
 
 MOST_RUNS = 10
 
+IN_FLIGHT = 8
+"""Steps whose mean time is taken where others are in flight."""
+
 PROMPT = 64
 """Tokens of a timed prompt."""
 
@@ -33,13 +36,14 @@ GROWTH = 4
 
 def measure_step_times(
     runner: Runner, max_rows: int, *, width: int,
-    read_taps: Callable[[bool], object] = bool,
+    read_taps: Callable[[bool], object] | None = None,
 ) -> StepTimes:  # fmt: skip
     """Time steps of one token per row, and steps that verify drafts, on an idle runner.
 
     width: most tokens of a row. Steps of one row are always measured, larger ones for
-    about :data:`SECONDS` seconds. read_taps: called before each with whether it
-    verifies drafts. The runner is reset afterwards.
+    about :data:`SECONDS` seconds. read_taps: of a runner whose verifying steps are read
+    by a draft head, and alone: called before each with whether it verifies drafts. The
+    runner is reset afterwards.
     """
     verifying: dict[int, float] = {}
     plain: dict[int, float] = {}
@@ -47,8 +51,11 @@ def measure_step_times(
     for bucket in _steps(runner.limits, max_rows, width):
         if bucket.tokens > width and spent > SECONDS:
             continue
-        read_taps(bucket.verifies)
+        if read_taps is not None:
+            read_taps(bucket.verifies)
         seconds = _time(runner, bucket)
+        if read_taps is not None and not bucket.verifies:
+            seconds = min(seconds, _time_in_flight(runner, bucket))
         spent += RUNS * seconds
         (verifying if bucket.verifies else plain)[bucket.tokens] = seconds
     runner.reset()
@@ -127,6 +134,27 @@ def _time(runner: Runner, bucket: Bucket, prompt: int = 0) -> float:
         least = min(least, perf_counter() - began)
         spent += perf_counter() - began if run else 0
     return least
+
+
+def _time_in_flight(runner: Runner, bucket: Bucket) -> float:
+    """Return the seconds of a step of one token per row, with others in flight."""
+    limits = runner.limits
+    if limits.depth == 1 or limits.max_tokens < IN_FLIGHT + limits.depth:
+        return float("inf")
+    runner.reset()
+    for frame in _admissions(limits, bucket.rows):
+        runner.submit(frame)
+    frame = _step(limits, bucket, [1] * bucket.rows, bucket.rows)
+    for _ in range(limits.depth - 1):
+        runner.submit(frame)
+    began = perf_counter()
+    for _ in range(IN_FLIGHT):
+        runner.submit(frame)
+        runner.collect()
+    seconds = (perf_counter() - began) / IN_FLIGHT
+    for _ in range(limits.depth - 1):
+        runner.collect()
+    return seconds
 
 
 def _admissions(limits: Limits, rows: int) -> Iterator[np.ndarray]:
