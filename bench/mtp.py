@@ -6,8 +6,9 @@
 Random weights of a shape, whose text repeats one token, with a random layer: it is
 computed as a trained one, and its drafts are replaced by others of which
 ``--acceptance`` are right. The engine measures its table at the start and chooses, as
-without any option. Runs with and without (``speculation=None``) alternate; seconds of
-the whole request count, with its prompt, and the median of each. Outputs are equal.
+without any option. Runs with and without (``speculation=None``) alternate; the median
+of each counts, of whole requests with their prompts, and after the first tokens.
+Outputs are equal.
 ``--cpu-time`` fills the table with processor time, for a machine that others share;
 with one processor (``taskset -c 0``) both tables and runs are then of one thread.
 """
@@ -19,7 +20,7 @@ import random
 import statistics
 import time
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from random_models import SHAPES, random_language
 from speculation import print_times
@@ -63,14 +64,33 @@ def with_synthetic(engine: InferenceEngine, drafter: SyntheticDrafter) -> None:
     computed.propose = proposed
 
 
-def timed(
-    engine: InferenceEngine, prompts: list[list[int]], tokens: int
-) -> tuple[float, float, list[Any]]:
-    """Return seconds, processor time and outputs of all prompts at once."""
+class Timed(NamedTuple):
+    """Times of all prompts at once."""
+
+    whole: float
+    """Seconds of the requests."""
+    later: float
+    """Seconds from the last first token to the end."""
+    cpu: float
+    """Processor time of the requests."""
+    later_cpu: float
+    outputs: list[tuple[int, ...]]
+
+
+def timed(engine: InferenceEngine, prompts: list[list[int]], tokens: int) -> Timed:
+    """Generate from all prompts."""
     began, cpu = time.perf_counter(), time.process_time()
-    done = engine.generate(prompts, max_tokens=tokens, ignore_eos=True)
-    seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
-    return seconds, cpu, [each.token_ids for each in done]
+    handles = [
+        engine.submit(prompt, max_tokens=tokens, ignore_eos=True) for prompt in prompts
+    ]
+    while not all(handle.token_ids for handle in handles):
+        engine.step()
+    first, first_cpu = time.perf_counter(), time.process_time()
+    while not all(handle.completed for handle in handles):
+        engine.step()
+    end, end_cpu = time.perf_counter(), time.process_time()
+    outputs = [handle.completion().token_ids for handle in handles]
+    return Timed(end - began, end - first, end_cpu - cpu, end_cpu - first_cpu, outputs)
 
 
 def main() -> None:
@@ -120,22 +140,22 @@ def main() -> None:
         for run in range(given.runs + 1):
             one = timed(plain, prompts[:count], given.tokens)
             two = timed(drafting, prompts[:count], given.tokens)
-            assert one[2] == two[2], "the same tokens with and without"
+            assert one.outputs == two.outputs, "the same tokens with and without"
             pairs += [(one, two)] if run else []  # the first one compiles
-        slow, fast, work, less = (
-            statistics.median(pair[at][of] for pair in pairs)
-            for of in (0, 1) for at in (0, 1)
-        )  # fmt: skip
-        drafted, accepted = (
-            (counts.drafted - before[0], counts.accepted - before[1])
-            if counts
-            else (0, 0)
-        )
+        ratios = [
+            statistics.median(one[of] for one, _ in pairs)
+            / statistics.median(two[of] for _, two in pairs)
+            for of in range(4)
+        ]
+        speed = count * given.tokens / statistics.median(one.whole for one, _ in pairs)
+        drafted = accepted = 0
+        if counts is not None:
+            drafted, accepted = counts.drafted - before[0], counts.accepted - before[1]
         print(
-            f"{count:4} rows: {count * given.tokens / slow:8.1f} and "
-            f"{count * given.tokens / fast:8.1f} tokens/s, {slow / fast:5.2f} times "
-            f"(processor time {work / less:5.2f}); drafted {drafted}, "
-            f"accepted {accepted / max(drafted, 1):.0%}",
+            f"{count:4} rows: {speed:8.1f} tokens/s without, {ratios[0]:5.2f} times "
+            f"with, {ratios[1]:5.2f} after the first tokens (processor time "
+            f"{ratios[2]:5.2f} and {ratios[3]:5.2f}); drafted {drafted}, accepted "
+            f"{accepted / max(drafted, 1):.0%}",
             flush=True,
         )
 
