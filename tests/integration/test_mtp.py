@@ -160,13 +160,13 @@ def test_logits_with_an_indexer_are_those_of_the_equations(name, kind, tmp_path)
     one = families.make(name, tmp_path, num_nextn_predict_layers=1)
     with_layer(one)
     prompts, answers = [one.ids[:17], one.ids[20:29]], []
-    for options in ({}, {"speculation": "mtp", "max_drafts": 3}):
+    for options in ({"speculation": None}, {"speculation": "mtp", "max_drafts": 3}):
         config = EngineConfig(
             backend="reference", dtype="float64", context=64, max_batch=1,
             adaptive_drafts=False, **options,
         )  # fmt: skip
         with InferenceEngine(open_model(tmp_path), None, config) as engine:
-            seen = logits_of_drafts(engine) if options else []
+            seen = logits_of_drafts(engine) if engine.speculation else []
             done = engine.generate(prompts, max_tokens=8, ignore_eos=True)
             done += engine.generate(
                 prompts, max_tokens=8, ignore_eos=True, temperature=0.8, seed=5
@@ -225,13 +225,13 @@ def test_drafts_are_those_of_transformers(name, kind, tmp_path, monkeypatch, cap
     one = families.make(name, tmp_path)
     with_layer(one)
     answers = []
-    for options in ({}, {"speculation": "mtp", "max_drafts": 3}):
+    for options in ({"speculation": None}, {"speculation": "mtp", "max_drafts": 3}):
         config = EngineConfig(
             backend="reference", dtype="float64", context=64, max_batch=2,
             adaptive_drafts=False, **options,
         )  # fmt: skip
         with InferenceEngine(open_model(tmp_path), None, config) as engine:
-            seen = proposals(engine) if options else []
+            seen = proposals(engine) if engine.speculation else []
             prompts = [one.ids[:17], one.ids[20:29]]
             done = engine.generate(prompts, max_tokens=8, ignore_eos=True)
             done += engine.generate(

@@ -11,6 +11,9 @@ from depth import mostly_full
 from inl import EngineConfig, InferenceEngine
 from inl.executor.draft_state import RecurrentOps
 from inl.executor.model_loader import LanguageModel
+from inl.speculation import setup
+from inl.speculation.draft_counts import StepTimes
+from inl.speculation.eagle_drafter import EagleDrafter
 from inl.testing.tiny import MemoryCheckpoint
 
 NAMES = ("qwen3_next", "granite_hybrid", "lfm2", "falcon_h1", "nemotron_h")
@@ -49,7 +52,8 @@ class Known:
 
 def answers(language, drafter=None, **options):
     """Tokens at two temperatures, and the engine's counts of drafts."""
-    if options:
+    options = {"speculation": None} | options
+    if options["speculation"] not in (None, "auto"):
         options |= {"adaptive_drafts": False, "max_drafts": 3}
     config = EngineConfig(
         backend="reference", dtype="float64", context=96, max_batch=4, **options
@@ -110,12 +114,19 @@ def with_mtp(files):
 
 
 @pytest.mark.parametrize("name", mostly_full(["qwen3_next", "qwen3_5", "qwen3_5_moe"]))
-def test_the_layer_of_a_checkpoint_drafts(name, random_checkpoint):
+def test_the_layer_of_a_checkpoint_drafts(name, random_checkpoint, monkeypatch):
     language = language_of(name, random_checkpoint, with_mtp)
     plain, _ = answers(language)
     drafted, (count, accepted) = answers(language, speculation="mtp")
     assert drafted == plain
     assert count > accepted
+    # By default too, where it pays.
+    times = StepTimes({2: 1.0, 128: 1.1}, {1: 1.0, 4: 1.0})
+    monkeypatch.setattr(setup, "measure_step_times", lambda *_, **__: times)
+    monkeypatch.setattr(EagleDrafter, "measure", lambda *_: None)
+    chosen, (count, _) = answers(language, speculation="auto")
+    assert chosen == plain
+    assert count > 4
 
 
 def test_steps_with_a_grammar_have_no_drafts(random_checkpoint, byte_tokenizer):

@@ -76,6 +76,7 @@ def choose_speculation(language: LanguageModel, config: EngineConfig) -> EngineC
         and config.division.count == 1
         and (config.decode_steps or 1) == 1
         and parse_worker(config.backend) is None
+        and config.on_worker_loss == "raise"  # another runner has no head
         and find_default_head(language) is not None
         and make_backend(config.backend).traits.decode_steps == 1
     ):
