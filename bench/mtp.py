@@ -6,7 +6,7 @@
 Random weights of a shape, whose text repeats one token, with a random layer: it is
 computed as a trained one, and its drafts are replaced by others of which
 ``--acceptance`` are right. The engine measures its table at the start and chooses, as
-without any option. Runs with and without (``speculation=None``) alternate; the median
+without any option. Runs with and without (``speculation=None``) alternate; the fastest
 of each counts, of whole requests with their prompts, and after the first tokens.
 Outputs are equal.
 ``--cpu-time`` fills the table with processor time, for a machine that others share;
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import statistics
 import time
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -55,13 +54,18 @@ def with_synthetic(engine: InferenceEngine, drafter: SyntheticDrafter) -> None:
     if engine.speculation is None:
         return
     computed: Any = engine.speculation.drafter
-    propose = computed.propose
+    propose, run = computed.propose, computed._run
+    computed.steps = 0
+
+    def counted(*args: Any, **options: Any) -> Any:
+        computed.steps += 1
+        return run(*args, **options)
 
     def proposed(queries: Any) -> list[Any]:
         pairs = zip(propose(queries), drafter.propose(queries), strict=True)
         return [known[: len(drafts)] for drafts, known in pairs]
 
-    computed.propose = proposed
+    computed.propose, computed._run = proposed, counted
 
 
 class Timed(NamedTuple):
@@ -136,26 +140,29 @@ def main() -> None:
             print(f"{size:16} {1000 * seconds:10.2f} ms of the layer")
     for count in given.rows:
         pairs = []
-        before = (counts.drafted, counts.accepted) if counts else (0, 0)
+        before, ran = (0, 0), 0
+        if counts is not None:
+            before = counts.drafted, counts.accepted
+            ran = -head.steps
         for run in range(given.runs + 1):
             one = timed(plain, prompts[:count], given.tokens)
             two = timed(drafting, prompts[:count], given.tokens)
             assert one.outputs == two.outputs, "the same tokens with and without"
             pairs += [(one, two)] if run else []  # the first one compiles
         ratios = [
-            statistics.median(one[of] for one, _ in pairs)
-            / statistics.median(two[of] for _, two in pairs)
+            min(one[of] for one, _ in pairs) / min(two[of] for _, two in pairs)
             for of in range(4)
         ]
-        speed = count * given.tokens / statistics.median(one.whole for one, _ in pairs)
+        speed = count * given.tokens / min(one.whole for one, _ in pairs)
         drafted = accepted = 0
         if counts is not None:
             drafted, accepted = counts.drafted - before[0], counts.accepted - before[1]
+            ran += head.steps
         print(
             f"{count:4} rows: {speed:8.1f} tokens/s without, {ratios[0]:5.2f} times "
             f"with, {ratios[1]:5.2f} after the first tokens (processor time "
-            f"{ratios[2]:5.2f} and {ratios[3]:5.2f}); drafted {drafted}, accepted "
-            f"{accepted / max(drafted, 1):.0%}",
+            f"{ratios[2]:5.2f} and {ratios[3]:5.2f}); {ran} steps of the layer, "
+            f"drafted {drafted}, accepted {accepted / max(drafted, 1):.0%}",
             flush=True,
         )
 

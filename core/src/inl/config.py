@@ -210,7 +210,7 @@ class EngineConfig:
     """Maximum size of the ``structured`` option of a request."""
     max_samples: int = 128
     """Maximum number of completions of one prompt (``n``)."""
-    speculation: str | None = AUTOMATIC
+    speculation: str | None = "auto"
     """Source of drafted tokens, several of which a step verifies; outputs are the same
     with and without. "ngram" searches prompt and output for the last tokens, "model"
     asks ``draft_model``, "eagle" an EAGLE-3 head of the model in ``draft_model``, "mtp"
