@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import final
 
 import pytest
@@ -145,6 +145,26 @@ def test_an_engine_with_warm_up_makes_its_programs_at_the_start(tiny_llama, warm
     programs = [(done, 3, LoadStage.COMPILING) for done in (1, 2, 3)]
     assert told[1 + len(weights) :] == (programs if warm_up else [])
     decode(runner)
+
+
+def test_steps_with_and_without_hidden_states_are_warm(tiny_llama):
+    tiny, backend = tiny_llama(3), Counting()
+    plain = LanguageModel(MODEL, tiny.config, tiny.checkpoint)
+    language = replace(plain, taps=(tiny.config.layers,))
+    config = EngineConfig(dtype="float32", warm_up=True)
+    runner = start_runner(language, backend, config, limits=LIMITS)
+    assert backend.runs == dict.fromkeys(BUCKETS, 2)
+    made, found = len(runner.executor.program_keys), []
+    for is_read in (True, False, True):
+        runner.read_taps(is_read)
+        found.append(decode(runner))
+        assert (runner.taps is not None) == is_read
+    assert found[0] == found[1] == found[2]
+    assert len(runner.executor.program_keys) == made
+    runner = start_runner(plain, Counting(), config, limits=LIMITS)
+    runner.read_taps(True)
+    assert decode(runner) == found[0]
+    assert runner.taps is None
 
 
 def test_all_programs_are_precompiled_before_the_first_runs(tiny_llama):
