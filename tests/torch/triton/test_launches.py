@@ -56,7 +56,12 @@ def test_arguments_and_constants_are_passed_in_the_order_of_the_kernel():
 @pytest.mark.parametrize(
     "change",
     [
-        lambda x, y: (x, y, 6, 0.5),  # a program depends on the integer
+        lambda x, y: (
+            x,
+            y,
+            6,
+            0.5,
+        ),  # is it a multiple of 16?
         lambda x, y: (x.double(), y, 5, 0.5),
         lambda x, y: (torch.zeros(9)[1:], y, 5, 0.5),  # not at a multiple of 16 bytes
     ],

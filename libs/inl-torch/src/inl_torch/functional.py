@@ -21,7 +21,7 @@ from inl.spec.explained import RECORDS, refuse, report
 from inl.spec.functions import Functions
 from inl_torch import arrays
 from inl_torch.eager.inl import upcast
-from inl_torch.registered import attention, experts, formula, product
+from inl_torch.registered import alike, attention, experts, formula, product
 from inl_torch.registered.block_sparse import block_sparse
 from inl_torch.registered.dynamics import dynamics, launch, triton_module
 from inl_torch.registered.register import is_transformed
@@ -45,6 +45,11 @@ def inl_dynamics(
     if result is not None:
         if RECORDS:
             report("dynamics/torch, fused products", f"{x.dtype}"[6:])
+        return result
+    result = alike.one_step(x, v, mu, alpha, beta, gate, dt)
+    if result is not None:
+        if RECORDS:
+            _report(x, 1, True)
         return result
     coefs = tuple(_tensor(each, x) for each in (alpha, beta, gate))
     return _steps(x, v, mu, coefs, dt, 1, None, None)

@@ -21,7 +21,7 @@ HALF = ("bfloat16", "float16")
 
 def widened(x: Any) -> Any:
     """Convert float16 and bfloat16 to float32."""
-    if dtype_name(x) not in HALF:
+    if x.dtype.itemsize != 2 or dtype_name(x) not in HALF:
         return x
     narrow_only = framework_of("widened", "x", x) == "torch"
     return x.float() if narrow_only else cast(x, "float32")
@@ -69,12 +69,15 @@ def _jitted() -> Any:
 
 def half_type(*arrays: Any) -> str:
     """Return the half type that all arrays have, or ""."""
-    (first, *others) = {dtype_name(each) for each in arrays}
-    return first if first in HALF and not others else ""
+    dtype = arrays[0].dtype
+    if dtype.itemsize != 2 or any(each.dtype != dtype for each in arrays):
+        return ""
+    name = dtype_name(arrays[0])
+    return name if name in HALF else ""
 
 
 def _gemm(a: Any, b: Any, config: KernelConfig) -> Any:
-    xp, dtype = module_of("gemm", "a", a), a.dtype
+    dtype = a.dtype
     inputs = config.rounding or half_type(a, b)
     is_whole = (config.block_size or a.shape[-1]) >= a.shape[-1]
     if inputs and is_whole:
@@ -83,6 +86,7 @@ def _gemm(a: Any, b: Any, config: KernelConfig) -> Any:
             return y
     if RECORDS:
         _report_plain(a, config, inputs, is_whole)
+    xp = module_of("gemm", "a", a)
     x, y = widened(a), widened(b)
     factor: Any = None
     if config.rounding == FLOAT8:

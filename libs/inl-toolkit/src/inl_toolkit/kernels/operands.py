@@ -41,7 +41,12 @@ def check_arrays(where: str, *, floating: bool = False, **arrays: Any) -> str:
     frameworks, and, if ``floating``, for other than floating-point numbers.
     """
     owners: dict[str, str] = {}
+    kinds: set[type] = set()
     for name, each in arrays.items():
+        kind = type(each)
+        if kind in kinds and not floating:
+            continue
+        kinds.add(kind)
         try:
             owners.setdefault(framework_of(where, name, each), name)
         except RequestError as error:

@@ -29,20 +29,20 @@ def product(a: torch.Tensor, b: torch.Tensor, inputs: str) -> torch.Tensor | Non
     ``torch.func``, and on a CPU, but of bfloat16 arrays, and of float8 without
     derivatives.
     """
-    on_gpu = a.device.type == "cuda"
+    on_gpu = a.is_cuda
     is_stored = a.dtype == b.dtype == torch.bfloat16 and inputs == "bfloat16"
     if not on_gpu and not is_stored and inputs != FLOAT8:
         why = f"products of float32 are as fast on {a.device.type}"
         refuse(f"gemm/torch {inputs}", why)
         return None
-    if torch.float64 in (a.dtype, b.dtype) or is_wrapped(a, b):
+    if a.dtype == torch.float64 or b.dtype == torch.float64 or is_wrapped(a, b):
         refuse(f"gemm/torch {inputs}", "float64 operands, or a transform of torch.func")
         return None
     if a.dtype == b.dtype == getattr(torch, inputs):
         if RECORDS:
             report(f"gemm/torch {inputs}", f"{inputs} operands; sums in float32")
         return a @ b
-    has_gradient = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
+    has_gradient = (a.requires_grad or b.requires_grad) and torch.is_grad_enabled()
     if not on_gpu and inputs == FLOAT8:
         is_plain = not has_gradient and not is_transformed(a, b)
         is_full = a.is_floating_point() and b.is_floating_point() and a.numel()
@@ -51,7 +51,9 @@ def product(a: torch.Tensor, b: torch.Tensor, inputs: str) -> torch.Tensor | Non
         refuse("gemm/torch float8", "gradients, a transform, integers or empty arrays")
         return None
     # The op takes longer to call than small products.
-    call = rounded_product if has_gradient or is_transformed(a, b) else _run
+    is_plain = type(a) is type(b) is torch.Tensor and not torch.compiler.is_compiling()
+    is_recorded = not is_plain and is_transformed(a, b)
+    call = rounded_product if has_gradient or is_recorded else _run
     result: torch.Tensor = call(a, b, inputs)
     return result
 
@@ -61,7 +63,8 @@ def _run(a: torch.Tensor, b: torch.Tensor, inputs: str) -> torch.Tensor:
         dtype = getattr(torch, inputs)
         if RECORDS:
             report(f"gemm/torch {inputs}", f"{inputs} operands; sums in float32")
-        return _wide(a.to(dtype), b.to(dtype)).to(a.dtype)
+        result = _wide(a.to(dtype), b.to(dtype))
+        return result if result.dtype == a.dtype else result.to(a.dtype)
     first, second = _scale(a), _scale(b)
     if not (why := why_not_float8(a, b)):
         report("gemm/torch scaled_mm", f"{FLOAT8}, a scale per array; sums in float32")
@@ -85,8 +88,10 @@ def _run(a: torch.Tensor, b: torch.Tensor, inputs: str) -> torch.Tensor:
 
 def _wide(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Multiply half types; the result is float32."""
-    if x.device.type != "cuda" or not HAS_WIDE_SUMS:
+    if not x.is_cuda or not HAS_WIDE_SUMS:
         return x.float() @ y.float()
+    if x.ndim == y.ndim == 2:
+        return torch.mm(x, y, out_dtype=torch.float32)
     if y.ndim == 2:
         flat = torch.mm(x.reshape(-1, x.shape[-1]), y, out_dtype=torch.float32)
         return flat.view(*x.shape[:-1], y.shape[-1])
