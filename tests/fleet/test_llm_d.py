@@ -22,6 +22,9 @@ import zmq
 from prometheus_client.parser import text_string_to_metric_families
 
 from http_servers import HashServer
+from inl.cli.serve_fleet import make_fleet
+from inl.cli.serve_options import FleetOptions
+from inl.config import EngineConfig
 from inl.errors import RequestError
 from inl.serve.collectors import PREFIX
 from inl.serve.metrics import Metrics
@@ -78,7 +81,7 @@ class Reader:
         self.last = -1
         self.blocks = {}
         """Tokens and hash before each block, by hash."""
-        self.adapters, self.media = set(), set()
+        self.adapters, self.media, self.ranks = set(), set(), set()
         self.name = None
 
     def __enter__(self):
@@ -113,7 +116,7 @@ class Reader:
         assert isinstance(found, list)
         assert 2 <= len(found) <= 3
         assert isinstance(found[0], float)
-        assert found[2] is None or found[2] == 0
+        self.ranks.add(found[2])
         for kind, event in map(event_of, found[1]):
             if kind == "AllBlocksCleared":
                 self.blocks.clear()
@@ -213,8 +216,64 @@ def test_a_router_knows_which_engine_has_most_of_a_prompt(kind):
         for each in readers:
             assert each.adapters == {None}
             assert each.media == {"gpu"}
+            assert each.ranks == {0}
         if kind is LlmD:
             assert [each.name for each in readers] == ["one", "two"]
+
+
+def engine_configs(**settings):
+    """Return the settings of the engines of ``--replicas 2``, as they read them."""
+    options = FleetOptions(replicas=2)
+    fleet = make_fleet(
+        options, [("m", "m")], ServerConfig(**settings), EngineConfig(backend="cpu"),
+        "m", "m",
+    )  # fmt: skip
+    found = [each.settings["server"] for each in fleet._local._engines.values()]
+    for each in fleet._local._engines.values():
+        each.listening.close()
+    return found
+
+
+@pytest.mark.parametrize("topic", ["kv@pod@hash", "kv@pod-{rank}@hash"])
+def test_a_router_tells_the_engines_of_a_server_apart(topic):
+    """By rank, as those of vLLM's data parallelism, and by topics that have it."""
+    with ExitStack() as stack:
+        servers = [
+            stack.enter_context(HashServer(**each))
+            for each in engine_configs(
+                kv_events="tcp://*:0",
+                kv_events_replay="tcp://*:0",
+                kv_events_topic=topic,
+            )
+        ]
+        readers = [stack.enter_context(LlmD(each.server.kv_events)) for each in servers]
+        for server, blocks in zip(servers, (4, 2), strict=True):
+            body = {"prompt": list(range(blocks * BLOCK + 1)), "max_tokens": 1}
+            assert server.send("POST", TEXT, body)[0] == 200
+
+        def known():
+            for each in readers:
+                each.catch_up()
+            # One index of both, by topic and rank as llm-d has it.
+            index = {}
+            for each in readers:
+                for rank in each.ranks:
+                    index.setdefault((each.name, rank), set()).update(each.blocks)
+            return {key: len(blocks) for key, blocks in index.items()}
+
+        names = [topic.split("@")[1].replace("{rank}", each) for each in "01"]
+        until(lambda: known() == {(names[0], 0): 4, (names[1], 1): 2})
+
+
+def test_engines_of_a_server_share_no_port():
+    found = engine_configs(
+        kv_events="tcp://*:5557", kv_events_replay="tcp://*:5559", kv_events_topic="t"
+    )
+    assert [(e["kv_events"], e["kv_events_replay"]) for e in found] == [
+        ("tcp://*:5557", "tcp://*:5559"), ("tcp://*:5558", "tcp://*:5560"),
+    ]  # fmt: skip
+    with pytest.raises(RequestError, match="2 apart"):
+        engine_configs(kv_events="tcp://*:5557", kv_events_replay="tcp://*:5558")
 
 
 def gauges(text, name):

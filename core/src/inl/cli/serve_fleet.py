@@ -145,6 +145,7 @@ def make_fleet(
     if options.replicas is not None and options.place is not None:
         local = _placed(options.place, options.replicas, models, config, engine)
     elif options.replicas is not None:
+        _check_ports(config, options.replicas)
         # The front-end checks keys and counts those of all engines together.
         inner = _behind(config)
         settings = [
@@ -206,14 +207,34 @@ def _placed(
 
 
 def _with_kv_events(config: ServerConfig, index: int) -> ServerConfig:
-    """Return the settings of one of several engines, with ports of its own."""
+    """Return the settings of one of several engines: ports and rank are its own.
+
+    vLLM does so with data parallelism: the rank is added to the port, and each batch of
+    events carries it.
+    """
+    if config.kv_events is None:
+        return config
     from inl.serve.kv_events import next_endpoint
 
     return replace(
         config,
         kv_events=next_endpoint(config.kv_events, index),
         kv_events_replay=next_endpoint(config.kv_events_replay, index),
+        kv_events_rank=index,
     )
+
+
+def _check_ports(config: ServerConfig, count: int) -> None:
+    """Raise :class:`~inl.errors.RequestError` if engines would share a port."""
+    ends = [config.kv_events, config.kv_events_replay]
+    ports = [each.rpartition(":")[2] for each in ends if each is not None]
+    first, *other = [int(port) if port.isdecimal() else 0 for port in ports] or [0]
+    if first and other and other[0] and abs(first - other[0]) < count:
+        raise RequestError(
+            f"--kv-events-replay: found port {other[0]} beside {first} of --kv-events "
+            f"for {count} engines, each of which takes the next ones; accepts ports "
+            f"that are {count} apart or more"
+        )
 
 
 def _changed(config: ServerConfig | EngineConfig) -> dict[str, Any]:

@@ -317,7 +317,8 @@ class LoggingOptions:
         str,
         typer.Option(
             metavar="TOPIC",
-            help="First frame of these events, which llm-d reads as kv@ENGINE@MODEL. "
+            help="First frame of these events, which llm-d reads as kv@ENGINE@MODEL; "
+            "{rank} in it is the number of the engine of --replicas. "
             "[default: empty]",
             show_default=False,
         ),

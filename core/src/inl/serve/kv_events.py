@@ -45,6 +45,9 @@ MOST_BYTES = 1 << 10
 WAIT_SECONDS = 0.1
 """Time between two looks for subscribers that ask for batches again."""
 
+RANK = "{rank}"
+"""What the number of an engine replaces in a topic."""
+
 END = (-1).to_bytes(8, "big", signed=True)
 """Number of the message behind the last one that is sent again."""
 
@@ -112,13 +115,14 @@ class KVEventPublisher:
 
     endpoint: address of ZeroMQ; it is bound if it has a ``*``, and connected to
     otherwise. replay: address at which batches can be asked for again. topic: first
-    frame of each message. Raises
+    frame of each message, in which ``{rank}`` is replaced. rank: of each batch, by
+    which subscribers tell several engines of one server apart. Raises
     :class:`~inl.errors.RequestError` for an address of no use, and
     :class:`~inl.errors.MissingPackage`.
     """
 
     def __init__(
-        self, endpoint: str, replay: str | None = None, topic: str = ""
+        self, endpoint: str, replay: str | None = None, topic: str = "", rank: int = 0
     ) -> None:
         try:
             import zmq
@@ -131,7 +135,7 @@ class KVEventPublisher:
         """Names of adapters by digest."""
         self.missed = 0
         """Batches that were asked for again and are no longer kept."""
-        self._topic = topic.encode()
+        self._topic, self._rank = topic.replace(RANK, str(rank)).encode(), rank
         self._events: queue.SimpleQueue[KVEvent | None] = queue.SimpleQueue()
         self._kept: deque[tuple[int, bytes]] = deque(maxlen=KEPT_BATCHES)
         self._numbers = count()
@@ -198,7 +202,7 @@ class KVEventPublisher:
             is_open = len(found) == len(events)
             if found:
                 named = [encoded_event(each, self.adapters) for each in found]
-                data = encode(Batch(time.time(), named, 0))
+                data = encode(Batch(time.time(), named, self._rank))
                 number = next(self._numbers)
                 self._kept.append((number, data))
                 self._socket.send_multipart([self._topic, _number(number), data])

@@ -178,7 +178,10 @@ def _kv_events(config: ServerConfig, models: int) -> KVEventPublisher | None:
     from inl.serve.kv_events import KVEventPublisher
 
     return KVEventPublisher(
-        config.kv_events, config.kv_events_replay, config.kv_events_topic
+        config.kv_events,
+        config.kv_events_replay,
+        config.kv_events_topic,
+        config.kv_events_rank,
     )
 
 

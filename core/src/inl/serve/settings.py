@@ -95,6 +95,9 @@ class ServerConfig:
     kv_events_topic: str = ""
     """First frame of these events, which llm-d reads as ``kv@ENGINE@MODEL``. If there
     is one, it also precedes what is sent again."""
+    kv_events_rank: int = 0
+    """Number of the engine among those of a server, which these events carry as vLLM's
+    data-parallel rank."""
 
     def __post_init__(self) -> None:
         for name in (
