@@ -237,6 +237,33 @@ def test_requests_that_begin_while_drafts_do_not_pay_are_not_followed(
     assert not engine.speculation.drafter.followed
 
 
+def test_a_layer_that_is_slower_than_measured_is_not_followed(make, target, measured):
+    """As first steps are, which compile: drafting is tried again later."""
+    measured(PAYS)
+    engine = make(with_layer(target), prefix_cache=False)
+    engine.speculation.drafter._times = StepTimes({1: 0.3, 64: 3.0})
+    followed, buckets = engine.speculation.followed, engine.core.scheduler.buckets
+
+    def took(seconds):
+        followed.processed([])
+        followed.drafted(1, 3, seconds)
+
+    assert followed.pays(1, buckets)
+    for _ in range(30):
+        took(0.0)  # other work does not count
+    assert followed.pays(1, buckets)
+    for _ in range(30):
+        took(9.0)
+    assert not followed.pays(1, buckets)
+    steps = steps_of(engine)
+    run(engine, [PREFIX[:9]], max_tokens=12)
+    assert not any(steps.heads)
+    for _ in range(120):
+        run(engine, [PREFIX[:9]], max_tokens=2)
+    run(engine, [PREFIX[:9]], max_tokens=12)
+    assert any(steps.heads)
+
+
 def test_a_prompt_with_few_tokens_after_it_is_not_read(make, target, measured):
     measured(PAYS)
     engine = make(with_layer(target), prefix_cache=False)

@@ -9,9 +9,11 @@ others run as without speculation.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
 from inl.speculation.draft_counts import (
+    FORGETTING,
     PRIOR,
     Acceptance,
     DraftCounts,
@@ -42,6 +44,13 @@ MEMORY: Final = 0.99
 ROUNDED: Final = 2
 """Decimals of an acceptance for which a choice is made once."""
 
+OBSERVED: Final = 0.2
+"""Weight of the newest step in the mean of drafting times."""
+
+MOST_SLOW: Final = 4.0
+"""Most that one step counts for, as a multiple of the measured time: the first steps of
+a size compile it."""
+
 
 class FollowedRequests:
     """The requests that a drafter follows; times: without them, all requests."""
@@ -54,8 +63,12 @@ class FollowedRequests:
         """Of the drafts of all requests, which is assumed of new ones."""
         self._idle: dict[int, int] = {}
         """Steps of each request since the last one that verified drafts."""
-        self._saved: dict[tuple[int, str, float], float] = {}
-        """Seconds that each token saves, by rows, sampler and acceptance."""
+        self._saved: dict[tuple[int, str, float, float], float] = {}
+        """Seconds that each token saves, by rows, sampler, acceptance and slowness."""
+        self._slowness = 1.0
+        """Recent seconds of drafting by those that were measured at the start."""
+        self._reading: float | None = None
+        """Seconds to read the newest step, unless it had prompts."""
 
     def __contains__(self, request: Request) -> bool:
         return request.id in self._drafter.followed
@@ -81,7 +94,10 @@ class FollowedRequests:
 
     def processed(self, chunks: Sequence[Chunk]) -> None:
         """Let the drafter read a step; drop requests that verify no drafts."""
+        began = perf_counter()
         self._drafter.observe(chunks)
+        has_prompts = any(start < request.prefill_len for request, start, *_ in chunks)
+        self._reading = None if has_prompts else perf_counter() - began
         if self._times is None or not self.has_any:
             return
         for request, start, stop, _ in chunks:
@@ -91,6 +107,20 @@ class FollowedRequests:
             self._idle[request.id] = idle = 0 if stop - start > 1 else idle + 1
             if idle > PATIENCE:
                 self.forget(request)
+
+    def drafted(self, rows: int, drafts: int, seconds: float) -> None:
+        """Count the seconds of drafts, at most so many for each of ``rows`` rows."""
+        reading, self._reading = self._reading, None
+        if reading is None or not drafts:
+            return
+        expected = self._drafter.seconds(rows, drafts)
+        if expected > 0:
+            slowness = min((reading + seconds) / expected, MOST_SLOW)
+            self._slowness += OBSERVED * (slowness - self._slowness)
+
+    def seconds(self, rows: int, drafts: int) -> float:
+        """Return the seconds of drafts, as measured, or more as they were recently."""
+        return max(self._slowness, 1.0) * self._drafter.seconds(rows, drafts)
 
     def forget(self, request: Request) -> None:
         """Follow a request no longer."""
@@ -118,17 +148,20 @@ class FollowedRequests:
         rate = self.acceptance.rate
         if left * self._seconds(rows, request.sampler, rate, buckets) > cost:
             return True
+        # So that drafting is tried again later:
+        self._slowness += (1 - FORGETTING) * (1 - self._slowness)
         if left * self._seconds(rows, request.sampler, PRIOR, buckets) > cost:
-            self.acceptance.pass_by()  # so that drafting is tried again later
+            self.acceptance.pass_by()
         return False
 
     def _seconds(self, rows: int, sampler: str, rate: float, buckets: Buckets) -> float:
         """Return the seconds that each token is expected to save, 0 for too few."""
-        key = rows, sampler, round(rate, ROUNDED)
+        rate = round(rate, ROUNDED)
+        key = rows, sampler, rate, round(max(self._slowness, 1.0), 1)
         if key not in self._saved:
             assert self._times is not None, "checked before"
             least = self._times.without_drafts(rows) / rows * (1 - 1 / LEAST_GAIN)
-            saved = self._choose(*key, buckets).saved
+            saved = self._choose(rows, sampler, rate, buckets).saved
             self._saved[key] = saved if saved > least else 0.0
         return self._saved[key]
 
@@ -141,5 +174,5 @@ class FollowedRequests:
         counts, rates = [self._max_drafts] * rows, [rate] * rows
         return choose_counts(
             counts, rates, sizes, self._times,
-            lambda drafts: self._drafter.seconds(rows, drafts),
+            lambda drafts: self.seconds(rows, drafts),
         )  # fmt: skip

@@ -167,9 +167,14 @@ class Speculation(DraftPlanner):
         if queries:
             began = perf_counter()
             answers = self.drafter.propose(queries)
-            self._overhead += OVERHEAD_WEIGHT * (
-                perf_counter() - began - self._overhead
-            )
+            seconds = perf_counter() - began
+            self._overhead += OVERHEAD_WEIGHT * (seconds - self._overhead)
+            if self.followed is not None:
+                longest = max(
+                    len(tokens) - known_tokens(rows[at])
+                    for at, tokens in zip(asked, answers, strict=True)
+                )
+                self.followed.drafted(len(asked), max(longest, 0), seconds)
             for at, tokens in zip(asked, answers, strict=True):
                 proposals[at] = allowed(rows[at].request, tokens)
                 if isinstance(self.drafter, RatedDrafter):
@@ -207,7 +212,8 @@ class Speculation(DraftPlanner):
 
         def drafting(count: int) -> float:
             if isinstance(drafter, TimedDrafter):
-                return 0.0 if are_drafted else drafter.seconds(len(rows), count)
+                timed = drafter if self.followed is None else self.followed
+                return 0.0 if are_drafted else timed.seconds(len(rows), count)
             return self._overhead
 
         acceptance = [each.rate for each in stats]
