@@ -6,7 +6,8 @@
 Alternates between the capacity, with as many clients as the server runs and queues, and
 Poisson arrivals at four times that rate, so that other processes disturb both alike.
 Prints the ratio of medians. ``--keys`` divides the arrivals between keys that send so
-many requests each: the answers of each one show whether the server is fair.
+many requests each. Keys have no weights: one that asks for less than its equal share is
+to get all of it, and the others divide the rest, which is printed as the fair share.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import random
 import statistics
 import time
 from collections import Counter
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,7 @@ class Load:
         self._host, self._port, self._tokens = host, port, tokens
         self._keys = keys
         """Those of requests that follow each other, again and again; or none."""
+        self.asked: Counter[str] = Counter()
         self.answers: Counter[str] = Counter()
         """Of each key, while there are more requests than the server can do."""
         self._process = process
@@ -92,6 +94,7 @@ class Load:
     async def send(self, number: int) -> None:
         """Send a request and count its answer."""
         key = self._keys[number % len(self._keys)] if self._keys else None
+        self.asked[key or "all"] += self._is_open
         status, headers, answer = await post(
             self._host, self._port, PATH, body(number, self._tokens), key
         )
@@ -197,8 +200,19 @@ async def measure(host: str, port: int, process: int, given: Any) -> dict[str, A
         },
         "open_requests_after": (await load.state())["server_load"],
         "kv_cache_usage_after": (await load.state()).get("kv_cache_usage"),
+        "asked_by_each_key_at_four_times": dict(load.asked),
         "answers_of_each_key_at_four_times": dict(load.answers),
+        "fair_shares_of_these_answers": fair_shares(load.asked, load.answers.total()),
     }
+
+
+def fair_shares(asked: Mapping[str, int], answers: int) -> dict[str, int]:
+    """Divide answers: each key gets what it asked for, or as much as any other one."""
+    found, left = {}, answers
+    for number, key in enumerate(sorted(asked, key=lambda each: asked[each])):
+        found[key] = min(asked[key], left // (len(asked) - number))
+        left -= found[key]
+    return found
 
 
 def show(found: dict[str, Any]) -> None:

@@ -101,6 +101,8 @@ class Admission:
                 param="n",
             )
         self._check(client, requests)
+        if client in self._refused and self._rivals(client):
+            self._expect(client)  # it has come again, and others find no room still
         self.open += requests
         self._held[client] += requests
         self._clients[client] += requests
@@ -121,8 +123,19 @@ class Admission:
             return
         error = self._refusal(*reason)
         if error.code == "queue_full":
-            self._refused[client] = self._clock() + self.retry_seconds + FAIR_SECONDS
+            self._expect(client)
         raise error
+
+    def _expect(self, client: str) -> None:
+        """Keep a share for a client that found no room until it tries again."""
+        self._refused[client] = self._clock() + self.retry_seconds + FAIR_SECONDS
+
+    def _rivals(self, client: str) -> set[str]:
+        """Return the other clients that found no room lately."""
+        now = self._clock()
+        for each in [each for each, end in self._refused.items() if end < now]:
+            del self._refused[each]
+        return self._refused.keys() - {client}
 
     def check_awake(self) -> None:
         """Raise :class:`ApiError` 503 if the model is asleep."""
@@ -156,10 +169,7 @@ class Admission:
 
         Clients that find no room divide equally what the others leave.
         """
-        now = self._clock()
-        for each in [each for each, end in self._refused.items() if end < now]:
-            del self._refused[each]
-        wanting = {client, *self._refused}
+        wanting = {client, *self._rivals(client)}
         others = sum(self._held[each] for each in self._held.keys() - wanting)
         return (self.max_running + self._max_queue - others) // len(wanting)
 
