@@ -356,6 +356,44 @@ FAMILIES: dict[str, dict[str, list[Any]]] = {
         "rope_local_base_freq": [50.0, ABSENT], "altup_coef_clip": [0.1, ABSENT],
         "sliding_window": [5, 64, ABSENT],
     },
+    "gemma4_unified_text": {
+        "hidden_activation": ["gelu_pytorch_tanh", "silu", ABSENT],
+        "final_logit_softcapping": [3.0, None, ABSENT],
+        "use_bidirectional_attention": [None, "vision", ABSENT, "all"],
+        "head_dim": [8, 12], "global_head_dim": [8, 16],
+        "num_global_key_value_heads": [1, 2, None, ABSENT],
+        "num_key_value_heads": [1, 2], "attention_k_eq_v": [True, False, ABSENT],
+        "num_kv_shared_layers": [*[0, 1] * 3, 2, ABSENT],
+        "use_double_wide_mlp": [True, False, ABSENT],
+    },
+    "biogpt": {
+        "scale_embedding": [True, False, ABSENT], "layer_norm_eps": [0.1, ABSENT],
+        "hidden_act": ["gelu", "relu", ABSENT],
+    },
+    "persimmon": {
+        "layer_norm_eps": [0.1, ABSENT], "qk_layernorm": [True, False, ABSENT],
+        "partial_rotary_factor": [0.5, ABSENT, 1.0], "head_dim": [ABSENT],
+        "hidden_act": ["relu2", "gelu", ABSENT],
+    },
+    "afmoe": {
+        "num_experts": [4], "num_experts_per_tok": [1, 2], "head_dim": [8, 12],
+        "moe_intermediate_size": [12], "num_shared_experts": [1, 2, ABSENT],
+        "num_dense_layers": [0, 1, ABSENT], "route_scale": [0.5, ABSENT],
+        "mup_enabled": [True, False, ABSENT], "sliding_window": [5, 64, ABSENT],
+        "global_attn_every_n_layers": [2, 3, ABSENT],
+    },
+    "cohere2_moe": {
+        "num_experts": [4], "num_experts_per_tok": [1, 2], "head_dim": [8, 12],
+        "num_shared_experts": [0, 1, 2, ABSENT], "logit_scale": [0.3, ABSENT],
+        "shared_expert_combination_strategy": ["sum", "average", ABSENT],
+        "expert_selection_fn": ["softmax", "sigmoid", ABSENT],
+        "norm_topk_prob": [True, False, ABSENT], "layer_norm_eps": [0.1, ABSENT],
+        "first_k_dense_replace": [0, 1, ABSENT], "rms_norm_eps": [*[ABSENT] * 5, 0.1],
+        "prefix_dense_intermediate_size": [14, None, ABSENT],
+        "prefix_dense_sliding_window_pattern": [1, 2, ABSENT],
+        "sliding_window_pattern": [2, ABSENT], "sliding_window": [5, 64, ABSENT],
+        "mlp_layer_types": [["sparse", "dense"], ABSENT, ABSENT],
+    },
     "jais2": {"layer_norm_eps": [0.1, ABSENT]},
     "vaultgemma": GEMMA,
     "gpt_neox": {
@@ -485,7 +523,7 @@ def draw(rng, family: str) -> dict[str, Any]:
 
 def rope(rng, family, lanes):
     """Fields of the rotation, in any of the places where configs have them."""
-    if family == "gemma4_text":
+    if family in ("gemma4_text", "gemma4_unified_text"):
         return by_layers(rng)
     found: dict[str, Any] = {}
     if rng.random() < 0.5:

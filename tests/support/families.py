@@ -615,12 +615,54 @@ FAMILIES = {
             "final_logit_softcapping": 3.0,
         },
     ),
+    "gemma4-unified": (
+        "Gemma4Unified",
+        {
+            name: value
+            for name, value in GEMMA4.items()
+            if name != "hidden_size_per_layer_input"
+        }
+        | {"attention_k_eq_v": True},
+    ),
+    "biogpt": ("BioGpt", {}),
+    "persimmon": ("Persimmon", rope(partial_rotary_factor=0.5)),
+    "afmoe": (
+        "Afmoe",
+        rope()
+        | {
+            "head_dim": 12,
+            "sliding_window": WINDOW,
+            "layer_types": KINDS,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "num_shared_experts": 2,
+            "moe_intermediate_size": 24,
+            "route_scale": 1.7,
+            "mup_enabled": True,
+        },
+    ),
+    "cohere2-moe": (
+        "Cohere2Moe",
+        rope()
+        | {
+            "head_dim": 12,
+            "logit_scale": 0.3,
+            "sliding_window": WINDOW,
+            "layer_types": KINDS,
+            "mlp_layer_types": ["dense", "dense", "sparse", "sparse"],
+            "prefix_dense_intermediate_size": 56,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "num_shared_experts": 1,
+        },
+    ),
 }
 """Name: its class in transformers and what its config has beside :data:`SIZES`."""
 
 OF_OTHERS = (
     "youtu", "minicpm3", "axk1", "hyperclovax", "granite-swa", "granite-moe-swa",
-    "flex-olmo", "hy3", "flint", "mellum", "nanochat",
+    "flex-olmo", "hy3", "flint", "mellum", "nanochat", "gemma4-unified",
+    "biogpt", "persimmon", "afmoe", "cohere2-moe",
 )  # fmt: skip
 """Families all of whose ops others have, so that few backends show what they show."""
 
@@ -640,7 +682,15 @@ class Made(NamedTuple):
 def make(name, path, **changes):
     """Save a random model of a family, with changed fields, under ``path``."""
     kind, fields = FAMILIES[name]
-    texts = "Gemma3", "Gemma3n", "Gemma4", "Llama4", "Qwen3_5", "Qwen3_5Moe"
+    texts = (
+        "Gemma3",
+        "Gemma3n",
+        "Gemma4",
+        "Gemma4Unified",
+        "Llama4",
+        "Qwen3_5",
+        "Qwen3_5Moe",
+    )
     text = "Text" if kind in texts else ""
     config = getattr(transformers, f"{kind}{text}Config")(**SIZES | fields | changes)
     config._attn_implementation = "eager"

@@ -732,6 +732,33 @@ MUTANTS = {
         "direction of the rotation": Mutant(patch=(groups, "head_rows", in_order)),
     },
     "gemma3n": GEMMA3N,
+    "gemma4-unified": {"norm after a block": AFTER["norm after a block"]},
+    "biogpt": NORMS | without_k(BIAS) | OUT_BIAS | PLACES | CENTERED | {
+        "scale of embeddings": field(embed_scale=1.0),
+    },
+    "persimmon": ROPE | NORMS | OUT_BIAS | TURNED | CENTERED | {
+        "norms of heads": in_group("attention", "head_norms", lambda w: None),
+        "biases of heads": in_group("attention", "head_norms", lambda w: tuple(
+            each._replace(bias=0 * each.bias) for each in w)),
+        "activation": field(activation="relu"),
+    },
+    "afmoe": ROPE | SPLIT | NORMS | SILU | HEAD_NORMS | AFTER | BEFORE | RANKS | {
+        "scale of embeddings": field(embed_scale=1.0),
+        "factor on experts": field(routed_scale=7.0),
+        "gate of attention": in_group(
+            "attention", "gate", lambda w: w._replace(weight=0 * w.weight)
+        ),
+        "layers that do not rotate": Mutant(
+            lambda c: replace(c, views=tuple(v._replace(rotated=True) for v in c.views))
+        ),
+    },
+    "cohere2-moe": ROPE | SPLIT | NORMS | SILU | COHERE | {
+        "average with the shared expert": field(average=False),
+        "selection": field(selection="sigmoid"),
+        "layers that do not rotate": Mutant(
+            lambda c: replace(c, views=tuple(v._replace(rotated=True) for v in c.views))
+        ),
+    },
     "bamba": MAMBA | RESULTS | NORMS | SILU | ROPE | TURNED,
     "falcon-h1": MAMBA | RESULTS | NORMS | SILU | ROPE | {
         "norm before the gate": field(norm_first=True),

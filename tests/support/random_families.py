@@ -193,6 +193,22 @@ FIELDS = {
         "altup_num_inputs": 3, "laurel_rank": 12,
         "activation_sparsity_pattern": [0.8, 0.0, 0.0, 0.5],
     },
+    "gemma4_unified": {
+        "sliding_window": 7, "head_dim": 16, "global_head_dim": 24,
+        "num_global_key_value_heads": 2, "attention_k_eq_v": True,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
+    "biogpt": {}, "persimmon": {"num_key_value_heads": None},
+    "afmoe": {
+        "head_dim": 12, "num_experts": 6, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24, "sliding_window": 7,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
+    "cohere2_moe": {
+        "head_dim": 12, "num_experts": 6, "num_experts_per_tok": 2,
+        "num_shared_experts": 1, "sliding_window": 7, "first_k_dense_replace": 1,
+        "sliding_window_pattern": 2,
+    },
     "seed_oss": {"head_dim": 12, "attention_out_bias": True},
 }  # fmt: skip
 

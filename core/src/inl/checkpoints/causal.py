@@ -56,6 +56,17 @@ DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     "llava_next": {"model_type": "llama"}, "qwen2_vl": {}, "qwen2_5_vl": {},
     "qwen3_vl": {}, "idefics3": {"model_type": "llama"},
     "smolvlm": {"model_type": "llama"},
+    "gemma3n": {
+        "model_type": "gemma3n_text", "vocab_size": 262400, "hidden_size": 2048,
+        "intermediate_size": 16384, "num_hidden_layers": 35, "num_attention_heads": 8,
+        "tie_word_embeddings": True,
+    },
+    "gemma4_unified": {
+        "model_type": "gemma4_unified_text", "vocab_size": 262144, "hidden_size": 2304,
+        "intermediate_size": 9216, "num_hidden_layers": 30, "num_attention_heads": 8,
+        "tie_word_embeddings": True,
+    },
+    "fuyu": {"model_type": "persimmon"}, "got_ocr2": {"model_type": "qwen2"},
 }  # fmt: skip
 """Models of images and text by ``model_type``, and defaults of their language model.
 

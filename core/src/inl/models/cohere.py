@@ -51,7 +51,7 @@ def common(hf: Mapping[str, Any], theta: float) -> CohereConfig:
     return llama.extended(CohereConfig, base, logit_scale=scale)
 
 
-def weights(c: CohereConfig) -> llama.Weights:
+def weights(c: llama.LlamaConfig) -> llama.Weights:
     """Return the weight tree, by Hugging Face tensor names."""
     tree = llama.weights(replace(c, layers=0))
     return tree._replace(
@@ -60,7 +60,7 @@ def weights(c: CohereConfig) -> llama.Weights:
     )
 
 
-def _layer(c: CohereConfig, at: str) -> llama.Layer:
+def _layer(c: llama.LlamaConfig, at: str) -> llama.Layer:
     attention = layer_norm.Attention(
         layer_norm.norm(f"{at}input_layernorm", c.hidden_size, bias=False),
         groups.qkv(c, at, bias=c.qkv_bias, interleaved=True),

@@ -13,7 +13,7 @@ from inl.models import granite_swa, groups, llama, moe, qwen3_moe
 from inl.models.config import refuse_unless, whole
 from inl.models.fields import changed, with_defaults
 from inl.models.views import views, windows
-from inl.spec.weights import Group, Param
+from inl.spec.weights import Group
 
 DEFAULTS: Final = {
     "num_key_value_heads": 4, "head_dim": 128, "max_position_embeddings": 262144,
@@ -59,13 +59,10 @@ def weights(c: moe.MoeConfig) -> llama.Weights:
 
 def feed_forward(c: moe.MoeConfig, at: str, norm: Group) -> moe.Moe:
     """Return the mixture of the layer with name prefix ``at``."""
-    # The family has no bias of ranks.
-    name = f"{at}mlp.gate.e_score_correction_bias"
-    bias = Param(name, (c.experts,), finite=True, wide=True, optional=True)
     stem = f"{at}mlp.shared_expert"
     return qwen3_moe.feed_forward(c, at, norm)._replace(
         shared=groups.gated(stem, c.hidden_size, c.shared_size),
-        bias=Group("group_route", bias=bias),
+        bias=moe.no_bias(c, at),
     )
 
 

@@ -5,7 +5,7 @@ A quarter of the lanes rotates, all projections but that to logits have biases.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -64,11 +64,16 @@ def config(hf: Mapping[str, Any]) -> NeoxConfig:
 
 def weights(c: NeoxConfig) -> llama.Weights:
     """Return the weight tree, by the names of :func:`adapt`."""
+    return layer_norm.weights(c, inner(c))
 
-    def inner(stem: str) -> mlp.OpenMlp:
+
+def inner(c: Any) -> Callable[[str], mlp.OpenMlp]:
+    """Return what makes the feed-forward layer of a module."""
+
+    def made(stem: str) -> mlp.OpenMlp:
         return mlp.ungated(c, f"{stem}.dense_h_to_4h", f"{stem}.dense_4h_to_h")
 
-    return layer_norm.weights(c, inner)
+    return made
 
 
 def layer(

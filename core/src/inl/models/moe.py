@@ -162,6 +162,13 @@ def router(c: MoeConfig, *sources: str) -> Group:
     return Group("linear", weight=forms[0]._replace(aliases=tuple(forms[1:])))
 
 
+def no_bias(c: MoeConfig, at: str) -> Group:
+    """Return the parameters of routing by groups of a family without a bias."""
+    name = f"{at}mlp.gate.e_score_correction_bias"
+    bias = Param(name, (c.experts,), finite=True, wide=True, optional=True)
+    return Group("group_route", bias=bias)
+
+
 def expert_group(
     c: MoeConfig, stem: str, fused: str, *, gate: str, up: str, down: str
 ) -> Group:

@@ -105,6 +105,14 @@ FAMILIES = (
     ("NanoChatForCausalLM", "nanochat", "nanochat"),
     ("Gemma3nForCausalLM", "gemma3n_text", "gemma3n"),
     ("Gemma3nForConditionalGeneration", "gemma3n", "gemma3n"),
+    ("Gemma4UnifiedForCausalLM", "gemma4_unified_text", "gemma4_unified"),
+    ("BioGptForCausalLM", "biogpt", "biogpt"),
+    ("PersimmonForCausalLM", "persimmon", "persimmon"),
+    ("AfmoeForCausalLM", "afmoe", "afmoe"),
+    ("Cohere2MoeForCausalLM", "cohere2_moe", "cohere2_moe"),
+    ("Gemma4UnifiedForConditionalGeneration", "gemma4_unified", "gemma4_unified"),
+    ("FuyuForCausalLM", "fuyu", "persimmon"),
+    ("GotOcr2ForConditionalGeneration", "got_ocr2", "qwen2"),
 )
 """(``architectures`` entry, ``model_type``, module in ``inl.models``)."""
 
