@@ -7,6 +7,7 @@ import pytest
 from inl.errors import RequestError
 from inl.optimizers import (
     HybridSchedule,
+    InterleavedSchedule,
     PipelineSchedule,
     apply_kernel_fusion,
     autotune,
@@ -40,6 +41,31 @@ def test_schedules_are_valid_and_have_the_bubble_of_the_formula(stages, batches,
             assert when[stage, forward] < time
     most = batches if kind == "gpipe" else min(stages, batches)
     assert schedule.most_held == most
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 3])
+@pytest.mark.parametrize("stages", [1, 2, 4])
+@pytest.mark.parametrize("turns", [1, 3])
+def test_interleaved_schedules_have_the_bubble_of_the_formula(stages, turns, chunks):
+    batches = stages * turns
+    schedule = InterleavedSchedule(stages, batches, chunks=chunks)
+    idle = (stages - 1) / (chunks * batches + stages - 1)
+    assert schedule.bubble == pytest.approx(idle)
+    assert pipeline_bubble(stages, batches, chunks) == pytest.approx(idle)
+    when = {
+        (slot.chunk * stages + stage, slot.micro_batch, slot.backward): time
+        for stage, row in enumerate(schedule.rows)
+        for time, slot in enumerate(row)
+        if slot is not None
+    }
+    assert len(when) == 2 * stages * chunks * batches
+    for (part, batch, backward), time in when.items():
+        if backward and part < stages * chunks - 1:
+            assert when[part + 1, batch, True] < time
+        if not backward and part:
+            assert when[part - 1, batch, False] < time
+        if backward:
+            assert when[part, batch, False] < time
 
 
 def test_inference_has_no_backward_passes():
@@ -81,6 +107,8 @@ def test_refusals():
         (lambda: HybridSchedule(data=2, micro_batches=3), "micro_batches: found 3"),
         (lambda: HybridSchedule(tensor=0, micro_batches=3), "tensor: found 0"),
         (lambda: autotune(len, search={"block_size": [1]}), "found builtin_function"),
+        (lambda: InterleavedSchedule(2, 3), "micro_batches: found 3"),
+        (lambda: InterleavedSchedule(2, 2, chunks=0), "chunks: found 0"),
         (lambda: PipelineSchedule(2, 2, kind="zigzag"), "kind: found 'zigzag'"),
         (lambda: quantize_for_inference(object(), "int3"), "dtype: found 'int3'"),
         (lambda: quantize_for_inference(object()), "found object, accepted: a torch"),

@@ -9,16 +9,17 @@ from inl.errors import RequestError
 KINDS = ("gpipe", "1f1b")
 
 
-def pipeline_bubble(stages: int, micro_batches: int) -> float:
-    """Return the share of idle time: ``(S - 1) / (M + S - 1)``.
+def pipeline_bubble(stages: int, micro_batches: int, chunks: int = 1) -> float:
+    """Return the share of idle time: ``(S - 1) / (C * M + S - 1)``.
 
-    Of S stages that take equal time, M micro-batches. Raises
-    :class:`~inl.errors.RequestError` for numbers below 1.
+    Of S stages that take equal time, M micro-batches; C chunks of layers on each stage,
+    interleaved. Raises :class:`~inl.errors.RequestError` for numbers below 1.
     """
-    for name, value in (("stages", stages), ("micro_batches", micro_batches)):
+    given = {"stages": stages, "micro_batches": micro_batches, "chunks": chunks}
+    for name, value in given.items():
         if type(value) is not int or value < 1:
             raise RequestError(f"{name}: found {value!r}, accepted: 1 or more")
-    return (stages - 1) / (micro_batches + stages - 1)
+    return (stages - 1) / (chunks * micro_batches + stages - 1)
 
 
 class Slot(NamedTuple):
@@ -26,6 +27,8 @@ class Slot(NamedTuple):
 
     micro_batch: int
     backward: bool
+    chunk: int = 0
+    """Of the layers of the stage, where schedules are interleaved."""
 
 
 @final
@@ -85,6 +88,51 @@ class PipelineSchedule:
 
 
 @final
+class InterleavedSchedule:
+    """A 1F1B schedule of stages with several chunks of layers each (Narayanan, 2021).
+
+    Chunk c of stage s has the layers of part ``c * stages + s`` of the model. The
+    bubble is that of :func:`pipeline_bubble`. micro_batches: a multiple of ``stages``.
+    Raises :class:`~inl.errors.RequestError`.
+    """
+
+    def __init__(self, stages: int, micro_batches: int, *, chunks: int = 2) -> None:
+        pipeline_bubble(stages, micro_batches, chunks)
+        if micro_batches % stages:
+            raise RequestError(
+                f"micro_batches: found {micro_batches}, accepted: a multiple of "
+                f"{stages}, the stages"
+            )
+        self.stages, self.micro_batches, self.chunks = stages, micro_batches, chunks
+        self.rows = _simulate([self._order(stage) for stage in range(stages)], chunks)
+        """For each stage, its :class:`Slot` at each time; ``None`` while it waits."""
+
+    @property
+    def bubble(self) -> float:
+        """Share of the slots of all stages that are idle, counted."""
+        slots = [slot for row in self.rows for slot in row]
+        return slots.count(None) / len(slots)
+
+    def _order(self, stage: int) -> list[Slot]:
+        count = self.micro_batches * self.chunks
+        ahead = min(
+            2 * (self.stages - 1 - stage) + (self.chunks - 1) * self.stages, count
+        )
+        order = [self._slot(index, False) for index in range(ahead)]
+        for index in range(count):
+            if ahead + index < count:
+                order.append(self._slot(ahead + index, False))
+            order.append(self._slot(index, True))
+        return order
+
+    def _slot(self, index: int, backward: bool) -> Slot:
+        turn, inside = divmod(index, self.stages * self.chunks)
+        chunk, batch = divmod(inside, self.stages)
+        chunk = self.chunks - 1 - chunk if backward else chunk
+        return Slot(turn * self.stages + batch, backward, chunk)
+
+
+@final
 class HybridSchedule:
     """A pipeline on each of ``data`` copies, with ``tensor`` devices for each stage.
 
@@ -124,35 +172,32 @@ class HybridSchedule:
         return self.copy.bubble
 
 
-def _simulate(queues: list[list[Slot]]) -> list[list[Slot | None]]:
+def _simulate(queues: list[list[Slot]], chunks: int = 1) -> list[list[Slot | None]]:
     """Run each stage's queue in order, as soon as its inputs are there."""
-    last = len(queues) - 1
-    done: dict[tuple[int, Slot], int] = {}
+    parts = len(queues) * chunks
+    done: dict[tuple[int, int, bool], int] = {}
     rows: list[list[Slot | None]] = [[] for _ in queues]
     at = [0] * len(queues)
     time = 0
     while any(at[stage] < len(queue) for stage, queue in enumerate(queues)):
         for stage, queue in enumerate(queues):
             slot = queue[at[stage]] if at[stage] < len(queue) else None
-            if slot is not None and done.get(_input(stage, slot, last), -1) >= time:
-                slot = None
-            elif slot is not None and _input(stage, slot, last) not in done:
-                slot = None if _has_input(stage, slot) else slot
             if slot is not None:
-                done[stage, slot] = time
-                at[stage] += 1
+                part = slot.chunk * len(queues) + stage
+                needed = _input(part, slot, parts)
+                if needed is not None and done.get(needed, time) >= time:
+                    slot = None
+                else:
+                    done[part, slot.micro_batch, slot.backward] = time
+                    at[stage] += 1
             rows[stage].append(slot)
         time += 1
     return rows
 
 
-def _has_input(stage: int, slot: Slot) -> bool:
-    return slot.backward or stage > 0
-
-
-def _input(stage: int, slot: Slot, last: int) -> tuple[int, Slot]:
-    """Return the work that must be done before: a stage before or after, or its own."""
+def _input(part: int, slot: Slot, parts: int) -> tuple[int, int, bool] | None:
+    """Return the work that must be done before: a part before or after, or its own."""
+    batch = slot.micro_batch
     if slot.backward:
-        own = Slot(slot.micro_batch, False)
-        return (stage, own) if stage == last else (stage + 1, slot)
-    return (stage - 1, slot)
+        return (part, batch, False) if part == parts - 1 else (part + 1, batch, True)
+    return (part - 1, batch, False) if part else None
