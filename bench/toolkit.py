@@ -295,6 +295,7 @@ def normalized(x: Any, w: Any, b: Any) -> Any:
 
 def quantized(tools: Torch, rows: tuple[int, ...]) -> Iterator[Case]:
     from inl.optimizers import quantize_for_inference
+    from inl_torch.registered.quantized import MAX_STORED
 
     torch = tools.torch
     layer = torch.nn.Linear(LAYER, LAYER, bias=False, device=tools.device)
@@ -305,7 +306,9 @@ def quantized(tools: Torch, rows: tuple[int, ...]) -> Iterator[Case]:
         weight = stored(small)
         for count in rows:
             is_float8 = dtype == "fp8" and tools.device == "cuda"
-            inputs = FLOAT8 if is_float8 and count > stored_rows() else ""
+            inputs = (
+                FLOAT8 if is_float8 and count > MAX_STORED[small.packed.dtype] else ""
+            )
             x = tools.array(count, LAYER, dtype="bfloat16")
             yield Case(
                 f"quantized {dtype} {count} rows", "linear", "bfloat16",
@@ -313,14 +316,6 @@ def quantized(tools: Torch, rows: tuple[int, ...]) -> Iterator[Case]:
                 {"bf16": torch.no_grad()(lambda x=x: half(x))},
                 lambda x, w=weight: x @ w.T.astype(x.dtype), (x,), inputs, LAYER,
             )  # fmt: skip
-
-
-def stored_rows(rows: int | None = None) -> int:
-    """Return the most rows that multiply stored weights on a GPU, after setting it."""
-    from inl_torch.registered import quantized as module
-
-    module.MAX_STORED = module.MAX_STORED if rows is None else rows
-    return module.MAX_STORED
 
 
 def stored(layer: Any) -> Any:
@@ -449,14 +444,7 @@ def main() -> int:
     parser.add_argument("--lengths", type=int, nargs="+", default=(512, 2048))
     parser.add_argument("--seconds", type=float, default=0.2, help="of each time")
     parser.add_argument("--only", nargs="+", help="gemm, attention, norm, ...")
-    parser.add_argument(
-        "--stored-rows",
-        type=int,
-        help="most rows that multiply stored weights on a GPU",
-    )
     words = parser.parse_args()
-    if words.stored_rows is not None:
-        stored_rows(words.stored_rows)
     is_torch = words.framework == "torch"
     tools: Any = Torch(words.device, words.compile) if is_torch else Jax()
     rows, small = tuple(words.rows), (1, 8, 16, 32, 64, 128, 256)

@@ -28,7 +28,7 @@ def quantize_for_inference(model: Any, dtype: str = "bf16") -> Any:
     A ``torch.nn.Module``: dtype is "bf16", "fp16"; "fp8" (e4m3) and "int8", with one
     scale per output; "int4", with one scale per 32 inputs of an output. Every other
     layer stays. On a CPU weights are decoded when the layer computes. On an NVIDIA GPU
-    rows in float32 are rounded to a half type, and with "fp8" more than 256 rows to
+    rows in float32 are rounded to a half type, and with "fp8" more than 128 rows to
     float8.
 
     A :class:`~inl.executor.model_loader.LanguageModel`: dtype is "fp8", "int8" or
