@@ -1,7 +1,7 @@
 """Run a model in pipeline stages, and measure the bubble of each schedule.
 
 Each rank is a process; every stage waits the same time in its forward and in its
-backward pass, as a stage of a large model computes, so that the idle share of a step is
+backward pass, as a stage of a large model computes, so that the idle share is the
 schedule's. Prints, for each schedule, the bubble by ``pipeline_bubble``, that of
 the shortest of three steps of SGD in float64, and the largest difference of losses to
 one device. Exits with 1 if losses differ by more than 1e-9.

@@ -124,11 +124,10 @@ def numbers(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if x.device.type != "cpu":
         return x.to(dtype)
     # The bits of bfloat16, with a bias of exponents that is larger by 120: torch would
-    # convert one number at a time.
-    bits = x.view(torch.int8).to(torch.int16)
-    sign = bits & -(2**15)
-    bits.bitwise_and_(0x7F).bitwise_left_shift_(4).bitwise_or_(sign)
-    return bits.view(torch.bfloat16).to(dtype, copy=True).mul_(2.0**120)
+    # convert one number at a time. The sign is that of the wider integer.
+    bits = x.view(torch.int8).to(torch.int16).bitwise_left_shift_(4)
+    narrow = bits.bitwise_and_(0x7F0 - 2**15).view(torch.bfloat16)
+    return narrow.to(dtype).mul_(2.0**120)
 
 
 def why_not_float8(a: torch.Tensor, b: torch.Tensor) -> str:
