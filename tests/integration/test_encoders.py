@@ -18,6 +18,7 @@ import pytest
 
 from inl.config import EngineConfig
 from inl.device import Device
+from inl.engine.embedder import PooledRequest
 from inl.engine.inference_engine import InferenceEngine
 from inl.errors import (
     CheckpointError,
@@ -32,6 +33,7 @@ from inl.runners.encoder_runner import EncoderRunner
 from inl.spec.encoder import TokenSequence
 
 torch = pytest.importorskip("torch")
+save_file = pytest.importorskip("safetensors.torch").save_file
 transformers = pytest.importorskip("transformers")
 
 BOUND = 1e-4
@@ -197,9 +199,9 @@ def test_modules_that_are_not_known_are_refused(tmp_path):
     modules(tmp_path, "weightedmean", unit=False)
     with pytest.raises(CheckpointError, match="found pooling"):
         open_model(tmp_path)
-    listed = [{"type": "sentence_transformers.models.Dense", "path": "2_Dense"}]
+    listed = [{"type": "sentence_transformers.models.LSTM", "path": "2_LSTM"}]
     (tmp_path / "modules.json").write_text(json.dumps(listed))
-    with pytest.raises(CheckpointError, match=r"found a module .*Dense"):
+    with pytest.raises(CheckpointError, match=r"found a module .*LSTM"):
         open_model(tmp_path)
 
 
@@ -405,6 +407,137 @@ def test_a_decoder_pools_its_last_token(tmp_path):
         assert worst(engine.embed(one.ids, dimensions=20)[0], row) < BOUND
         (best, *_) = engine.embed([one.ids, one.ids[:9]])
         assert worst(best, states[-1] / np.linalg.norm(states[-1])) < BOUND
-        modules(tmp_path, "mean_tokens", unit=True)
-        with pytest.raises(RequestError, match="pools the mean token"):
-            engine.embed([one.ids])
+
+
+PLACES = {
+    "reference": {"backend": "reference"},
+    "the CPU": {"backend": "cpu"},
+    "a worker": {"backend": f"worker:{sys.executable}/cpu"},
+    "ranks": {"backend": f"worker:{sys.executable}/cpu", "placement": "tensor=2"},
+    "stages": {"backend": f"worker:{sys.executable}/cpu", "placement": "pipeline=2"},
+    "rows": {"backend": f"worker:{sys.executable}/cpu", "placement": "data=2"},
+}
+
+MOSTLY_FULL = "stages", "rows", "a worker"
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory):
+    """A decoder's folder, sequences of ids and their hidden states."""
+    folder = tmp_path_factory.mktemp("decoder")
+    one = importlib.import_module("families").make("qwen3", folder)
+    model = transformers.AutoModel.from_pretrained(folder).eval()
+    texts = [[*one.ids, *one.ids[:20]], one.ids[:1], one.ids, one.ids[:7]]
+    return folder, texts, [hidden(model, ids) for ids in texts]
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        pytest.param(each, marks=[pytest.mark.full] if each in MOSTLY_FULL else [])
+        for each in PLACES
+    ],
+)
+def test_a_decoder_pools_as_its_files_say(decoder, place, monkeypatch):
+    """Also in chunks, of which each step returns the mean of its own."""
+    folder, texts, states = decoder
+    options = {"dtype": "float32", "context": 64, "token_budget": 16}
+    config = EngineConfig(**options | PLACES[place])
+    kinds = ["mean_tokens"]
+    if place in ("reference", "the CPU"):
+        kinds += ["cls_token", "lasttoken"]
+    for kind in kinds:
+        modules(folder, kind, unit=kind == "cls_token")
+        expected = np.stack([pooled(each, kind) for each in states])
+        if kind == "cls_token":
+            expected /= np.linalg.norm(expected, axis=-1, keepdims=True)
+        with InferenceEngine(open_model(folder), config=config) as engine:
+            assert worst(engine.embed(texts), expected) < BOUND, kind
+            # Nothing of a mean is left out that the prefix cache has.
+            assert worst(engine.embed(texts), expected) < BOUND, kind
+            monkeypatch.setattr(PooledRequest, "keep", last_chunk)
+            error = worst(engine.embed(texts), expected)
+            assert (error > 10 * BOUND) == (kind == "mean_tokens")
+            monkeypatch.undo()
+
+
+def last_chunk(request, _start, stop, row):
+    """A fault: what steps before the last return is lost."""
+    if stop == len(request.tokens):
+        request.hidden = row
+
+
+TWO_WAY = {
+    "qwen2": {"is_causal": False},
+    "mistral": {"is_causal": False, "sliding_window": 6},
+    "gemma3": {"use_bidirectional_attention": True, "sliding_window": 12},
+}
+
+
+@pytest.mark.parametrize("family", TWO_WAY)
+def test_a_decoder_that_attends_in_both_directions(family, tmp_path, monkeypatch):
+    """As EmbeddingGemma: a base model, its mean, two products and length 1."""
+    families = importlib.import_module("families")
+    one = families.make(family, tmp_path / "whole", **TWO_WAY[family])
+    model = transformers.AutoModel.from_pretrained(tmp_path / "whole").eval()
+    folder = tmp_path / "base"
+    model.save_pretrained(folder)
+    texts = [one.ids, one.ids[:1], one.ids[5:18]]
+    layers = dense(folder, [(48, model.config.hidden_size), (20, 48)])
+    states = torch.tensor(np.stack([hidden(model, ids).mean(0) for ids in texts]))
+    for layer in layers:
+        states = layer(states)
+    expected = torch.nn.functional.normalize(states, dim=-1).detach().numpy()
+    for backend in BACKENDS if family == "gemma3" else BACKENDS[:2]:
+        with closing(engine_on(backend, folder, monkeypatch)) as engine:
+            found = engine.embed(texts)
+            assert worst(found, expected) < BOUND, backend
+            # Causal attention has other states of all but the last token.
+            assert worst(engine.embed([texts[0][::-1]]), expected[:1]) > 10 * BOUND
+            with pytest.raises(RequestError, match="dimensions: found 21, accepts"):
+                engine.embed(texts, dimensions=21)
+            with pytest.raises(RequestError, match="generates no text"):
+                engine.generate(texts[0])
+    config, right = (
+        EngineConfig(backend="reference", dtype="float32"),
+        open_model(folder),
+    )
+    if family != "qwen2":  # a fault: windows of another length
+        halved = not right.config.halved
+        language = replace(right, config=replace(right.config, halved=halved))
+    else:  # a fault: a causal mask
+        fields = json.loads((folder / "config.json").read_text())
+        causal = fields | {"is_causal": True, "tie_word_embeddings": True}
+        (folder / "config.json").write_text(json.dumps(causal))
+        language = open_model(folder)
+    with InferenceEngine(language, config=config) as engine:
+        assert worst(engine.embed(texts), expected) > 10 * BOUND
+
+
+def dense(folder, shapes):
+    """Write the modules of a mean, products and length 1; returns the products."""
+    modules(folder, "mean_tokens", unit=True)
+    listed, made = json.loads((folder / "modules.json").read_text()), []
+    unit = listed.pop()
+    for at, (rows, columns) in enumerate(shapes, start=2):
+        layer = torch.nn.Linear(columns, rows, bias=at == 2).double()
+        name, kind = f"{at}_Dense", "Tanh" if at == 2 else "Identity"
+        parts = [layer, torch.nn.Tanh()] if at == 2 else [layer]
+        made.append(torch.nn.Sequential(*parts))
+        (folder / name).mkdir()
+        fields = {
+            "in_features": columns, "out_features": rows, "bias": at == 2,
+            "activation_function": f"torch.nn.modules.activation.{kind}",
+        }  # fmt: skip
+        (folder / name / "config.json").write_text(json.dumps(fields))
+        weights = {
+            f"linear.{key}": each.detach().float().contiguous()
+            for key, each in layer.state_dict().items()
+        }
+        save_file(weights, folder / name / "model.safetensors")
+        listed.append({
+            "idx": at, "name": str(at), "path": name,
+            "type": "sentence_transformers.models.Dense",
+        })  # fmt: skip
+    (folder / "modules.json").write_text(json.dumps([*listed, unit]))
+    return made

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ from inl.engine.request_handle import RequestHandle
 from inl.errors import RequestError
 from inl.scheduling.request import Request, Status
 from inl.scheduling.token_ids import read_token_ids
+from inl.spec.encoder import Pooling
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,22 +29,40 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class PooledRequest(Request):
-    """A request whose result is the hidden state of its last token."""
+    """A request whose result is the hidden state of its last token, or a mean.
+
+    With ``pools_all`` the mean of all, of the means that each of its steps returns.
+    """
 
     hidden: NDArray[np.float32] | None = field(init=False, default=None, repr=False)
     """[H], once its last token has been computed."""
+    total: NDArray[np.float64] | None = field(init=False, default=None, repr=False)
+    """[H], the sum over the tokens that have been computed, with ``pools_all``."""
 
     def __post_init__(self) -> None:
         self.pooled = True
         Request.__post_init__(self)
 
+    def keep(self, start: int, stop: int, row: NDArray[np.float32]) -> None:
+        """Take the row [H] of the step that computes the tokens start .. stop - 1."""
+        if self.pools_all:
+            own = row.astype(np.float64) * (stop - start)
+            # A preempted request begins again.
+            self.total = own if start == 0 or self.total is None else self.total + own
+        if stop == len(self.tokens):
+            if self.total is not None:
+                row = np.asarray(self.total / stop, np.float32)
+            self.hidden = row
+
 
 def embedding_request(
-    name: str, tokens: Sequence[int], *, context: int, vocab: int
+    name: str, tokens: Sequence[int], *, context: int, vocab: int, kind: str = "last"
 ) -> PooledRequest:
     """Return the request for the hidden state of a sequence.
 
-    name: of the sequence in error messages. context: maximum number of tokens. Raises
+    name: of the sequence in error messages. context: maximum number of tokens. kind:
+    one of :data:`inl.ops.pool.POOLINGS`, the "first" state depends on that token only,
+    as attention is causal. Raises
     :class:`~inl.errors.RequestError` for ids that the model does not have, and too many
     tokens.
     """
@@ -54,15 +73,17 @@ def embedding_request(
         raise RequestError(
             f"{name}: found token id {array.max()}, accepts 0 to {vocab - 1}"
         )
-    return PooledRequest(ids)
+    if kind == "first":
+        ids = ids[:1]
+    return PooledRequest(ids, pools_all=kind == "mean")
 
 
 def keep_hidden(plan: Plan, rows: Sequence[NDArray[np.float32]]) -> None:
-    """Give the hidden states of a step, one per chunk, to requests that end in it."""
-    for (request, _, stop, _), row in zip(plan.chunks, rows, strict=True):
-        is_last = stop == len(request.tokens) and request.status is not Status.FINISHED
-        if is_last and isinstance(request, PooledRequest):
-            request.hidden = row
+    """Give the hidden states of a step, one per chunk, to its requests."""
+    for (request, start, stop, _), row in zip(plan.chunks, rows, strict=True):
+        is_finished = request.status is Status.FINISHED
+        if not is_finished and isinstance(request, PooledRequest):
+            request.keep(start, stop, row)
 
 
 def unit_length(name: str, hidden: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -83,14 +104,15 @@ class Embedder:
     """Computes a row for each sequence, in turns with the steps that generate.
 
     context: maximum number of tokens. vocab: number of token ids. queue: of an encoder;
-    without one, a row is the hidden state after the last token.
+    without one, a row is of hidden states after the last layer. pooling: returns of
+    which, and whether it has length 1.
     """
 
     def __init__(
         self, dispatcher: RequestDispatcher, queue: EncoderQueue | None, *,
-        context: int, vocab: int,
+        context: int, vocab: int, pooling: Callable[[], Pooling],
     ) -> None:  # fmt: skip
-        self._dispatcher, self._queue = dispatcher, queue
+        self._dispatcher, self._queue, self._pooling = dispatcher, queue, pooling
         self._context, self._vocab = context, vocab
 
     def rows(self, sequences: Sequence[TokenSequence]) -> list[NDArray[np.float32]]:
@@ -98,15 +120,21 @@ class Embedder:
 
         Raises :class:`~inl.errors.RequestError` before anything is computed.
         """
+        pooling = Pooling("last") if self._queue is not None else self._pooling()
+        request_for = partial(
+            embedding_request, context=self._context, vocab=self._vocab,
+            kind=pooling.kind,
+        )  # fmt: skip
         requests = [
-            embedding_request(
-                _name(index), tokens, context=self._context, vocab=self._vocab
-            )
+            request_for(_name(index), tokens)
             for index, (tokens, _) in enumerate(sequences)
         ]
         if self._queue is not None:
             return self._queue.encode(sequences)
-        return self._hidden_rows(requests)
+        rows = self._hidden_rows(requests)
+        if not pooling.unit:
+            return rows
+        return [unit_length(_name(at), row) for at, row in enumerate(rows)]
 
     def _hidden_rows(
         self, requests: Sequence[PooledRequest]
@@ -120,10 +148,10 @@ class Embedder:
             partial(self._dispatcher.cancel, handles),
         )
         rows = []
-        for index, (handle, request) in enumerate(zip(handles, requests, strict=True)):
+        for handle, request in zip(handles, requests, strict=True):
             handle.completion()  # raises its error
             assert request.hidden is not None, "it has finished"
-            rows.append(unit_length(_name(index), request.hidden))
+            rows.append(request.hidden)
         return rows
 
 

@@ -196,8 +196,9 @@ class InferenceEngine(AdapterLoading, TextScoring):
         )
         """Sequences of an encoder; ``None`` for a model that generates."""
         embedder = Embedder(
-            self._dispatcher, self._sequences, context=self.context, vocab=limits.vocab
-        )
+            self._dispatcher, self._sequences, context=self.context,
+            vocab=limits.vocab, pooling=lambda: model.modules.pooling,
+        )  # fmt: skip
         self._texts = TextScores(
             model, self._encoder, embedder.rows, context=self.context
         )

@@ -9,14 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from inl.checkpoints.sentence_transformers import (
-    Prompts,
-    read_pooling,
-    read_prompts,
-)
+from inl.checkpoints.sentence_transformers import DenseModule, Prompts, read_prompts
 from inl.engine.embedder import unit_length
-from inl.errors import RequestError
-from inl.spec.encoder import Labels, Pooling, TokenSequence
+from inl.errors import CheckpointError, RequestError
+from inl.spec.encoder import Labels, TokenSequence
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -85,8 +81,8 @@ class TextScores:
             raise RequestError(
                 f"{self._model.name}: classifies; use classify(), score() or rank()"
             )
-        self._check_pooling()
-        width = self._model.config.hidden_size
+        dense = self._dense
+        width = len(dense[-1].weight) if dense else self._model.config.hidden_size
         if dimensions is not None and not 0 < dimensions <= width:
             raise RequestError(f"dimensions: found {dimensions}, accepts 1 to {width}")
         prefix = self.prompts.text(prompt_name)
@@ -94,6 +90,8 @@ class TextScores:
         rows = self._compute([TokenSequence(self._ids(each)) for each in given])
         if not rows:
             return np.empty((0, dimensions or width), np.float32)
+        if dense:
+            rows = self._after(dense, rows)
         if dimensions is not None and dimensions < width:
             short = (row[:dimensions] for row in rows)
             rows = [unit_length(f"prompts[{at}]", row) for at, row in enumerate(short)]
@@ -183,16 +181,26 @@ class TextScores:
     def _ids(self, prompt: Prompt) -> list[int]:
         return self._encoder.encode(prompt, self._context)
 
-    def _check_pooling(self) -> None:
-        """Raise RequestError for files that pool otherwise than this model can."""
-        if self._model.encoder is not None:
-            return
-        pooling = read_pooling(self._model.checkpoint.path, Pooling("last"))
-        if pooling.kind != "last":
-            raise RequestError(
-                f"{self._model.name}: modules.json pools the {pooling.kind} token, "
-                "found in a model that generates; accepted there: the last token"
-            )
+    @cached_property
+    def _dense(self) -> tuple[DenseModule, ...]:
+        """The products after the pooling; raises CheckpointError."""
+        return self._model.modules.read_dense()
+
+    def _after(
+        self, dense: Sequence[DenseModule], rows: Sequence[NDArray[np.float32]]
+    ) -> list[NDArray[np.float32]]:
+        """Return the rows after the products, of length 1 if the files say so."""
+        found = np.stack(rows)
+        for each in dense:
+            if found.shape[1] != each.weight.shape[1]:
+                raise CheckpointError(
+                    f"{self._model.name}: found a dense module of "
+                    f"{each.weight.shape[1]} inputs after {found.shape[1]}"
+                )
+            found = each.apply(found)
+        if not self._model.modules.unit:
+            return list(found)
+        return [unit_length(f"prompts[{at}]", row) for at, row in enumerate(found)]
 
 
 def _softmax(logits: Any) -> Any:

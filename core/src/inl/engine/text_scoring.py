@@ -29,14 +29,14 @@ class TextScoring:
     ) -> NDArray[np.float32]:
         """Return embeddings of texts or lists of token ids, float32 [n, H].
 
-        One text, or one list of token ids, is one row: ``embed("text")[0]``. Of an
-        encoder they are pooled as its files say, by default the mean, of length 1. Of a
-        model that generates each is the hidden state after the last token, of length 1,
-        as the model's head would read it. Computed in batches, in turns with the steps
-        that generate. dimensions: keeps the first ones, of length 1 again. prompt_name:
-        one of the prompts of sentence-transformers, written before each text. Raises
-        :class:`~inl.errors.RequestError` for what cannot be encoded, otherwise as
-        :meth:`generate`.
+        One text, or one list of token ids, is one row: ``embed("text")[0]``. Hidden
+        states are pooled as the model's files say. By default rows have length 1, and
+        are the mean of an encoder's states, or of a model that generates the state
+        after the last token, as its head would read it. Computed in batches, in turns
+        with the steps that generate. dimensions: keeps the first ones, of length 1
+        again. prompt_name: one of the prompts of sentence-transformers, written before
+        each text. Raises :class:`~inl.errors.RequestError` for what cannot be encoded,
+        otherwise as :meth:`generate`.
         """
         texts, _ = as_prompts(prompts)
         return self._texts.embed(texts, dimensions=dimensions, prompt_name=prompt_name)

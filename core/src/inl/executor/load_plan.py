@@ -162,7 +162,7 @@ class LoadPlan:
         unloaded = Loaded(
             model, shaped, None, None, selection, ranks,
             expert_ranks=expert_ranks, taps=language.taps, stage=stage,
-            data_ranks=data_ranks,
+            data_ranks=data_ranks, pooling=language.step_pooling,
         )  # fmt: skip
         groups = _planned(unloaded, stored, adapters)
         copied = planned_weight_copies(groups, backend, config, dtype)

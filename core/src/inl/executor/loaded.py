@@ -43,6 +43,9 @@ class Loaded:
     :mod:`inl.executor.hidden_states`."""
     stage: Stage = WHOLE
     """The part of the pipeline that the model is."""
+    pooling: str = "last"
+    """What a pooled step returns of each row: the hidden state of its "last" token, or
+    the "mean" of its tokens'."""
 
     def tracer(
         self,
@@ -58,6 +61,7 @@ class Loaded:
             self.model, self.config, self.groups, bucket, limits, self.selection,
             ranks=self.ranks, table_width=table_width, taps=self.taps, choices=choices,
             is_scored=is_scored,
+            is_mean=self.ends_before_head and self.pooling == "mean",
         )  # fmt: skip
 
     def shard_state(self) -> tuple[Any, ...]:

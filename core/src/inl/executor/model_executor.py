@@ -20,7 +20,7 @@ from inl.executor.context_lengths import table_widths
 from inl.executor.expert_loads import advance_counted
 from inl.executor.hidden_states import pooled
 from inl.executor.loaded import Loaded as Loaded
-from inl.executor.model_step import BODIES, sample
+from inl.executor.model_step import BODIES, pool_mean, sample
 from inl.executor.pipeline import ReturningOps, pass_on
 from inl.executor.repeated_step import advance_repeated
 from inl.executor.taps import with_taps
@@ -151,7 +151,10 @@ class ModelExecutor:
         return logits, step
 
     def pool(self, bucket: Bucket, message: Any, width: int | None = None) -> Any:
-        """Compute a step; returns the hidden states [R, H] of its rows' last tokens."""
+        """Compute a step; returns a hidden state of each of its rows, [R, H].
+
+        Of the row's last token, or their mean, see :attr:`Loaded.pooling`.
+        """
         program = self.program("pool", bucket, width)
         (hidden,) = self.call(program, self.loaded.weights, message)
         self.taps = None
@@ -269,6 +272,8 @@ class ModelExecutor:
         body = BODIES.get(name, advance_repeated)
         if name == COUNTED:
             body = advance_counted
+        if is_pooled and loaded.pooling == "mean":
+            body = pool_mean
         # Without a keyword where it is not needed: backends may identify a function by
         # the arguments of the partial.
         keywords = {} if width is None else {"table_width": width}

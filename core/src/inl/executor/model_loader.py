@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from inl.checkpoints.causal import causal
 from inl.checkpoints.checkpoint import Checkpoint
 from inl.checkpoints.counts import check_counts
 from inl.checkpoints.quantized.kv_cache_scheme import FIELD
+from inl.checkpoints.sentence_transformers import PoolingModules, read_modules
 from inl.errors import CheckpointError
 from inl.executor.checkpoint_formats import open_checkpoint
 from inl.executor.vision_model import VisionModel, find_projector, find_vision
+from inl.models.both_ways import attends_both_ways, both_ways
 from inl.models.fields import Fields, refuse_fields
 from inl.models.registry import find_model
 from inl.spec.cache import Slotted
-from inl.spec.encoder import Encoder
+from inl.spec.encoder import Encoder, Pooling
 from inl.spec.model import Model
 from inl.spec.model import is_recurrent as has_recurrent_state
 from inl.weights.load import stored_specs
@@ -57,6 +59,26 @@ class LanguageModel:
         """The architecture, if it is an encoder, which takes no steps."""
         model: Any = self.model
         return model if isinstance(model, Encoder) else None
+
+    @property
+    def modules(self) -> PoolingModules:
+        """How the files pool hidden states; by default the last, with length 1.
+
+        Of a model that generates. Raises :class:`~inl.errors.CheckpointError`.
+        """
+        return read_modules(self.checkpoint.path, Pooling("last"))
+
+    @property
+    def step_pooling(self) -> str:
+        """What steps return of a row's hidden states: "last" or "mean".
+
+        Files with modules that are not known are refused where texts are embedded.
+        """
+        try:
+            kind = self.modules.pooling.kind
+        except CheckpointError:
+            return "last"
+        return "mean" if kind == "mean" else "last"
 
     @property
     def files(self) -> Checkpoint:
@@ -124,6 +146,8 @@ def read_model(checkpoint: Checkpoint) -> LanguageModel:
     tensors = len(checkpoint.names())
     check_counts(checkpoint.config, tensors, str(checkpoint.path))
     fields = Fields(checkpoint.config)
+    if isinstance(model, Model) and attends_both_ways(fields):
+        model = cast("Model", both_ways(model))
     try:
         config = model.config(fields)
         refuse_fields(fields)

@@ -157,6 +157,23 @@ def pool(
     return hidden, state
 
 
+def pool_mean(
+    ops: Ops, model: Model, config: Any, weights: Any, message: Array, state: State,
+    *, table_width: int | None = None,
+) -> tuple[Array, State]:  # fmt: skip
+    """Compute the mean [R, H] of the hidden states of each row's tokens in the step.
+
+    model: see :func:`pool`; its head returns those of all tokens.
+    """
+    step, state = begin(ops, message, state, table_width)
+    layer_ops = ops
+    if isinstance(weights, AdaptedWeights):  # of layers, not of the head
+        layer_ops, weights = adapter_ops(ops, weights, step, None), weights.model
+    carry, state = layers(layer_ops, model, config, weights, step, None, state)
+    hidden = model.head(ops, config, weights, carry, step)
+    return ops.pool(hidden, step.starts, kind="mean"), state
+
+
 def score(
     ops: Ops, model: Model, config: Any, weights: Any, message: Array, state: State,
     *, table_width: int | None = None,

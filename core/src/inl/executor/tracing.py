@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from inl.adapters.weights import AdapterShape, strict_adapters
 from inl.dtypes import E4M3
-from inl.executor.model_step import advance, forward, sample, score
+from inl.executor.model_step import advance, forward, pool_mean, sample, score
 from inl.executor.taps import with_taps
 from inl.spec.cache import Cache, Paged, Slotted, State
 from inl.spec.dispatch import Choices, Tracer
@@ -36,6 +36,7 @@ def trace(
     taps: tuple[int, ...] = (),
     choices: Choices | None = None,
     is_scored: bool = False,
+    is_mean: bool = False,
 ) -> Tracer:
     """Call every op of a step of ``bucket``, of masked sampling and of admissions.
 
@@ -43,7 +44,8 @@ def trace(
     table_width: columns of the block tables that the step reads; ``None`` is all.
     taps: layers whose inputs the step returns. choices: kernels that were selected for
     another bucket. is_scored: calls the ops of a step that scores its own tokens
-    instead, which computes the last layer and the head for all of them.
+    instead, which computes the last layer and the head for all of them. is_mean: those
+    of one that returns the mean of each row's hidden states.
     """
     tracer = Tracer(selection, bucket, limits.block_size, choices or {})
     ops = cast("Ops", tracer)
@@ -53,7 +55,7 @@ def trace(
     words = layout(bucket, groups=limits.groups, block_size=limits.block_size).size
     message = StrictArray((words,), "int32")
     state = strict_state(model.state(config), limits, ranks=ranks)
-    own: Any = score if is_scored else forward
+    own: Any = score if is_scored else pool_mean if is_mean else forward
     options: Any = {"body": own, "taps": taps} if taps else {}
     body = with_taps if taps else own
     if is_scored:
@@ -61,7 +63,7 @@ def trace(
     results = body(
         ops, model, config, weights, message, state, table_width=table_width, **options
     )
-    if is_scored:
+    if is_scored or is_mean:
         return tracer
     logits, step, *_, state = results
     if not limits.takes_rows_only:

@@ -59,6 +59,8 @@ class PrefixCache:
         headless = request.pooled and self._config.recomputes_block
         if headless or (self._config.recurrent and self._kv_cache.snapshots is None):
             return False
+        if request.pools_all:
+            return False
         return self._config.prefix_cache or bool(request.sample_group)
 
     def _salt(self, request: Request) -> str:

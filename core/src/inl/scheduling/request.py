@@ -153,8 +153,10 @@ class Request:
     priority: int = 0
     """Requests of one key with a higher priority start first."""
     pooled: bool = False
-    """Whether the result is the hidden state of the last token, which the engine core
-    reads, and nothing is generated."""
+    """Whether the result is a hidden state, which the engine core reads, and nothing is
+    generated."""
+    pools_all: bool = False
+    """Whether the result is of all its tokens, which are then all computed."""
     deadline: float | None = None
     """Unix time at which the request ends, whatever it has generated."""
     captures: bool = False
