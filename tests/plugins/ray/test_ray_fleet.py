@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import signal
+import subprocess
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
@@ -17,7 +16,7 @@ import ray
 from depth import SEED
 from fleets import FOLDER, LONG, SLOW, TEXT, EngineProcess, Fleet, answered, ids_of
 from http_servers import HashServer, hash_engine
-from inl.cli import run_batch, serve_fleet
+from inl.cli import serve_fleet
 from inl.cli.main import main
 from inl.fleet.placed_engines import PlacedEngines
 from inl.workers.address import WorkerAddress
@@ -36,20 +35,20 @@ MODULE = EngineProcess.script.removesuffix(".py")
 LINES = int(os.environ.get("INL_BATCH_LINES", "600"))
 TOKENS = 6
 TIMEOUT = 600 + LINES // 10
+ENVIRONMENT = {
+    "PYTHONPATH": os.pathsep.join(filter(None, [str(FOLDER), *sys.path])),
+    "INL_PLUGINS": "inl_cpu.plugin,inl_ray.plugin",
+    "OMP_NUM_THREADS": "1",
+    "INL_THREADS": "1",
+}
 
 
 @pytest.fixture(scope="module")
 def cluster():
     """Ray with two CPUs, whose processes find the packages under test."""
-    environment = {
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(FOLDER), *sys.path])),
-        "INL_PLUGINS": "inl_cpu.plugin,inl_ray.plugin",
-        "OMP_NUM_THREADS": "1",
-        "INL_THREADS": "1",
-    }
     ray.init(
         "local", num_cpus=2, include_dashboard=False, object_store_memory=100_000_000,
-        runtime_env={"env_vars": environment}, logging_level="warning",
+        runtime_env={"env_vars": ENVIRONMENT}, logging_level="warning",
         log_to_driver=False,
     )  # fmt: skip
     yield
@@ -96,24 +95,29 @@ def test_a_stream_of_a_killed_actor_goes_on_and_the_actor_is_replaced(cluster):
     until(lambda: not engines_of_actors())
 
 
-class Interrupted(BaseException):
-    """Ends the command in the middle."""
+KILLED = """
+import json, os, signal, sys
+from contextlib import contextmanager
+import ray
+from inl.cli import run_batch, serve_fleet
+from inl.cli.main import main
 
+address, environment, module, left = json.loads(sys.argv[1])
 
-def interrupt_after(count):
-    """Return a progress bar that ends the command after some answers."""
+@contextmanager
+def bar(total, label):
+    def tick():
+        global left
+        left -= 1
+        if not left:
+            os.kill(os.getpid(), signal.SIGKILL)
+    yield tick
 
-    @contextmanager
-    def bar(total, label):
-        counts = itertools.count(1)
-
-        def tick():
-            if next(counts) == count:
-                raise Interrupted
-
-        yield tick
-
-    return bar
+run_batch.bar, serve_fleet.MODULE = bar, module
+ray.init(address, namespace="inl", runtime_env={"env_vars": environment})
+sys.exit(main(sys.argv[2:]))
+"""
+"""The command, which is killed after so many answers."""
 
 
 @pytest.mark.timeout(TIMEOUT)
@@ -131,17 +135,20 @@ def test_a_batch_that_is_interrupted_has_one_answer_a_line(
             file.write(json.dumps(line) + "\n")
     words = ["run-batch", str(requests), str(answers), "--replicas", "2"]
     words += ["--place", "ray:", "--device", "cpu:0"]
-    with monkeypatch.context() as patch:
-        patch.setattr(run_batch, "bar", interrupt_after(LINES // 3))
-        with pytest.raises(Interrupted):
-            main(words)
+    address = ray.get_runtime_context().gcs_address
+    given = json.dumps([address, ENVIRONMENT, MODULE, LINES // 3])
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, given, *words], env=os.environ | ENVIRONMENT,
+        check=False,
+    )  # fmt: skip
+    assert killed.returncode == -signal.SIGKILL
     until(lambda: not engines_of_actors())
     with answers.open("ab") as file:
         file.write(b'{"id": "batch_req_')
     assert main(words) == 0
     said = capsys.readouterr().err
     counts = [int(each.split()[0]) for each in said.splitlines() if "before" in each]
-    before = counts[-1]
+    before = counts[-1]  # of the second run, which was not killed
     assert LINES // 3 - 1 <= before < LINES
     seen = bytearray(LINES)
     checked = set(Random(SEED).sample(range(LINES), min(LINES, 200)))
