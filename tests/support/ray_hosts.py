@@ -55,9 +55,9 @@ def ip(*words):
 
 
 @pytest.fixture(scope="session")
-def hosts():
-    """Three hosts, the first of which has the cluster's head."""
-    environment = os.environ | {
+def ray_environment():
+    """Environment of the processes of a cluster."""
+    return os.environ | {
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         "INL_PLUGINS": "inl_cpu.plugin,inl_ray.plugin",
         "OMP_NUM_THREADS": "1",
@@ -67,7 +67,12 @@ def hosts():
         "RAY_health_check_timeout_ms": "500",
         "RAY_health_check_failure_threshold": "2",
     }
-    made = Hosts(environment)
+
+
+@pytest.fixture(scope="session")
+def hosts(ray_environment):
+    """Three hosts, the first of which has the cluster's head."""
+    made = Hosts(ray_environment)
     ip("link", "add", "inl-ray", "type", "bridge")
     try:
         ip("link", "set", "inl-ray", "up")

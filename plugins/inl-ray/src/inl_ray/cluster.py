@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -21,6 +22,8 @@ TYPES = {"NVIDIA": "cuda", "AMD": "rocm", "Intel": "xpu"}
 ID_DIGITS = 8
 """Fewest digits that name a node by the beginning of its id."""
 ACCELERATOR = "accelerator_type:"
+AUTOSCALER = "INL_RAY_AUTOSCALER"
+"""Variable that says whether the cluster starts hosts on demand: 1 or 0."""
 
 
 class Node(NamedTuple):
@@ -87,22 +90,39 @@ def demand(device: str, devices: int = 1) -> dict[str, float]:
     return {RESOURCES.get(kind, "CPU"): float(devices)}
 
 
+def grows() -> bool:
+    """Whether hosts come on demand; raises :class:`~inl.errors.DeviceError`.
+
+    Ray says nowhere whether an autoscaler runs, so that the environment does.
+    """
+    found = os.environ.get(AUTOSCALER, "0")
+    if found not in ("0", "1"):
+        raise DeviceError(f"{AUTOSCALER}: found {found!r:.40}, accepted: 0 or 1")
+    return found == "1"
+
+
 def check_demand(wanted: Mapping[str, float], node: Node | None) -> None:
-    """Raise :class:`~inl.errors.DeviceError` if no host has so much in total."""
+    """Raise :class:`~inl.errors.DeviceError` if no host has so much in total.
+
+    Where hosts come on demand, ``node`` is the only one that can be too small.
+    """
+    if node is None and grows():
+        return
     known = [node] if node is not None else nodes()
     for each in known:
         if all(
             each.resources.get(name, 0.0) >= count for name, count in wanted.items()
         ):
             return
-    found = "; ".join(f"{each.address}: {_shown(each.resources)}" for each in known)
+    found = "; ".join(f"{each.address}: {shown(each.resources)}" for each in known)
     raise DeviceError(
-        f"ray: a worker takes {_shown(wanted)}, found {found}; accepted: a device that "
-        "a host of the cluster has"
+        f"ray: a worker takes {shown(wanted)}, found {found}; accepted: a device that "
+        f"a host of the cluster has, or {AUTOSCALER}=1 if hosts are started on demand"
     )
 
 
-def _shown(resources: Mapping[str, float]) -> str:
+def shown(resources: Mapping[str, float]) -> str:
+    """Return counts and names of the resources that workers take."""
     names = [name for name in sorted(resources) if name in ("CPU", *RESOURCES.values())]
     return ", ".join(f"{resources[name]:g} {name}" for name in names) or "nothing"
 

@@ -7,10 +7,12 @@ process starts the worker, which connects back to the engine.
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -27,10 +29,14 @@ from inl_ray import cluster
 if TYPE_CHECKING:
     from inl.workers.place import Request
 
+log = logging.getLogger("inl.ray")
+
 TAIL_LINES = 50
 TAIL_SECONDS = 2.0
 """Time for the actor to answer with the last output."""
 KILL_SECONDS = 5.0
+REPORT_SECONDS = 10.0
+"""Time after which a worker that waits for room says so; each time twice as long."""
 
 
 class WorkerHost:
@@ -78,8 +84,13 @@ class WorkerHost:
 class RayWorker:
     """A worker that an actor runs: an :class:`inl.workers.place.Started`."""
 
-    def __init__(self, actor: Any, ended: Any, name: str) -> None:
+    def __init__(self, actor: Any, ended: Any, name: str, wanted: str) -> None:
         self._actor, self._ended = actor, ended
+        self._begun: Any = actor.tail.remote()
+        """Done once the actor runs; ``None`` after that was seen."""
+        self._wanted = wanted
+        self._since = time.monotonic()
+        self._report_after = REPORT_SECONDS
         self.name = name
         self._is_stopped = False
 
@@ -88,11 +99,34 @@ class RayWorker:
         """Whether its process runs, or waits for room in the cluster."""
         if self._is_stopped:
             return False
+        self._report_waiting()
         return not ray.wait([self._ended], timeout=0)[0]
+
+    def _report_waiting(self) -> None:
+        """Say at times that the cluster has no room yet."""
+        if self._waits():
+            seconds = time.monotonic() - self._since
+            if seconds >= self._report_after:
+                self._report_after *= 2
+                log.warning(
+                    "worker %s: waits for a host with %s, for %.0f s now",
+                    self.name, self._wanted, seconds,
+                )  # fmt: skip
+
+    def _waits(self) -> bool:
+        if self._begun is not None and ray.wait([self._begun], timeout=0)[0]:
+            self._begun = None
+        return self._begun is not None
 
     @property
     def log_tail(self) -> str:
         """Last lines of its output, or what Ray knows of the actor's end."""
+        if self._waits():
+            found = "; ".join(
+                f"{each.address}: {cluster.shown(each.resources)}"
+                for each in cluster.nodes()
+            )
+            return f"No host had room for {self._wanted}; the cluster has {found}"
         try:
             return str(ray.get(self._actor.tail.remote(), timeout=TAIL_SECONDS))
         except RayError as error:
@@ -113,6 +147,8 @@ class RayWorker:
 def start(request: Request) -> RayWorker:
     """Create the actor of a worker; Ray starts it once the cluster has room.
 
+    An actor that waits is what an autoscaler starts hosts for.
+
     ``ray:cuda:0``: on any host with room.
     ``ray:ADDRESS/cuda:0``: on the host of this address, or of this Ray node id. Ray
     chooses which of a host's devices it gets. Raises
@@ -122,7 +158,9 @@ def start(request: Request) -> RayWorker:
     node = cluster.find_node(request.target)
     wanted = cluster.demand(request.device, request.devices)
     cluster.check_demand(wanted, node)
-    if ADDRESS not in os.environ and len(cluster.nodes()) > 1:
+    takes = cluster.shown(wanted)
+    comes_later = node is None and cluster.grows()
+    if ADDRESS not in os.environ and (comes_later or len(cluster.nodes()) > 1):
         request.listen(show_address(get_node_ip_address(), 0))
     environment = dict(request.environment)
     if request.device != "auto":
@@ -144,4 +182,4 @@ def start(request: Request) -> RayWorker:
     actor = ray.remote(WorkerHost).options(**options).remote(request.seat)
     # As an argument of a call: those of the constructor are stored by the cluster.
     ended = actor.run.remote(tuple(request.arguments), environment)
-    return RayWorker(actor, ended, f"{request.seat}, Ray actor {name}")
+    return RayWorker(actor, ended, f"{request.seat}, Ray actor {name}", takes)
