@@ -217,6 +217,7 @@ def test_the_docs_list_every_family():
     texts = {
         "Mistral3ForConditionalGeneration", "Qwen3VLForConditionalGeneration",
         "Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration",
+        "Qwen3VLMoeForConditionalGeneration",
     }  # fmt: skip
     assert set(listed) == texts | {architecture for architecture, _, _ in FAMILIES}
     for families in (gguf_names.FAMILIES, gguf_names.MOE_FAMILIES):

@@ -51,6 +51,10 @@ def test_what_is_compared_is_what_tests_compare():
     images = (SUPPORT / "image_models.py").read_text() + (
         ROOT / "tests" / "integration" / "test_image_families.py"
     ).read_text()
+    towers = {
+        each.elts[0].value
+        for each in table_of("../integration/test_text_towers.py", "TOWERS").values
+    }
     for row in read_rows():
         name = row["names"][0]
         causal = re.fullmatch(r"(\w+?)(ForCausalLM|LMHeadModel)", name)
@@ -61,4 +65,6 @@ def test_what_is_compared_is_what_tests_compare():
             expected.append("configs")
         if any(f"transformers.{each}(" in images for each in row["names"]):
             expected.append("images")
+        if towers.issuperset(row["names"]):
+            expected.append("text")
         assert row["compared"] == (expected or ["family"]), name

@@ -67,6 +67,9 @@ DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
         "tie_word_embeddings": True,
     },
     "fuyu": {"model_type": "persimmon"}, "got_ocr2": {"model_type": "qwen2"},
+    "internvl": {"model_type": "qwen2"}, "lfm2_vl": {"model_type": "lfm2"},
+    "llava_onevision": {"model_type": "qwen2"}, "ovis2": {"model_type": "qwen2"},
+    "vipllava": {"model_type": "llama"}, "qwen3_vl_moe": {"norm_topk_prob": True},
 }  # fmt: skip
 """Models of images and text by ``model_type``, and defaults of their language model.
 
@@ -75,6 +78,7 @@ Without a default, a model is tied if its files have no head.
 OF_TEXT: Final = {
     "qwen2_vl": "qwen2", "qwen2_vl_text": "qwen2", "qwen2_5_vl": "qwen2",
     "qwen2_5_vl_text": "qwen2", "qwen3_vl": "qwen3", "qwen3_vl_text": "qwen3",
+    "qwen3_vl_moe": "qwen3_moe", "qwen3_vl_moe_text": "qwen3_moe",
 }  # fmt: skip
 """Language models that rotate by positions along three axes, and those that they are
 otherwise."""

@@ -26,6 +26,7 @@ COMPARED: Final = {
     "logits": "logits",
     "configs": "drawn configs",
     "images": "images",
+    "text": "text without images",
     "family": "by the family of its text",
 }
 """Kinds of comparisons, and their names on the page."""
