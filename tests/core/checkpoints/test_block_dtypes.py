@@ -17,6 +17,7 @@ from inl.checkpoints.blocks.dtypes import (
     dequantize,
     packed_bytes,
 )
+from inl.checkpoints.gguf import types
 from inl.dtypes import HostArray, cast
 from inl.errors import CheckpointError, MissingPackage
 
@@ -134,7 +135,13 @@ def test_a_conversion_error_names_the_tensor():
         convert(packed, "float32", "blk.0.x")
 
 
-@pytest.mark.parametrize("kind", ["q8_k", "q8_1"])
+def test_every_type_of_gguf_py_has_a_name_and_a_size():
+    for kind, sizes in gguf.GGML_QUANT_SIZES.items():
+        name = types.KINDS[kind.value]
+        assert BLOCKS.get(name, (1, sizes[1])) == tuple(sizes), name
+
+
+@pytest.mark.parametrize("kind", ["q8_k", "q8_1", "q1_0"])
 def test_a_dtype_without_a_decoder_is_refused(kind):
     elements, size = BLOCKS[kind]
     packed = HostArray(np.zeros((1, size), np.uint8), kind, (1, elements))

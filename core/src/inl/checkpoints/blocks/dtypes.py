@@ -82,6 +82,7 @@ BLOCKS: Final = {
     **dict.fromkeys((*FLOAT8, E8M0), (1, 1)),
     **{name: (one.block, one.bytes) for name, one in BLOCK_DTYPES.items()},
     "nvfp4": (64, 36),
+    "q1_0": (128, 18),
     "q8_1": (32, 40),
     "q8_k": (256, 292),
     "iq1_s": (256, 50),

@@ -55,5 +55,6 @@ KINDS: Final = {
     35: "tq2_0",
     39: "mxfp4",
     40: "nvfp4",
+    41: "q1_0",
 }
 """Dtype names by tensor type number."""
