@@ -110,7 +110,15 @@ def check(made, folder, kv_dtype="auto"):
     return cold, device
 
 
-@pytest.mark.parametrize("name", families.FAMILIES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            name, marks=[pytest.mark.full] if name in families.OF_OTHERS else []
+        )
+        for name in families.FAMILIES
+    ],
+)
 def test_every_tier_gives_the_same_tokens(name, tmp_path):
     check(families.make(name, tmp_path / "model"), tmp_path / "kv")
 
