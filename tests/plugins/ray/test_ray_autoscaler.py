@@ -98,7 +98,6 @@ def processes(*, kill=False):
     return found
 
 
-@pytest.mark.full
 @pytest.mark.timeout(900)
 def test_a_worker_starts_the_first_host_of_a_cluster(head):
     refused = head.run(0, sys.executable, *GENERATE, "ray:cpu:0", **CLUSTER)
@@ -115,7 +114,8 @@ def test_a_worker_starts_the_first_host_of_a_cluster(head):
     vain = head.run(0, sys.executable, *words, **GROWS)
     assert vain.returncode == 2, vain.stderr
     assert "waits for a host with 1 GPU, for" in vain.stderr
-    assert "did not connect" in vain.stdout
+    # Not the loopback interface: the host that may come is another one.
+    assert f"did not connect to {ADDRESS}:" in vain.stdout
     assert "No host had room for 1 GPU; the cluster has 10.78.0.1: " in vain.stdout
 
 
