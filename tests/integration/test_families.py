@@ -128,7 +128,7 @@ def test_scaled_embeddings_are_rounded_as_in_transformers(made):
 
 
 @pytest.mark.parametrize(
-    "name", mostly_long(["gemma3", "qwen3-next", "nemotron-h", "lfm2"], 2)
+    "name", mostly_long(["gemma3", "qwen3-next", "nemotron-h", "lfm2", "gemma3n"], 2)
 )
 def test_jax_chooses_the_same_tokens(name, made, jax_module):
     from inl_jax.xla import recurrent, ssm
