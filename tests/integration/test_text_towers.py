@@ -20,7 +20,6 @@ VISION = {
 }  # fmt: skip
 SPARSE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 TOWERS = {
-    "internvl": ("InternVLForConditionalGeneration", "qwen2", {}),
     "qwen3_vl_moe": (
         "Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe_text",
         SPARSE | {"head_dim": 12, "rope_parameters": {
@@ -28,6 +27,7 @@ TOWERS = {
             "mrope_interleaved": True,
         }},
     ),
+    "internvl": ("InternVLForConditionalGeneration", "qwen2", {}),
     "fuyu": ("FuyuForCausalLM", "persimmon", {}),
     "got_ocr2": ("GotOcr2ForConditionalGeneration", "qwen2", {}),
     "llava": ("LlavaForConditionalGeneration", "mistral", {}),
@@ -59,7 +59,7 @@ def made(kind, path):
     return families.Made(path, ids[0].tolist(), logits)
 
 
-@pytest.mark.parametrize("kind", mostly_full(list(TOWERS), 2))
+@pytest.mark.parametrize("kind", mostly_full(list(TOWERS), 1))
 def test_text_alone_has_the_logits_of_transformers(kind, tmp_path):
     one = made(kind, tmp_path)
     runner = families.load(open_model(one.path), families.reference(), "float64")
