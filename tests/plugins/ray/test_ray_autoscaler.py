@@ -113,10 +113,13 @@ def test_a_worker_starts_the_first_host_of_a_cluster(head):
     words = "-c", ENGINE, "ray:cuda:0"
     vain = head.run(0, sys.executable, *words, **GROWS)
     assert vain.returncode == 2, vain.stderr
-    assert "waits for a host with 1 GPU, for" in vain.stderr
+    assert "Ray has not started its actor, of 1 GPU, for" in vain.stderr
     # Not the loopback interface: the host that may come is another one.
     assert f"did not connect to {ADDRESS}:" in vain.stdout
-    assert "No host had room for 1 GPU; the cluster has 10.78.0.1: " in vain.stdout
+    assert (
+        "Ray has not started its actor, of 1 GPU; the cluster has 10.78.0.1: "
+        in vain.stdout
+    )
 
 
 ENGINE = """
@@ -125,7 +128,7 @@ from inl import EngineConfig, InferenceEngine
 from inl.errors import InlError
 try:
     InferenceEngine.from_pretrained(
-        config=EngineConfig(backend=sys.argv[1], worker_seconds=15.0)
+        config=EngineConfig(backend=sys.argv[1], worker_seconds=30.0)
     )
 except InlError as error:
     print(error, flush=True)

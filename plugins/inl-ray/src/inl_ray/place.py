@@ -36,7 +36,7 @@ TAIL_SECONDS = 2.0
 """Time for the actor to answer with the last output."""
 KILL_SECONDS = 5.0
 REPORT_SECONDS = 10.0
-"""Time after which a worker that waits for room says so; each time twice as long."""
+"""Time after which a worker says that it waits for Ray; each time twice as long."""
 
 
 class WorkerHost:
@@ -103,13 +103,13 @@ class RayWorker:
         return not ray.wait([self._ended], timeout=0)[0]
 
     def _report_waiting(self) -> None:
-        """Say at times that the cluster has no room yet."""
+        """Say at times that Ray has no room yet, or that the actor starts slowly."""
         if self._waits():
             seconds = time.monotonic() - self._since
             if seconds >= self._report_after:
                 self._report_after *= 2
                 log.warning(
-                    "worker %s: waits for a host with %s, for %.0f s now",
+                    "worker %s: Ray has not started its actor, of %s, for %.0f s",
                     self.name, self._wanted, seconds,
                 )  # fmt: skip
 
@@ -126,7 +126,10 @@ class RayWorker:
                 f"{each.address}: {cluster.shown(each.resources)}"
                 for each in cluster.nodes()
             )
-            return f"No host had room for {self._wanted}; the cluster has {found}"
+            return (
+                f"Ray has not started its actor, of {self._wanted}; the cluster has "
+                f"{found}"
+            )
         try:
             return str(ray.get(self._actor.tail.remote(), timeout=TAIL_SECONDS))
         except RayError as error:
