@@ -40,6 +40,7 @@ ENVIRONMENT = {
     "INL_PLUGINS": "inl_cpu.plugin,inl_ray.plugin",
     "OMP_NUM_THREADS": "1",
     "INL_THREADS": "1",
+    "TEST_RUN": str(os.getpid()),
 }
 
 
@@ -56,15 +57,20 @@ def cluster():
 
 
 def engines_of_actors():
-    """Return the processes that compute."""
-    found = []
+    """Return the processes that compute, of this run of the tests."""
+    found, mark = [], f"TEST_RUN={os.getpid()}".encode()
     for path in Path("/proc").iterdir():
         if path.name.isdecimal():
             try:
                 words = (path / "cmdline").read_bytes().split(b"\0")
+                marked = mark in (path / "environ").read_bytes().split(b"\0")
             except OSError:
                 continue
-            if b"--connect" in words and any(MODULE.encode() in each for each in words):
+            if (
+                marked
+                and b"--connect" in words
+                and any(MODULE.encode() in each for each in words)
+            ):
                 found.append(int(path.name))
     return found
 
