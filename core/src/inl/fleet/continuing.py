@@ -136,6 +136,7 @@ class Continuing:
     ) -> None:
         """Submit a completion after its output so far to another engine."""
         call, output = part.call, list(part.handle.token_ids)
+        has_moved = part.moves > 0  # a first token resets it, maybe before the answer
         if output and not verifies and self._is_end(call, output[-1]):
             part.handle.finish(End(part.number, "stop", True, None, None))
             self._calls.ended(part)
@@ -180,7 +181,7 @@ class Continuing:
             except asyncio.CancelledError:
                 self._calls.end(group, finished=False)
                 raise
-            self._counts["continued"] += part.moves > 0
+            self._counts["continued"] += has_moved
             log.info(
                 "request %s: goes on after %d tokens on engine %s",
                 call.submit.request, len(output) + (expected is not None),

@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import http
 import logging
+import socket
+import struct
+import sys
 import time
 import weakref
 from collections import deque
+from contextlib import suppress
 from functools import partial
 from typing import Any, cast
 
@@ -22,6 +26,9 @@ from inl.serve.settings import BYTES_PER_SECOND, ServerConfig
 from inl.serve.turns import Turns
 
 log = logging.getLogger("inl.serve")
+
+NO_LINGER = struct.pack("hh" if sys.platform == "win32" else "ii", 1, 0)
+"""Value of SO_LINGER that resets a connection when it is closed."""
 
 MAX_HEADERS = 128
 """Header lines of a request."""
@@ -467,7 +474,17 @@ class Connection(HttpToolsProtocol):
             "a client took %d bytes of its answer in %g s and was disconnected "
             "(--send-seconds)", taken, self._config.send_seconds,
         )  # fmt: skip
+        self._drop_unsent()
         self._abort()
+
+    def _drop_unsent(self) -> None:
+        """Let the system forget what it has not sent when the connection is closed.
+
+        Else it would offer megabytes for minutes to a client that does not read.
+        """
+        found = self._raw.get_extra_info("socket")
+        with suppress(OSError, AttributeError):  # a transport without a socket
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:
