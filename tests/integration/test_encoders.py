@@ -377,6 +377,10 @@ def test_concurrent_calls_share_programs(tmp_path, monkeypatch):
             ready.set()
             found = [call.result()[0] for call in (first, *others)]
         assert sizes == [1, 5]
+        (load,) = engine.encoder_load.values()
+        assert (load.programs, load.inputs, load.waiting()) == (2, 6, 0)
+        assert load.seconds > 0
+        assert load.device == engine.device
         assert worst(np.stack(found), expected) < BOUND
 
 

@@ -101,6 +101,33 @@ def test_other_videos_are_refused(server, url):
     assert "found a video; accepts its frames" in answer["error"]["message"]
 
 
+def test_metrics_of_the_encoder(server):
+    """A new picture is one input of a program; its features are kept."""
+
+    def totals():
+        lines = server.send("GET", "/metrics")[2].decode().splitlines()
+        found = {
+            line.partition("{")[0].removeprefix("inl:encoder_"): line
+            for line in lines
+            if line.startswith("inl:encoder_") and 'kind="images"' in line
+        }
+        assert 'device="cpu' in found["waiting"]
+        return {name: float(line.split()[-1]) for name, line in found.items()}
+
+    before = totals()
+    chat(server, uri(picture(41, 47, 9)))
+    after = totals()
+    chat(server, uri(picture(41, 47, 9)))
+    last = totals()
+    assert after["programs_total"] - before["programs_total"] == 1
+    assert after["inputs_total"] - before["inputs_total"] == 1
+    assert after["seconds_total"] > before["seconds_total"]
+    assert after["cache_hits_total"] == before["cache_hits_total"]
+    assert last["programs_total"] == after["programs_total"]
+    assert last["cache_hits_total"] - after["cache_hits_total"] == 1
+    assert last["waiting"] == 0
+
+
 def test_responses(server, expected):
     parts = [{"type": "input_text", "text": "See"}]
     parts += [{"type": "input_image", "image_url": url} for url in URIS]

@@ -50,6 +50,7 @@ def engine_of(tiers, remote=None, snapshots=None):
         remote_prefill=remote,
         snapshots=snapshots,
         shared_blocks=None,
+        encoder_load={},
     )
 
 

@@ -160,8 +160,9 @@ def test_loads_are_exported_by_layer():
     stats = SimpleNamespace(preemptions=0)
     runner = SimpleNamespace(limits=SimpleNamespace(adapters=0))
     engine = SimpleNamespace(
-        core=core, config=config, stats=stats, runner=runner, adapters=(), **absent
-    )
+        core=core, config=config, stats=stats, runner=runner, adapters=(),
+        encoder_load={}, **absent,
+    )  # fmt: skip
     metrics = Metrics(vllm_names=False)
     of = metrics.of("m")
     of.observe(SimpleNamespace(open=0, rejected=0), lambda: None)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from inl.engine.encoder_load import EncoderLoad
 from inl.engine.fair_lock import FairLock
 from inl.executor.encoder_executor import MAX_SEQUENCES
 from inl.spec.encoder import TokenSequence
@@ -43,6 +44,7 @@ class EncoderQueue:
     def __init__(self, core: EngineCore, lock: FairLock) -> None:
         self._core, self._lock = core, lock
         self._waiting: deque[QueuedSequence] = deque()
+        self.counts = EncoderLoad(lambda: len(self._waiting))
 
     def encode(self, sequences: Sequence[TokenSequence]) -> list[NDArray[np.float32]]:
         """Return the result [K] of each sequence; raises the error of the first."""
@@ -70,7 +72,8 @@ class EncoderQueue:
         if not batch:
             return
         try:
-            rows = self._core.encode([each.sequence for each in batch])
+            with self.counts.computing():
+                rows = self._core.encode([each.sequence for each in batch])
         except Exception as error:
             for each in batch:
                 each.error = error
@@ -78,6 +81,7 @@ class EncoderQueue:
         except BaseException:
             self._waiting.extendleft(reversed(batch))
             raise
+        self.counts.computed(len(batch))
         for each, row in zip(batch, rows, strict=True):
             each.result = row
 

@@ -27,6 +27,7 @@ from inl.workers.address import parse_worker
 if TYPE_CHECKING:
     from inl.config import EngineConfig
     from inl.engine.dispatcher import RequestDispatcher
+    from inl.engine.encoder_load import EncoderLoad
     from inl.executor.model_loader import LanguageModel
     from inl.executor.vision_model import VisionModel
     from inl.images.decoding import Size
@@ -86,6 +87,7 @@ class ImagePrompts:
             dispatcher, self._loaded, budget=limits.token_budget,
             is_beside=self._device not in (None, device),
         )  # fmt: skip
+        self._queue.counts.device = self._device or device
         inputs = self._model.model.inputs(self._model.config)
         if inputs.axes > limits.axes or len(inputs.feature_layers) > len(
             limits.feature_layers
@@ -174,6 +176,13 @@ class ImagePrompts:
             ids, vision.placeholder, encoded, has_axes=bool(inputs.axes),
             has_spans=inputs.spans,
         )  # fmt: skip
+
+    @property
+    def load(self) -> EncoderLoad | None:
+        """What the encoder of images has computed; ``None`` where none can be."""
+        if self._config is None or self._queue is None:
+            return None
+        return self._queue.counts
 
     def check_text(self, ids: Sequence[int]) -> None:
         """Raise :class:`~inl.errors.RequestError` for placeholders without images."""

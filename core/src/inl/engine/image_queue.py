@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from inl.engine.encoder_load import EncoderLoad
 from inl.engine.fair_lock import FairLock
 from inl.executor.encoder_executor import MAX_SEQUENCES
 from inl.executor.vision_encoder import sequences_of
@@ -109,6 +110,7 @@ class ImageQueue:
         self._batch: ImageBatch | None = None
         self._images: list[QueuedImage] = []
         """Of the batch."""
+        self.counts = EncoderLoad(lambda: len(self._waiting))
         on_fork(self)
 
     def after_fork_in_child(self) -> None:
@@ -128,7 +130,8 @@ class ImageQueue:
 
     def encode(self, images: Sequence[QueuedImage]) -> list[EncodedImage]:
         """Return the features of images; raises the error of the first."""
-        self._waiting.extend(images)
+        self.counts.cache_hits += sum(each.done for each in images)
+        self._waiting.extend(each for each in images if not each.done)
         try:
             while not all(each.done for each in images):
                 self._drive()
@@ -165,7 +168,8 @@ class ImageQueue:
                 self._begin(encoder)
             if self._batch is None:
                 return None
-            self._pace.run(self._batch.encoding.advance)
+            with self.counts.computing():
+                self._pace.run(self._batch.encoding.advance)
             if self._batch.encoding.is_done:
                 self._finish(encoder, self._batch)
         except Exception as error:
@@ -195,6 +199,7 @@ class ImageQueue:
                 continue
             first.result = encoder.cached(first.digest)
             if first.result is not None:
+                self.counts.cache_hits += 1
                 self._waiting.popleft()
                 continue
             if first.digest not in distinct:
@@ -212,6 +217,7 @@ class ImageQueue:
 
     def _finish(self, encoder: VisionEncoder, batch: ImageBatch) -> None:
         found = {each.digest: each for each in batch.results()}
+        self.counts.computed(len(found))
         for image in found.values():
             encoder.keep(image)
         for each in self._images:

@@ -57,6 +57,7 @@ from inl.runners.startup import Restarts, StartedRunner, check_place, run_header
 from inl.scheduling.scheduler import Scheduler
 
 if TYPE_CHECKING:
+    from inl.engine.encoder_load import EncoderLoad
     from inl.guidance.structured import StructuredOutput
     from inl.kv.kv_events import OnKVEvent
     from inl.kv_tiers.state_snapshots import StateSnapshots
@@ -195,6 +196,8 @@ class InferenceEngine(AdapterLoading, TextScoring):
             else None
         )
         """Sequences of an encoder; ``None`` for a model that generates."""
+        if self._sequences is not None:
+            self._sequences.counts.device = self.device
         embedder = Embedder(
             self._dispatcher, self._sequences, context=self.context,
             vocab=limits.vocab, pooling=lambda: model.modules.pooling,
@@ -663,6 +666,13 @@ class InferenceEngine(AdapterLoading, TextScoring):
         self._encoder.images.close()
         if self.tiers is not None:
             self.tiers.close()
+
+    @property
+    def encoder_load(self) -> Mapping[str, EncoderLoad]:
+        """What an encoder of "images" or "texts" has computed, if there is one."""
+        texts = None if self._sequences is None else self._sequences.counts
+        found = {"images": self._encoder.images.load, "texts": texts}
+        return {kind: load for kind, load in found.items() if load is not None}
 
     def __enter__(self) -> Self:
         return self

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import (
@@ -15,6 +16,9 @@ from prometheus_client.metrics_core import (
     Metric,
 )
 from prometheus_client.registry import Collector
+
+if TYPE_CHECKING:
+    from inl.engine.encoder_load import EncoderLoad
 
 PREFIX = "inl:"
 
@@ -28,6 +32,10 @@ ReadLayers = Callable[[], Sequence[float]]
 
 ReadAdapters = Callable[[], tuple[int, Sequence[str]]]
 """Returns how many adapters a model has room for, and the names of those it has."""
+
+
+ReadEncoders = Callable[[], "Mapping[str, EncoderLoad]"]
+"""Returns what the encoders of a model have computed, by kind."""
 
 
 class Samples:
@@ -133,6 +141,29 @@ class AdapterInfo(Collector):
             if room:
                 values = [*labels.values(), str(room), ",".join(adapters), ""]
                 family.add_metric(values, time.time())
+        yield family
+
+
+class EncoderInfo(Collector):
+    """Devices of the encoders of images and texts, and what waits for them."""
+
+    def __init__(self) -> None:
+        self._reads: list[tuple[dict[str, str], ReadEncoders]] = []
+
+    def add(self, labels: dict[str, str], read: ReadEncoders) -> None:
+        self._reads.append((labels, read))
+
+    def collect(self) -> Iterator[Metric]:
+        found = [(labels, read()) for labels, read in self._reads]
+        if not any(loads for _, loads in found):
+            return
+        family = GaugeMetricFamily(
+            f"{PREFIX}encoder_waiting", "Images or texts that wait for a program.",
+            labels=[*found[0][0], "kind", "device"],
+        )  # fmt: skip
+        for labels, loads in found:
+            for kind, load in loads.items():
+                family.add_metric([*labels.values(), kind, load.device], load.waiting())
         yield family
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter as CountOf
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,6 +15,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from inl.serve.collectors import (
     PREFIX,
     AdapterInfo,
+    EncoderInfo,
     EventHistograms,
     LayerGauges,
     ReadTotal,
@@ -24,6 +25,7 @@ from inl.serve.collectors import (
 from inl.serve.job import Phases
 
 if TYPE_CHECKING:
+    from inl.engine.encoder_load import EncoderLoad
     from inl.engine.inference_engine import InferenceEngine
     from inl.engine.records import StepRecord
     from inl.serve.admission import Admission
@@ -64,6 +66,8 @@ class Metrics:
         self._source.register(self.expert_loads)
         self.adapters = AdapterInfo()
         self._source.register(self.adapters)
+        self.encoders = EncoderInfo()
+        self._source.register(self.encoders)
 
     def of(self, model: str) -> ModelMetrics:
         """Return the metrics of a model."""
@@ -191,6 +195,12 @@ class ModelMetrics:
                 {**self._labels, "of": parts}, partial(self._imbalance, parts)
             )
         self._metrics.adapters.add(self._labels, self._adapters)
+        self._metrics.encoders.add(self._labels, self._encoders)
+        for kind in ENCODERS:
+            labels = {**self._labels, "kind": kind}
+            for name in ENCODED:
+                reads = partial(self._encoded, kind, name)
+                total(f"encoder_{name}", labels, reads)
         counted = read(lambda loaded: loaded.core.expert_loads.steps)
         total("expert_load_steps", self._labels, counted)
 
@@ -200,6 +210,15 @@ class ModelMetrics:
         if engine is None:
             return 0, ()
         return engine.runner.limits.adapters, engine.adapters
+
+    def _encoders(self) -> Mapping[str, EncoderLoad]:
+        engine = self._engine()
+        return {} if engine is None else engine.encoder_load
+
+    def _encoded(self, kind: str, name: str) -> float | None:
+        """Return a total of an encoder; ``None`` without one of the kind."""
+        load = self._encoders().get(kind)
+        return None if load is None else float(getattr(load, name))
 
     def _imbalance(self, parts: str) -> Sequence[float]:
         """Return the imbalance of the counted tokens, of each layer with experts."""
@@ -364,6 +383,12 @@ TIERS = ("host", "disk")
 
 RECORDS = ("written", "missing", "damaged", "foreign", "stale")
 """Records of blocks in files: what became of them."""
+
+ENCODERS = ("images", "texts")
+"""Kinds of what encoders compute."""
+
+ENCODED = ("programs", "inputs", "cache_hits", "seconds")
+"""Totals of an encoder."""
 
 SNAPSHOTS = ("taken", "restored", "dropped")
 """Snapshots of recurrent state: what became of them."""
