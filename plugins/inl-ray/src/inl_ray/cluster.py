@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -25,6 +26,9 @@ ACCELERATOR = "accelerator_type:"
 AUTOSCALER = "INL_RAY_AUTOSCALER"
 """Variable that says whether the cluster starts hosts on demand: 1 or 0."""
 
+_joining = threading.Lock()
+"""Held while the process joins a cluster, which it may do once."""
+
 
 class Node(NamedTuple):
     """A host of the cluster that is alive."""
@@ -38,10 +42,15 @@ def join_cluster() -> None:
     """Connect this process to a cluster.
 
     To that of RAY_ADDRESS, else to the one that runs on this host, else to one that is
-    started here and ends with this process. Raises :class:`~inl.errors.DeviceError`.
+    started here and ends with this process. Thread-safe: engines start at the same
+    time. Raises :class:`~inl.errors.DeviceError`.
     """
-    if ray.is_initialized():
-        return
+    with _joining:
+        if not ray.is_initialized():
+            _join()
+
+
+def _join() -> None:
     try:
         ray.init(namespace=NAMESPACE, log_to_driver=True, logging_level=logging.WARNING)
     except (OSError, RuntimeError, ValueError) as error:
