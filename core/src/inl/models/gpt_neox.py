@@ -84,9 +84,9 @@ def layer(
     return run(ops, c, w, carry, step, state, index=index, sampled_step=sampled_step)
 
 
-def adapt(
-    c: NeoxConfig, checkpoint: Checkpoint
-) -> tuple[NeoxConfig, AdaptedCheckpoint]:
+def separated(
+    checkpoint: Checkpoint, renames: Mapping[str, str], heads: int
+) -> AdaptedCheckpoint:
     """Rename tensors, and separate queries, keys and values, which alternate."""
 
     def split(name: str, new: str, shape: tuple[int, ...]) -> dict[str, Piece] | None:
@@ -94,11 +94,18 @@ def adapt(
         if not fused:
             return None
         return {
-            f"{stem}{part}_proj{field}": third(name, shape, index, heads=c.heads)
+            f"{stem}{part}_proj{field}": third(name, shape, index, heads=heads)
             for index, part in enumerate("qkv")
         }
 
-    return c, renamed(checkpoint, RENAMES, split)
+    return renamed(checkpoint, renames, split)
+
+
+def adapt(
+    c: NeoxConfig, checkpoint: Checkpoint
+) -> tuple[NeoxConfig, AdaptedCheckpoint]:
+    """Give tensors the names of :func:`weights`."""
+    return c, separated(checkpoint, RENAMES, c.heads)
 
 
 MODEL = replace(

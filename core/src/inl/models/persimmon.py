@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from inl.checkpoints.adapted import AdaptedCheckpoint, Piece
+from inl.checkpoints.adapted import AdaptedCheckpoint
 from inl.checkpoints.checkpoint import Checkpoint
 from inl.models import blocks, gpt_neox, groups, layer_norm, llama
 from inl.models.config import MAX_EPS, flag, number
 from inl.models.fields import changed, with_defaults
-from inl.models.renames import renamed, third
 from inl.models.rope import rope_fields
 from inl.ops.linear import Linear, QkvLinear
 from inl.ops.norm import LayerNorm
@@ -109,18 +108,8 @@ def layer(
 def adapt(
     c: PersimmonConfig, checkpoint: Checkpoint
 ) -> tuple[PersimmonConfig, AdaptedCheckpoint]:
-    """Rename tensors, and separate queries, keys and values, which alternate."""
-
-    def split(name: str, new: str, shape: tuple[int, ...]) -> dict[str, Piece] | None:
-        stem, fused, field = new.partition("query_key_value")
-        if not fused:
-            return None
-        return {
-            f"{stem}{part}_proj{field}": third(name, shape, index, heads=c.heads)
-            for index, part in enumerate("qkv")
-        }
-
-    return c, renamed(checkpoint, RENAMES, split)
+    """Give tensors the names of :func:`weights`."""
+    return c, gpt_neox.separated(checkpoint, RENAMES, c.heads)
 
 
 MODEL = replace(
