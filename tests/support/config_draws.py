@@ -39,6 +39,18 @@ QWEN = {
     "use_sliding_window": [True, True, False, ABSENT],
     "max_window_layers": [0, 1, 2, ABSENT],
 }
+GEMMA4 = {
+    "hidden_activation": ["gelu_pytorch_tanh", "silu", ABSENT],
+    "final_logit_softcapping": [3.0, None, ABSENT],
+    "use_bidirectional_attention": [None, "vision", ABSENT, "all"],
+    "head_dim": [8, 12],
+    "global_head_dim": [8, 16],
+    "num_global_key_value_heads": [1, 2, None, ABSENT],
+    "num_key_value_heads": [1, 2],
+    "attention_k_eq_v": [True, False, ABSENT],
+    "num_kv_shared_layers": [*[0, 1] * 3, 2, ABSENT],
+    "use_double_wide_mlp": [True, False, ABSENT],
+}
 GEMMA = {
     "hidden_activation": ["gelu_pytorch_tanh", "silu", ABSENT],
     "query_pre_attn_scalar": [4, 9, ABSENT],
@@ -177,14 +189,7 @@ FAMILIES: dict[str, dict[str, list[Any]]] = {
         "sliding_window_pattern": [2, 3, ABSENT],
     },
     "gemma4_text": {
-        "hidden_activation": ["gelu_pytorch_tanh", "silu", ABSENT],
-        "final_logit_softcapping": [3.0, None, ABSENT],
-        "use_bidirectional_attention": [None, "vision", ABSENT, "all"],
-        "head_dim": [8, 12], "global_head_dim": [8, 16],
-        "num_global_key_value_heads": [1, 2, None, ABSENT],
-        "num_key_value_heads": [1, 2], "attention_k_eq_v": [True, False, ABSENT],
-        "num_kv_shared_layers": [*[0, 1] * 3, 2, ABSENT],
-        "use_double_wide_mlp": [True, False, ABSENT],
+        **GEMMA4,
         "hidden_size_per_layer_input": [0, 6], "vocab_size_per_layer_input": [VOCAB],
         "enable_moe_block": [True, False, ABSENT], "num_experts": [4],
         "top_k_experts": [1, 2], "moe_intermediate_size": [12],
@@ -356,16 +361,7 @@ FAMILIES: dict[str, dict[str, list[Any]]] = {
         "rope_local_base_freq": [50.0, ABSENT], "altup_coef_clip": [0.1, ABSENT],
         "sliding_window": [5, 64, ABSENT],
     },
-    "gemma4_unified_text": {
-        "hidden_activation": ["gelu_pytorch_tanh", "silu", ABSENT],
-        "final_logit_softcapping": [3.0, None, ABSENT],
-        "use_bidirectional_attention": [None, "vision", ABSENT, "all"],
-        "head_dim": [8, 12], "global_head_dim": [8, 16],
-        "num_global_key_value_heads": [1, 2, None, ABSENT],
-        "num_key_value_heads": [1, 2], "attention_k_eq_v": [True, False, ABSENT],
-        "num_kv_shared_layers": [*[0, 1] * 3, 2, ABSENT],
-        "use_double_wide_mlp": [True, False, ABSENT],
-    },
+    "gemma4_unified_text": GEMMA4,
     "biogpt": {
         "scale_embedding": [True, False, ABSENT], "layer_norm_eps": [0.1, ABSENT],
         "hidden_act": ["gelu", "relu", ABSENT],

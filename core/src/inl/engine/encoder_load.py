@@ -38,6 +38,6 @@ class EncoderLoad:
             self.seconds += time.perf_counter() - began
 
     def computed(self, inputs: int) -> None:
-        """Count a program of so many images or sequences."""
+        """Count a completed program and its images or sequences."""
         self.programs += 1
         self.inputs += inputs

@@ -17,10 +17,10 @@ GROWTH: Final = 64 << 20
 
 
 BURST: Final = 4 << 30
-"""Bytes by which blocks may grow at once where nobody has said their size."""
+"""Bytes that a tier whose size no option sets may allocate at once."""
 
 RATE: Final = 256 << 20
-"""Bytes by which they grow in a second after that.
+"""Bytes that it may allocate per second after that.
 
 A new page takes longer than the copy of its contents, and on a GPU locking it delays
 launches. An engine that evicts 3 GB in each second would wait for pages until all of
@@ -29,7 +29,7 @@ the memory is mapped; blocks that come sooner take the place of the oldest ones.
 
 
 class PacedGrowth:
-    """``may_grow`` of a tier that grows while ``has_room``, and no faster than pages.
+    """Rate limit for ``may_grow`` of a tier: a token bucket, while ``has_room``.
 
     clock: returns seconds.
     """

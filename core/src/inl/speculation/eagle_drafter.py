@@ -144,7 +144,7 @@ class EagleDrafter:
         executor.reset()
 
     def _time(self, counts: list[int]) -> float:
-        """Return the least seconds of a step that computes entries of so many tokens.
+        """Return the shortest time of a step over these tokens per row, in seconds.
 
         All sequences write to the first blocks.
         """

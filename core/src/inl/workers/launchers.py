@@ -37,7 +37,7 @@ LAUNCHERS = (
 
 
 class Launched(NamedTuple):
-    """What a launcher has said of a worker."""
+    """The numbers that a launcher gives to a worker."""
 
     number: int | None = None
     local: int | None = None
